@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,10 +16,6 @@ from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, NameChoice
-
-if TYPE_CHECKING:
-    from benchmarks.load.cells import Cell
-    from benchmarks.measure.engines import Device
 
 IN_FLIGHT = (1, 2, 8)
 
@@ -90,8 +86,15 @@ def throughput(
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     device = device_of_server(wanted)
-    served = product(loads, models, engines, precisions, sharings, protocols, memories)
-    cells = [_cell(*each, device) for each in served]
+    cells = [
+        (
+            Candidate(model, engine, precision, threads, device),
+            replace(load, protocol=protocol, shared_memory=memory, instances=instances),
+        )
+        for load, model, engine, precision, (instances, threads), protocol, memory in product(
+            loads, models, engines, precisions, sharings, protocols, memories
+        )
+    ]
     about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
     with recording(json_path, cores(), device) as record:
         by_perf_analyzer.program()
@@ -99,21 +102,6 @@ def throughput(
             record.update([{**about, **row} for row in rows])
         click.echo(show(record.run(), "throughput", "saturated", "left_out"))
     context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)
-
-
-def _cell(
-    load: Workload,
-    model: str,
-    engine: Any,
-    precision: Any,
-    sharing: tuple[int, int],
-    protocol: Any,
-    memory: Any,
-    device: Device,
-) -> Cell:
-    instances, threads = sharing
-    workload = replace(load, protocol=protocol, shared_memory=memory, instances=instances)
-    return Candidate(model, engine, precision, threads, device), workload
 
 
 def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Workload]:

@@ -9,10 +9,9 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Self
@@ -23,7 +22,7 @@ import psutil
 from benchmarks.load import hostile
 from benchmarks.load.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.load.fleets import RunningFleet, running_fleet
-from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.load.verdicts import Asker, Verdicts, meanwhile, times
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
@@ -145,7 +144,7 @@ class BehindProxy(ExitStack):
         seconds: dict[str, list[float]] = {"straight": [], "through": []}
         for _ in range(TURNS):
             for name, asker in (("straight", straight), ("through", through)):
-                found = asker.closed_loop(1, partial(_used_up, iter(range(TURN))))
+                found = asker.closed_loop(1, times(TURN))
                 seconds[name] += [each for _, each in found.right]
         p50 = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
         envoy = next(each for each in psutil.Process(self._fleet.process.pid).children() if each.name() == "envoy")
@@ -173,10 +172,6 @@ def _load(fleet: RunningFleet, model: str) -> None:
     """In turn, as `vitbn repository` with several --server."""
     for index in range(2):
         Control(fleet.server_url(index), grpc_url=fleet.server_url(index, "grpc")).load(model)
-
-
-def _used_up(left: Iterator[int]) -> bool:
-    return next(left, None) is None
 
 
 def _kill_server(fleet: RunningFleet) -> None:

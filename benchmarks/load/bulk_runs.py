@@ -127,11 +127,7 @@ class BulkBench:
             count, errors = count + len(table), errors + len(table) - table["error"].null_count
             ids.update(hash(each) for each in table["id"].to_pylist())
         same = [path.read_bytes() for path in whole] == [path.read_bytes() for path in killed]
-        return {
-            "rows_once": count == len(ids) == self._rows,
-            "same_bytes": same,
-            "errors": errors,
-        }
+        return {"rows_once": count == len(ids) == self._rows, "same_bytes": same, "errors": errors}
 
     def _start(self, output: Path) -> subprocess.Popen[bytes]:
         part_rows = ["--part-rows", str(_part_rows(self._rows))]

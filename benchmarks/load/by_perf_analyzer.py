@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,13 +43,6 @@ def program() -> Path:
     raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
 
 
-def write_requests(path: Path, requests: Images, shape: Sequence[int] = ()) -> None:
-    """uint8 requests; `shape` if the model leaves it open."""
-    about = {"shape": list(shape)} if shape else {}
-    data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode()} | about} for each in requests]
-    path.write_text(json.dumps({"data": data}))
-
-
 def measure(
     server: Server, candidate: Candidate, workload: Workload, images: Images, seconds: float, folder: Path
 ) -> dict[str, float]:
@@ -74,13 +66,16 @@ def measure(
 
 
 def _in_batches(requests: Path, batch: int, images: Images, whole: bool) -> list[str]:
+    """Writes the requests; `whole`: the model leaves their shape open."""
     import numpy as np
 
-    if not whole:
-        write_requests(requests, images)
-        return ["-b", str(batch)]
     shape = (batch, *images.shape[1:])
-    write_requests(requests, np.resize(images, (1, *shape)), shape)
+    about = {"shape": shape} if whole else {}
+    contents = np.resize(images, (1, *shape)) if whole else images
+    data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode(), **about}} for each in contents]
+    requests.write_text(json.dumps({"data": data}))
+    if not whole:
+        return ["-b", str(batch)]
     return [
         *("--shape", f"image:{','.join(map(str, shape))}"),
         *("--output-shared-memory-size", str(LARGEST_LOGITS * batch)),

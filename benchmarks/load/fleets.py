@@ -1,4 +1,4 @@
-"""`vitbn serve --servers N` for a `with` block, on free loopback ports."""
+"""`vitbn serve --servers 2` for a `with` block, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.processes import Family
 from serving.running import ServerFailed, answers, end, free_ports, spawn, wait_until_ready
 
+SERVERS = 2
 START_S, STOP_S = 120.0, 30.0
 TOGETHER_S = 1.5  # between the starts of a load's processes
 BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to connections
@@ -74,19 +75,20 @@ class RunningFleet:
 
 
 @contextmanager
-def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:
+def running_fleet(repository: Path) -> Iterator[RunningFleet]:
+    """Of two servers."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
-        first, (http, grpc) = _free_block(count), free_ports(2)
-        own = first + PORTS_EACH * count
-        command = [sys.executable, "-m", "serving.serve", f"--servers={count}", f"--first-port={first}"]
+        first, (http, grpc) = _free_block(SERVERS), free_ports(2)
+        own = first + PORTS_EACH * SERVERS
+        command = [sys.executable, "-m", "serving.serve", f"--servers={SERVERS}", f"--first-port={first}"]
         command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
         log_path = Path(folder, "fleet.log")
         with log_path.open("wb") as log:
-            process = spawn([*command, *arguments, f"--model-repository={repository}"], log)
+            process = spawn([*command, f"--model-repository={repository}"], log)
         services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
         urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
         fleet = RunningFleet(process, repository, first, log_path, **urls)
-        health = [fleet.server_url(index, "health") for index in range(count)]
+        health = [fleet.server_url(index, "health") for index in range(SERVERS)]
         try:
             failure = wait_until_ready(
                 process, lambda: all(map(answers, health)) and answers(fleet.admin_url, "ready"), START_S

@@ -6,14 +6,13 @@ Out: counts with the bound; for both p50, p99 and worst latency in ms, and answe
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.load.published import publish
-from benchmarks.load.verdicts import Asker, Verdicts
+from benchmarks.load.verdicts import Asker, Verdicts, times
 from benchmarks.measure.candidate import Candidate
 from export.equivalence import onnx_classifier
 from export.images import embedded_sample
@@ -35,10 +34,9 @@ def lone_requests() -> dict[str, Any]:
         logits = onnx_classifier(published.data)(images).astype(np.float32)
         verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
         with running_server(repository) as server:
-            for sent in range(TURN, REQUESTS + TURN, TURN):
+            for _ in range(REQUESTS // TURN):
                 for name, each in verdicts.items():
-                    asker = Asker(server.http_url, name, images, logits)
-                    asker.closed_loop(1, partial(_have_sent, each, sent), each)
+                    Asker(server.http_url, name, images, logits).closed_loop(1, times(TURN), each)
     rows = {name: {**each.row(), "late": _late(each)} for name, each in verdicts.items()}
     kept = ("p50_ms", "p99_ms", "worst_ms", "late")
     return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in kept}}
@@ -49,10 +47,6 @@ def _without_bound(model_dir: Path) -> None:
     message.dynamic_batching.ClearField("default_queue_policy")
     del message.instance_group[1:]
     (model_dir / "config.pbtxt").write_text(to_text(message))
-
-
-def _have_sent(verdicts: Verdicts, count: int) -> bool:
-    return verdicts.sent >= count
 
 
 def _late(verdicts: Verdicts) -> int:

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.measure.run import Row
@@ -28,8 +27,13 @@ def carried(row: Row) -> bool:
 
 def saturation(rows: Sequence[Row]) -> list[Row]:
     """Rate None if no rate was carried; rows with a `reason` are loads left out."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["protocol"] != "in process":
+            groups.setdefault(tuple(row[name] for name in ALIKE), []).append(row)
     points = []
-    for alike, group in _grouped([row for row in rows if row["protocol"] != "in process"]):
+    for values, group in sorted(groups.items()):
+        alike = dict(zip(ALIKE, values, strict=True))
         measured = [row for row in group if "images_per_s" in row]
         largest = max((row["rate"] for row in group if row["rate"]), default=None)
         if largest is not None:
@@ -42,14 +46,6 @@ def saturation(rows: Sequence[Row]) -> list[Row]:
             first = next(row for row in closed if row["images_per_s"] >= enough)
             points.append(_point(alike, "in_flight", first, first is closed[-1]))
     return points
-
-
-def _grouped(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
-    def key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in ALIKE)
-
-    for values, group in groupby(sorted(rows, key=key), key):
-        yield dict(zip(ALIKE, values, strict=True)), list(group)
 
 
 def _point(alike: Row, by: str, row: Row, beyond: bool) -> Row:

@@ -178,20 +178,13 @@ def two_supervisors(bench: DrillBench) -> Row:
     with bench.repository() as repository, bench.server(repository) as server, bench.traffic(server) as verdicts:
         with bench.server(repository) as second:
             did = acts(second)
-        ports = [
-            f"--{name}-port={getattr(server, f'{name}_url').split(':')[1]}" for name in ("http", "grpc", "metrics")
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "serving.serve",
-            "--supervised",
-            "--supervisor-port=0",
-            f"--model-repository={repository}",
-        ]
+        urls = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
+        ports = [f"--{name}-port={url.split(':')[1]}" for name, url in urls.items()]
+        command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
         log = repository.parent / "third.log"
         with log.open("w") as file:
-            third = subprocess.Popen([*command, *ports], stdin=subprocess.DEVNULL, stderr=file)
+            words = [*command, *ports, f"--model-repository={repository}"]
+            third = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=file)
         try:
             wait_until(lambda: third.poll() is not None or BLOCKED in log.read_text())
         finally:

@@ -9,40 +9,21 @@ import json
 import resource
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import count_bar
 from benchmarks.measure.workload import IN_PROCESS
-from clients.options import Options, Protocol
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from clients.classifier import Classifier
     from export.equivalence import Images
-    from serving.running import Server
 
-TRANSPORTS: dict[str, Protocol] = {"HTTP": "http", "gRPC": "grpc"}
 STREAM_STEPS = 10
 CLIENT_CALLS = 300
-
-
-def connect(server: Server, transport: str, batch: int) -> Classifier:
-    from clients.classifier import Classifier
-
-    protocol = TRANSPORTS[transport]
-    url = server.grpc_url if protocol == "grpc" else server.http_url
-    return Classifier(Options(url, protocol, batch_size=batch))
-
-
-def calls(
-    classifiers: Mapping[str, Classifier], in_process: Callable[[], object], images: Images
-) -> dict[str, Callable[[], object]]:
-    alone: dict[str, Callable[[], object]] = {IN_PROCESS: in_process}
-    return alone | {name: partial(classifier.classify, images) for name, classifier in classifiers.items()}
 
 
 def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:

@@ -70,6 +70,12 @@ class Verdicts:
         }
 
 
+def times(count: int) -> Callable[[], bool]:
+    """An `until` of a closed loop that ends after `count` requests."""
+    left = iter(range(count))
+    return lambda: next(left, None) is None
+
+
 def _quantile(values: list[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 
@@ -14,11 +17,10 @@ from benchmarks.measure.calls import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, start
 from benchmarks.measure.engines import ENGINES, Classify, Device, Sizes
 from benchmarks.measure.floors import Work
-from benchmarks.measure.memory import peak_memory_mb
 from benchmarks.measure.networks import Program, Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.workload import Workload
-from export.equivalence import EquivalenceError, Images, Logits
+from export.equivalence import EquivalenceError, Images
 
 CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
 
@@ -59,12 +61,7 @@ class Missing:
     def add(self, candidate: Candidate, reason: Exception) -> None:
         self.wrong |= isinstance(reason, EquivalenceError)
         words = one_line(reason)
-        row = {
-            "model": candidate.model,
-            "runtime": candidate.runtime,
-            "precision": candidate.precision,
-            "reason": words,
-        }
+        row = {name: getattr(candidate, name) for name in ("model", "runtime", "precision")} | {"reason": words}
         if row not in self.rows:
             self.rows.append(row)
             note(f"Not measured: {candidate.model}, {candidate.label}, {candidate.precision}: {words}")
@@ -123,7 +120,8 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Called
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
     error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
     if memory and device == "cpu":
-        peak_mb = peak_memory_mb(partial(_classify_anew, built.program, candidate, built.sizes, images[:batch]))
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            peak_mb = pool.submit(_peak_memory_mb, built.program, candidate, built.sizes, images[:batch]).result()
     calls = Calls(built.run, images, batch, device)
     warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
     return Called(built, calls, first_call_ns, warm_ns, error, peak_mb)
@@ -137,5 +135,9 @@ def _device_memory(device: Device) -> int | None:
     return int(torch.cuda.memory_allocated())
 
 
-def _classify_anew(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> Logits:
-    return classify(start(program, candidate, sizes), images, len(images), candidate.device)
+def _peak_memory_mb(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> float:
+    """Of this process, libraries included, after it has classified the images."""
+    classify(start(program, candidate, sizes), images, len(images), candidate.device)
+    # Not getrusage: its maximum includes the parent's memory at the fork.
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / 1e6

@@ -104,15 +104,14 @@ class FiniteRange(click.FloatRange):
 class Result(click.Path):
     """Checked before the measurement; missing folders are made later."""
 
-    def __init__(self, folder: bool = False) -> None:
-        super().__init__(file_okay=not folder, dir_okay=folder, path_type=Path)
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
-        if path.exists() and not (path.is_dir() or path.is_file()):
+        if path.exists() and not path.is_file():
             self.fail(f"{path}: expected a file or nothing, found something else", param, ctx)
-        folder = path if self.dir_okay else path.parent
-        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        existing = next(each for each in path.absolute().parents if each.exists())
         try:
             with tempfile.TemporaryFile(dir=existing):
                 return path

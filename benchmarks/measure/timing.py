@@ -173,7 +173,8 @@ def time_interleaved(
         for name, took_ns in warm_up.items()
     )
     if title:
-        note(f"{title}: {announcement(len(candidates), min_rounds, least_s, budget_s)}")
+        least, most = f"{min_rounds} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
+        note(f"{title}: {len(candidates)} candidates, {least}; {most}")
     turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
     _load(candidates, protocol.load_s)
     start, rounds, next_question, refused = time.perf_counter(), 0, min_rounds, 0
@@ -219,12 +220,6 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
         use(stop.measured)
         raise
     use(measured)
-
-
-def announcement(candidates: int, rounds: int, least_s: float, budget_s: float) -> str:
-    return (
-        f"{candidates} candidates, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
-    )
 
 
 def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:

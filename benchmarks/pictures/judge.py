@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +28,18 @@ def seen(pictures: Sequence[Image.Image]) -> Array:
     return images
 
 
-class Judge:
-    def __init__(self) -> None:
-        self._model = load(shipped("vitbn")).model.eval()
+@cache
+def _network() -> Any:
+    return load(shipped("vitbn")).model.eval()
 
-    def right(self, images: Array, labels: Array) -> Array:
-        """Right answers to uint8 (n, 1, 28, 28), bool (n,); an image without ink is never right."""
-        with torch.inference_mode():
-            logits = self._model(torch.tensor(images) * INPUT_SCALE)
-        right: Array = (logits.argmax(1).numpy() == labels) & images.any(axis=(1, 2, 3))
-        return right
 
-    def percent(self, images: Array, labels: Array) -> float:
-        return float(100 * self.right(images, labels).mean())
+def right(images: Array, labels: Array) -> Array:
+    """Right answers to uint8 (n, 1, 28, 28), bool (n,); an image without ink is never right."""
+    with torch.inference_mode():
+        logits = _network()(torch.tensor(images) * INPUT_SCALE)
+    answers: Array = (logits.argmax(1).numpy() == labels) & images.any(axis=(1, 2, 3))
+    return answers
+
+
+def percent(images: Array, labels: Array) -> float:
+    return float(100 * right(images, labels).mean())

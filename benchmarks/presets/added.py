@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not
 from benchmarks.measure.machine import cores
-from clients.options import DEFAULTS
+from benchmarks.measure.workload import IN_PROCESS
+from clients.options import DEFAULTS, Options
 from models.catalog import SHIPPED
 from models.data import load_dataset
 
@@ -72,14 +74,18 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
     from benchmarks.load.published import check, publish, server_arguments
     from benchmarks.measure.candidate import start
     from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
+    from clients.classifier import Classifier
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         published = publish(candidate, Path(folder), {candidate.model: None}, batch)
         (alone,) = in_process.instances(published, candidate, 1)
         server = stack.enter_context(running_server(Path(folder), server_arguments()))
-        connected = {name: transports.connect(server, name, batch) for name in transports.TRANSPORTS}
-        classifiers = {name: stack.enter_context(each) for name, each in connected.items()}
+        connections = {
+            "HTTP": Options(server.http_url, "http", batch_size=batch),
+            "gRPC": Options(server.grpc_url, "grpc", batch_size=batch),
+        }
+        classifiers = {name: stack.enter_context(Classifier(each)) for name, each in connections.items()}
         expected = start(published.data)(images[:CHECKED])
         check("in process", alone.logits(images[:CHECKED], batch), expected, candidate.precision)
         for name, classifier in classifiers.items():
@@ -87,7 +93,8 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
         rows: list[dict[str, Any]] = []
         about = {name: getattr(candidate, name) for name in ("model", "engine", "precision")} | {"batch_size": batch}
         for count in (len(images), 1):
-            runs = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
+            runs: dict[str, Callable[[], object]] = {IN_PROCESS: partial(alone.logits, images[:count], batch)}
+            runs |= {name: partial(each.classify, images[:count]) for name, each in classifiers.items()}
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
                 rows.extend(about | row for row in transports.rows(measured, count))

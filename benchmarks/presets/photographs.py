@@ -33,12 +33,12 @@ def _measured(count: int, dataset: str, data_dir: Path | None) -> Iterator[Row]:
     from benchmarks.measure.progress import steps
     from benchmarks.pictures import inks
     from benchmarks.pictures.conditions import CONDITIONS, pictures
-    from benchmarks.pictures.judge import Judge, seen
+    from benchmarks.pictures.judge import percent, seen
 
-    judge, (images, truth) = Judge(), inks.test_images(load_dataset(dataset, data_dir), count)
+    images, truth = inks.test_images(load_dataset(dataset, data_dir), count)
     sources = {dataset: (inks.enlarged(images), truth)}
     sources |= {"strokes": inks.strokes(count), "scikit-learn": inks.scikit_learn(count)}
-    yield {"condition": "raw, as in the file", "images": count, dataset: judge.percent(images[:, None], truth)}
+    yield {"condition": "raw, as in the file", "images": count, dataset: percent(images[:, None], truth)}
     for name in steps([*CONDITIONS], "conditions"):
-        percents = {where: judge.percent(seen(pictures(name, ink)), labels) for where, (ink, labels) in sources.items()}
+        percents = {where: percent(seen(pictures(name, ink)), labels) for where, (ink, labels) in sources.items()}
         yield {"condition": name, "images": count, **percents}

@@ -14,8 +14,7 @@ from models.config import ModelConfig
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
-    options = ["--model", "vitbn-tiny", "--dataset", "digits", "--json", str(path)]
-    result = CliRunner().invoke(accuracy, options)
+    result = CliRunner().invoke(accuracy, f"--model vitbn-tiny --dataset digits --json {path}")
     assert result.exit_code == 0, result.output
     return {row["runtime"]: row for row in json.loads(path.read_text())["rows"]}
 
@@ -46,8 +45,8 @@ def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     path = tmp_path / "conditions.json"
-    arguments = ["--conditions", "--model", "vit", "--model", "vitbn-wide", "--dataset", "digits", "--json", str(path)]
-    result = CliRunner().invoke(accuracy, arguments)
+    options = "--conditions --model vit --model vitbn-wide --dataset digits"
+    result = CliRunner().invoke(accuracy, f"{options} --json {path}")
     assert result.exit_code == 0, result.output
     rows: dict[str, dict[str, float]] = {}
     for row in json.loads(path.read_text())["rows"]:

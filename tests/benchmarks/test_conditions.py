@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from benchmarks.accuracy import accuracy
 from benchmarks.pictures import inks as sources
 from benchmarks.pictures.conditions import CONDITIONS, pictures
-from benchmarks.pictures.judge import Judge, seen
+from benchmarks.pictures.judge import right, seen
 from models.data import DataError, load_dataset
 
 pytestmark = pytest.mark.slow
@@ -24,34 +24,29 @@ LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
 
 @pytest.fixture(scope="module")
-def judge():
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def inks():
     return {"strokes": sources.strokes(IMAGES), "scikit-learn": sources.scikit_learn(IMAGES)}
 
 
 @pytest.fixture(scope="module")
-def on_backgrounds(judge, mnist_dir):
+def on_backgrounds(mnist_dir):
     """Right answers per condition: on the background, and as in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
-    right = {}
+    both = {}
     for start, condition in enumerate(CONDITIONS):
         part, truth = images[start :: len(CONDITIONS)], labels[start :: len(CONDITIONS)]
         prepared = seen(pictures(condition, sources.enlarged(part)))
-        right[condition] = judge.right(prepared, truth), judge.right(part[:, None], truth)
-    return right
+        both[condition] = right(prepared, truth), right(part[:, None], truth)
+    return both
 
 
 @pytest.mark.parametrize("source", LEAST)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_accuracy_of_each_condition(judge, inks, condition, source):
+def test_accuracy_of_each_condition(inks, condition, source):
     images, labels = inks[source]
-    right = judge.right(seen(pictures(condition, images)), labels)
+    answers = right(seen(pictures(condition, images)), labels)
     least = LEAST_WITH_A_FINE_PEN if condition == "fine pen" else LEAST
-    assert 100 * right.mean() >= least[source]
+    assert 100 * answers.mean() >= least[source]
 
 
 @pytest.mark.timeout(SLOW_S)
@@ -76,10 +71,10 @@ def test_the_same_pictures_at_every_call(inks):
         assert np.array_equal(np.asarray(first), np.asarray(second))
 
 
-def test_a_wrong_judgement_shows(judge, inks):
+def test_a_wrong_judgement_shows(inks):
     images, labels = inks["strokes"]
     mirrored = seen(pictures("plain", images[:, :, ::-1]))
-    assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20
+    assert 100 * right(mirrored, labels).mean() < LEAST["strokes"] - 20
 
 
 def test_the_command_writes_its_rows(tmp_path, monkeypatch):

@@ -13,24 +13,17 @@ from click.testing import CliRunner
 
 from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
+from benchmarks.foreign import foreign
 from benchmarks.latency import latency
 from benchmarks.measure.choices import FiniteRange, Result, WithPresets, json_option, seconds_option, several
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
-from benchmarks.presets.added import added
-from benchmarks.presets.bulk import bulk
-from benchmarks.presets.engines import engines
-from benchmarks.presets.frontier import frontier
-from benchmarks.presets.norms import norms
-from benchmarks.presets.operators import operators
-from benchmarks.presets.proxy import proxy
-from benchmarks.presets.rewrites import rewrites
 from benchmarks.throughput import throughput
 from serving.running import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
-WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, added, proxy, rewrites, throughput)
-WITH_SECONDS = (engines, frontier, latency, norms, added, rewrites, throughput)
+WITH_PRESETS = (latency, throughput, accuracy, foreign)
+EVERY = [*WITH_PRESETS, *(each.preset(name) for each in WITH_PRESETS for name in each.presets), faults]
 
 
 @click.command()
@@ -38,7 +31,7 @@ WITH_SECONDS = (engines, frontier, latency, norms, added, rewrites, throughput)
 @several("--name", "names", "abc")
 @click.option("--batch", type=int, multiple=True)
 @click.option("--quick", is_flag=True)
-@click.option("--folder", type=Result(folder=True))
+@click.option("--folder", type=click.Path(file_okay=False))
 @seconds_option(3, "Not asked for.")
 @json_option
 def measure(json_path: Path | None, **options: object) -> None:
@@ -50,22 +43,8 @@ def measure(json_path: Path | None, **options: object) -> None:
 
 def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     path = tmp_path / "new/result.json"
-    arguments = [
-        "x y",
-        "--name",
-        "c",
-        "--name",
-        "a",
-        "--batch",
-        "1",
-        "--batch",
-        "2",
-        "--folder",
-        str(tmp_path),
-        "--json",
-        str(path),
-    ]
-    result = CliRunner().invoke(measure, arguments)
+    words = f"'x y' --name c --name a --batch 1 --batch 2 --folder {tmp_path} --json {path}"
+    result = CliRunner().invoke(measure, words)
     assert (result.exit_code, result.output) == (0, f"Wrote {path}\n")
     written = json.loads(path.read_text())
     dirty = str(written["commit"]).endswith("-dirty")
@@ -79,7 +58,7 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     assert str(tmp_path) not in path.read_text()
 
 
-@pytest.mark.parametrize("command", [latency, throughput, accuracy], ids=lambda command: command.name)
+@pytest.mark.parametrize("command", WITH_PRESETS, ids=lambda command: command.name)
 def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -> None:
     for name in command.presets:
         result = CliRunner().invoke(command, ["--preset", name, "--help"])
@@ -167,65 +146,42 @@ def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("benchmarks.measure.timing.time.sleep", stop_in_the_third_round)
     path = tmp_path / "latency.json"
-    options = [
-        "--batch",
-        "2",
-        "--depth",
-        "1",
-        "--model",
-        "vitbn",
-        "--model",
-        "cnn",
-        "--runtime",
-        "torch",
-        "--device",
-        "cpu",
-    ]
-    result = CliRunner().invoke(latency, [*options, "--json", str(path)])
+    options = "--batch 2 --depth 1 --model vitbn --model cnn --runtime torch --device cpu"
+    result = CliRunner().invoke(latency, f"{options} --json {path}")
     assert result.exit_code == 130, result.output
     written = json.loads(path.read_text())
     assert written["interrupted"]
     assert [row["rounds"] for row in written["rows"]] == [2, 2]
 
 
-@pytest.mark.parametrize("command", WITH_JSON)
-@pytest.mark.parametrize(("place", "reason"), [(".", "is a directory"), ("file/a.json", "Not a directory")])
-def test_a_place_that_cannot_be_written_is_refused_first(
-    command: click.Command, place: str, reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("folder", "is a directory"),
+        ("file/a.json", "expected a place to write to, found Not a directory"),
+        ("pipe", "expected a file or nothing, found something else"),
+        ("/proc/results.json", "expected a place to write to, found"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_first(place: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(command, ["--json", str(tmp_path / place)])
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(measure, ["--json", str(tmp_path / place)])
     assert result.exit_code == 2
-    assert str(tmp_path) in result.output
+    assert f"{tmp_path / place}" in result.output
     assert reason in result.output
 
 
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    result = CliRunner().invoke(accuracy, ["--json", str(tmp_path / "pipe")])
-    assert result.exit_code == 2
-    assert f"{tmp_path / 'pipe'}: expected a file or nothing, found something else" in result.output
-
-
-def test_a_folder_of_the_system_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(frontier, ["--json", "/proc/results.json"])
-    assert result.exit_code == 2
-    assert "/proc/results.json: expected a place to write to, found" in result.output
-
-
-@pytest.mark.parametrize("command", WITH_SECONDS)
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_seconds_are_finite(command: click.Command, value: str, tmp_path: Path) -> None:
-    study = [str(tmp_path)] if command is norms else []
-    result = CliRunner().invoke(command, [*study, "--seconds", value])
-    assert result.exit_code == 2
-    assert "--seconds" in result.output
-
-
-def test_numbers_of_load_are_finite() -> None:
-    for option in ("--rate", "--max-p99-ms"):
-        assert CliRunner().invoke(throughput, [option, "nan"]).exit_code == 2
-    assert FiniteRange(0).convert("2", None, None) == 2
+def test_every_command_checks_where_it_writes_and_how_long_it_takes() -> None:
+    """But for the preset of GPUs, whose steps do."""
+    kinds = [{parameter.opts[0]: parameter.type for parameter in each.params} for each in EVERY if each.name != "gpu"]
+    assert all(isinstance(each["--json"], Result) for each in kinds)
+    numbers = [
+        each[name] for each in kinds for name in ("--seconds", "--rate", "--max-p99-ms", "--hours") if name in each
+    ]
+    assert len(numbers) > 10
+    assert all(isinstance(each, FiniteRange) for each in numbers)
 
 
 def test_it_says_before_it_starts_how_long_it_takes(

@@ -100,12 +100,8 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
     memories = ("--shared-memory", "system", "--shared-memory", "cuda")
     # On a busy machine perf_analyzer finds no whole request in a shorter window.
     result = run(*asked, *memories, "--sharing", "1x1", "--seconds", 4, "--json", path)
-    rows = rows_of(
-        path,
-        result,
-        "TensorRT needs another device than cpu",
-        "CUDA shared memory: expected a GPU, found cpu",
-    )
+    reasons = ("TensorRT needs another device than cpu", "CUDA shared memory: expected a GPU, found cpu")
+    rows = rows_of(path, result, *reasons)
     assert [(row["engine"], row["precision"], row["shared_memory"], row["batch"]) for row in rows] == [
         (engine, "fp32", "system", 300) for engine in ("onnxruntime", "openvino")
     ]
@@ -140,6 +136,7 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
 
 
 VIT = Candidate("vit")
+ONE = VIT, Workload(1)
 FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
 
@@ -187,9 +184,7 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 
 def test_nothing_is_left_to_measure() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
-        next(
-            cells.take(lambda *cell: FIGURES, [(VIT, Workload(1))], 1, 2, {(VIT, Workload(1)): Failed("other logits")})
-        )
+        next(cells.take(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
 
 
 def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from benchmarks.measure.timing import (
     ratio_with_interval,
     time_interleaved,
 )
-from benchmarks.reporting.tables.text import Table
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
 
@@ -43,13 +42,6 @@ def test_a_sleep_takes_the_time_it_sleeps() -> None:
     measured = time_interleaved({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, 0.01)
     assert 2 <= measured["short"].percentile_ms(50) < 20
     assert 20 <= measured["long"].percentile_ms(50) < 100
-
-
-def test_a_table_aligns_its_columns() -> None:
-    rows = [("vit", "torch", "1.00"), ("vitbnffn", "onnx", "12.00")]
-    lines = Table([dict(zip(("model", "runtime", "ms"), row, strict=True)) for row in rows], 2).plain.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[-1] == "vitbnffn  onnx     12.00"
 
 
 def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says() -> None:

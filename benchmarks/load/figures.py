@@ -1,4 +1,4 @@
-"""The figures of a workload in a round, why there are none, and how both are named."""
+"""The bounds of a load, why it has no figures, and how it is named."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure.engines import ENGINES
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.workload import Workload
 
@@ -41,10 +38,3 @@ def engine_and_sharing(row: Mapping[str, Any]) -> str:
     usual = (row["engine"], row["precision"]) == ("onnxruntime", "fp32")
     engine = "" if usual else f"{ENGINES[row['engine']].label} {row['precision']}, "
     return f"{engine}{row['instances']} x {row['threads'] or 'all'}"
-
-
-def figures(latencies_s: NDArray[np.float64], images_per_s: float) -> dict[str, float]:
-    import numpy as np
-
-    percentiles = {f"p{percent}_ms": 1000 * float(np.percentile(latencies_s, percent)) for percent in (50, 90, 95, 99)}
-    return {"images_per_s": images_per_s, **percentiles}

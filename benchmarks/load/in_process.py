@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.load.figures import figures
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.workload import Workload
 
@@ -91,4 +90,6 @@ def measure(copies: Sequence[Instance], workload: Workload, images: Images, seco
 
     with ThreadPoolExecutor(len(busy)) as pool:
         latencies_s = np.concatenate(list(pool.map(work, busy, calls)))
-    return figures(latencies_s, len(latencies_s) * workload.batch / (perf_counter() - begin))
+    took_s = perf_counter() - begin
+    percentiles = {f"p{percent}_ms": 1000 * float(np.percentile(latencies_s, percent)) for percent in (50, 90, 95, 99)}
+    return {"images_per_s": len(latencies_s) * workload.batch / took_s, **percentiles}

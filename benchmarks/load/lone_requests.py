@@ -37,7 +37,10 @@ def lone_requests() -> dict[str, Any]:
             for _ in range(REQUESTS // TURN):
                 for name, each in verdicts.items():
                     Asker(server.http_url, name, images, logits).closed_loop(1, times(TURN), each)
-    rows = {name: {**each.row(), "late": _late(each)} for name, each in verdicts.items()}
+    rows = {
+        name: {**each.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in each.right)}
+        for name, each in verdicts.items()
+    }
     kept = ("p50_ms", "p99_ms", "worst_ms", "late")
     return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in kept}}
 
@@ -47,7 +50,3 @@ def _without_bound(model_dir: Path) -> None:
     message.dynamic_batching.ClearField("default_queue_policy")
     del message.instance_group[1:]
     (model_dir / "config.pbtxt").write_text(to_text(message))
-
-
-def _late(verdicts: Verdicts) -> int:
-    return sum(1e3 * seconds > LATE_MS for _, seconds in verdicts.right)

@@ -74,16 +74,13 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
         for each in candidates:
             try:
-                built.append(build(each, references[each.config], sizes))
+                of = references[each.config]
+                program, work = networks.program(of, each)
+                built.append(Built(each, of, program, start(program, each, sizes), work, sizes))
             except Exception as reason:  # engines raise anything; only this candidate is lost
                 missing.add(each, reason)
             advance(1)
     return built
-
-
-def build(candidate: Candidate, of: Reference, sizes: Sizes) -> Built:
-    program, work = networks.program(of, candidate)
-    return Built(candidate, of, program, start(program, candidate, sizes), work, sizes)
 
 
 def first_calls(

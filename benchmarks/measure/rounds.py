@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,21 +64,19 @@ def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
     record.update([*rows, *missing.rows])  # also of a network without candidates
 
 
+@dataclass
 class Rounds:
     """Of candidates on one device."""
 
-    def __init__(
-        self,
-        called: dict[str, Called],
-        workload: Workload,
-        seconds: float,
-        limits: Limits,
-        title: str,
-        missing: Missing,
-    ) -> None:
-        self._called, self._workload, self._seconds, self._limits = called, workload, seconds, limits
-        self._title, self._missing = title, missing
-        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in called.values())
+    _called: dict[str, Called]
+    _workload: Workload
+    _seconds: float
+    _limits: Limits
+    _title: str
+    _missing: Missing
+
+    def __post_init__(self) -> None:
+        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in self._called.values())
         self._watch = monitor(gpu_uuid()) if self._on_a_gpu else None
         self._protocol = replace(ON_A_GPU if self._on_a_gpu else ON_A_CPU, ended=self._end_round)
         if self._watch:

@@ -90,7 +90,7 @@ class Record:
 
     def __init__(self, path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
-        self.command, self.date = command(), _now()
+        self.command, self.date = command(), datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.limits: Mapping[str, Any] | None = None
         self.rows: Sequence[Row] = ()
 
@@ -142,10 +142,6 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
 def _tell(record: Record) -> None:
     if record.path and record.rows:
         click.echo(f"Wrote {record.path}")
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def command() -> str:

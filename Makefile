@@ -112,7 +112,7 @@ report: setup
 # ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
 # 58 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
-	added foreign faults soak proxy bulk throughput rates conditions
+	added foreign faults soak proxy bulk throughput rates photographs
 
 benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
 	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
@@ -152,7 +152,7 @@ SECONDS_operators-vitbn-tiny := 60
 COMMAND_accuracy := accuracy.py
 SECONDS_accuracy := 120
 COMMAND_pens := accuracy.py --conditions
-SECONDS_pens := 35
+SECONDS_pens := 60
 COMMAND_engines := latency.py --preset engines
 SECONDS_engines := 40
 COMMAND_added := throughput.py --preset added
@@ -171,8 +171,8 @@ COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn
 SECONDS_throughput := 300
 COMMAND_rates := throughput.py --preset rates
 SECONDS_rates := 35
-COMMAND_conditions := accuracy.py --preset photographs --images 100
-SECONDS_conditions := 120
+COMMAND_photographs := accuracy.py --preset photographs --images 100
+SECONDS_photographs := 120
 
 # All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands and
 # rehearses each on a stub device, in the environment of the CPU.

@@ -26,7 +26,7 @@ def photographs(count: int, dataset: str, data_dir: Path | None, json_path: Path
     with recording(json_path, cores()) as record:
         for row in _measured(count, dataset, data_dir):
             record.add(row)
-    click.echo(show(record.run(), "conditions"))
+    click.echo(show(record.run(), "photographs"))
 
 
 def _measured(count: int, dataset: str, data_dir: Path | None) -> Iterator[Row]:

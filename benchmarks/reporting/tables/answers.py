@@ -24,7 +24,7 @@ def pens(run: Run) -> Table:
     return Table([*every.values()])
 
 
-def conditions(run: Run) -> Table:
+def photographs(run: Run) -> Table:
     sources = [name for name in run.rows[-1] if name not in ("condition", "images")]
     rows = [
         {"right, %": row["condition"]} | {name: f"{row[name]:.0f}" if name in row else "" for name in sources}

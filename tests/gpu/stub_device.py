@@ -122,7 +122,7 @@ def in_onnxruntime() -> None:
 
     real = onnxruntime.InferenceSession
 
-    def session(data: Any, sess_options: Any = None, providers: Any = ()) -> Any:
+    def session(data: Any, sess_options: Any = None, providers: Any = (), **others: Any) -> Any:
         asked: dict[str, Any] = dict(each if isinstance(each, tuple) else (each, {}) for each in providers)
         for name, own in asked.items():
             if name not in onnxruntime.get_all_providers():
@@ -132,7 +132,7 @@ def in_onnxruntime() -> None:
             if not all(isinstance(value, str) for value in own.values()):
                 raise ValueError(f"ONNX Runtime: expected text as options of {name}, found {own}")
             USED.append([name, "options", own])
-        made = real(data, sess_options, providers=["CPUExecutionProvider"])
+        made = real(data, sess_options, providers=["CPUExecutionProvider"], **others)
         on_a_gpu = [name for name in asked if name != "CPUExecutionProvider"]
         return Session(made, on_a_gpu) if on_a_gpu else made
 

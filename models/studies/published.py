@@ -6,6 +6,7 @@ CITATION.cff names the sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from models.config import ModelName
 from models.plots.figures import NAMES, Line, Picture, line
@@ -50,12 +51,20 @@ def by_model(
     return (name, *((figure, (study, model, depth, rate)) for model, depth in zip(MODELS, blocks, strict=True)))
 
 
+def against_one(rate: float) -> list[Key]:
+    """ViT of six blocks and the others of one, at the published size; ViT's forms are one network."""
+    six = LONG if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks/learning-rates"
+    one = f"learning-rates-{rate:g}-one-block/learning-rates"
+    return [(six, "vit", 6, rate), *((one, model, 1, rate) for model in MODELS[1:])]
+
+
 def at_rate(rate: float, *published: str) -> list[Row]:
     return [
         (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
         (*published, PUBLISHED),
-        by_model("6 blocks against 1: last epoch", SMALL, rate, AGAINST_ONE, last),
-        by_model("6 against 1: mean of the epochs", SMALL, rate, AGAINST_ONE, average),
+        ("6 blocks against 1: last epoch", *((last, key) for key in against_one(rate))),
+        ("6 against 1: mean of the epochs", *((average, key) for key in against_one(rate))),
+        by_model("6 against 1, short run: last epoch", SMALL, rate, AGAINST_ONE, last),
         by_model("6 blocks each: last epoch", SMALL, rate, EACH, last),
         by_model("6 blocks each: mean of the epochs", SMALL, rate, EACH, average),
     ]
@@ -174,8 +183,8 @@ TABLES: dict[str, list[Row]] = {
     "rate-0.01": [
         (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
         ("published", "unstable from 15 on", "above 97", "above 97", PUBLISHED),
-        by_model("6 blocks against 1: last epoch", LONG, 0.01, AGAINST_ONE, last),
-        by_model("6 against 1: last ten epochs", LONG, 0.01, AGAINST_ONE, last_ten),
+        ("6 blocks against 1: last epoch", *((last, key) for key in against_one(0.01))),
+        ("6 against 1: last ten epochs", *((last_ten, key) for key in against_one(0.01))),
         by_model("6 blocks each: last epoch", LONG, 0.01, EACH, last),
         by_model("6 blocks each: last ten epochs", LONG, 0.01, EACH, last_ten),
         by_model("6 blocks each, short run", SMALL, 0.01, EACH, last),
@@ -226,37 +235,30 @@ TABLES: dict[str, list[Row]] = {
 }
 
 
-def curve(
-    results: Results,
-    study: str,
-    model: ModelName,
-    depth: int | None = None,
-    rate: float | None = None,
-    figure: str = "test_accuracy",
-    label: str = "",
-    hollow: bool = False,
-) -> Line:
+def curve(results: Results, key: Key, figure: str = "test_accuracy", label: str = "", hollow: bool = False) -> Line:
     """By epoch; an accuracy in %."""
     factor = 100 if figure == "test_accuracy" else 1
-    columns = by_epoch(results.of((study, model, depth, rate)), figure, factor)
-    return line(model, range(1, len(columns) + 1), columns, label, hollow)
+    columns = by_epoch(results.of(key), figure, factor)
+    return line(cast(ModelName, key[1]), range(1, len(columns) + 1), columns, label, hollow)
 
 
-def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Results], Picture]:
+def at_rate_picture(rate: float, *published: float, each: str = SMALL) -> Callable[[Results], Picture]:
+    """`each`: the study of six blocks each."""
+
     def picture(results: Results) -> Picture:
-        epochs = results[study]["scope"]["epochs"]
-        crosses = [Line(model, [epochs], [end], published=True) for model, end in zip(MODELS, published, strict=False)]
+        left: list[Key] = [(each, model, 6, rate) for model in MODELS]
+        right = against_one(rate)
         panels = {
             name: [
-                curve(
-                    results, study, model, depth, rate, label=f"{NAMES[model]}, {blocks_of(depth)}", hollow=depth == 1
-                )
-                for model, depth in zip(MODELS, blocks, strict=True)
+                curve(results, key, label=f"{NAMES[model]}, {blocks_of(key[2] or 6)}", hollow=key[2] == 1)
+                for model, key in zip(MODELS, keys, strict=True)
             ]
-            for name, blocks in (("6 blocks each", EACH), ("6 blocks against 1, as published", AGAINST_ONE))
+            for name, keys in (("6 blocks each", left), ("6 blocks against 1, as published", right))
         }
+        crosses = [Line(model, [30], [end], published=True) for model, end in zip(MODELS, published, strict=False)]
         panels["6 blocks against 1, as published"] += crosses
-        note = f"{results.size(study)}.{' Crosses: the published end, after 30 epochs.' if crosses else ''}"
+        note = f"Left: {results.size(each)}. Right: {results.size(right[-1][0])}."
+        note += " Crosses: the published end." if crosses else ""
         return Picture(f"Learning rate {rate:g}", note, "epoch", "test images right (%)", "accuracy", panels)
 
     return picture
@@ -266,7 +268,7 @@ def sigmoid_picture(results: Results) -> Picture:
     models: dict[ModelName, str] = {"dnn": "without BatchNorm", "dnnbn": "with BatchNorm"}
     panels = {
         f"learning rate {rate:g}": [
-            curve(results, "dnn/dnn", model, None, rate, label=name) for model, name in models.items()
+            curve(results, ("dnn/dnn", model, None, rate), label=name) for model, name in models.items()
         ]
         for rate in (0.01, 0.1)
     }
@@ -296,10 +298,7 @@ def loss_picture(results: Results) -> Picture:
         f"depth {depth}": [
             curve(
                 results,
-                f"depths-{rate:g}/depths",
-                model,
-                depth,
-                rate,
+                (f"depths-{rate:g}/depths", model, depth, rate),
                 "training_loss",
                 f"{NAMES[model]}, rate {rate:g}",
                 hollow=rate == 0.003,
@@ -314,7 +313,7 @@ def loss_picture(results: Results) -> Picture:
 
 
 def searched_picture(results: Results) -> Picture:
-    lines = [curve(results, "optimised/optimised", model) for model in MODELS]
+    lines = [curve(results, key) for key in SEARCHED]
     note = f"{results.size('optimised/optimised')}."
     y = "distorted test images right (%)"
     return Picture("Searched rate and batch, 6 blocks", note, "epoch", y, "from zero", {"": lines})
@@ -330,9 +329,9 @@ def time_picture(results: Results) -> Picture:
 
 
 PICTURES: dict[str, Callable[[Results], Picture]] = {
-    "rate-0.0005": at_rate_picture(SMALL, 0.0005, 98.2, 97.8, 97.1),
-    "rate-0.005": at_rate_picture(SMALL, 0.005),
-    "rate-0.01": at_rate_picture(LONG, 0.01),
+    "rate-0.0005": at_rate_picture(0.0005, 98.2, 97.8, 97.1),
+    "rate-0.005": at_rate_picture(0.005),
+    "rate-0.01": at_rate_picture(0.01, each=LONG),
     "time-by-rate": time_picture,
     "sigmoids": sigmoid_picture,
     "depth": depth_picture,

@@ -60,10 +60,10 @@ class Results:
         return ", ".join(parts)
 
     def row(self, row: Row) -> list[str]:
-        """With the size of the study that its figures come from."""
+        """With the size of the study that its figures come from, of several the last."""
         texts = [cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:])) for cell in row]
         studies = [key[0] for cell in row if not isinstance(cell, str) for key in cell[1:]]
-        return [*texts, *map(self.size, studies[:1])]
+        return [*texts, *map(self.size, studies[-1:])]
 
 
 def ends(seeds: Seeds) -> list[float]:

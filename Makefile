@@ -110,9 +110,9 @@ report: setup
 # Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json, which needs the
 # extra `foreign` and minutes to build its networks: measured again into a new folder whose files then replace the old
 # ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
-# 58 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
+# 56 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
-	added foreign faults soak proxy bulk throughput rates photographs
+	added foreign faults soak proxy bulk throughput rates
 
 benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
 	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
@@ -171,8 +171,6 @@ COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn
 SECONDS_throughput := 300
 COMMAND_rates := throughput.py --preset rates
 SECONDS_rates := 35
-COMMAND_photographs := accuracy.py --preset photographs --images 100
-SECONDS_photographs := 120
 
 # All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands and
 # rehearses each on a stub device, in the environment of the CPU.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.candidate import candidates
-from benchmarks.measure.choices import WithPresets, chosen, dataset_options, json_option, presets, several
+from benchmarks.measure.choices import chosen, dataset_options, json_option, several
 from benchmarks.measure.engines import COMPARED
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
@@ -26,8 +26,7 @@ UNLABELLED = 200  # of the 8x8 digits, to adapt to; the others are asked
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
 
 
-@presets("photographs")
-@click.command(cls=WithPresets)
+@click.command()
 @several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all shipped networks]")
 @click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
 @dataset_options
@@ -48,7 +47,7 @@ def accuracy(
 
 
 def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
-    from benchmarks.pictures.pens import SMALL, conditions
+    from benchmarks.measure.pens import SMALL, conditions
     from models.checkpoint import load
 
     pictures = conditions(data)

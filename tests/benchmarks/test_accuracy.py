@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.measure.candidate import candidates
-from benchmarks.pictures.pens import PENS
+from benchmarks.measure.pens import PENS
 from export.engines.openvino_engine import has_bfloat16
 from models.config import ModelConfig
 

@@ -22,12 +22,3 @@ def pens(run: Run) -> Table:
         cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})
         cells[row["condition"]] = percent(row["accuracy"])
     return Table([*every.values()])
-
-
-def photographs(run: Run) -> Table:
-    sources = [name for name in run.rows[-1] if name not in ("condition", "images")]
-    rows = [
-        {"right, %": row["condition"]} | {name: f"{row[name]:.0f}" if name in row else "" for name in sources}
-        for row in run.rows
-    ]
-    return Table(rows)

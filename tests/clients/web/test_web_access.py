@@ -1,10 +1,9 @@
 import re
 
 import pytest
+from pictures.strokes import FORMS
 from playwright.sync_api import Page, Request, expect
 from web_parts import draw, settled, wait_until
-
-from benchmarks.pictures.strokes import FORMS
 
 pytestmark = pytest.mark.live
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures.strokes import FORMS
 from PIL import Image
 from playwright.sync_api import Page, Request, expect
 from web_parts import draw, on_screen, settled, wait_until
 
-from benchmarks.pictures.strokes import FORMS
 from clients.preprocess import read_image, to_model_input
 
 pytestmark = pytest.mark.live

@@ -1,10 +1,9 @@
 from pathlib import Path
 
 import pytest
+from pictures.strokes import FORMS
 from playwright.sync_api import BrowserContext, Page, expect
 from web_parts import Triton, draw, running_page
-
-from benchmarks.pictures.strokes import FORMS
 
 pytestmark = pytest.mark.live
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 from scipy import ndimage
 
-from benchmarks.pictures.parts import (
+from pictures.parts import (
     SHEET,
     Array,
     Ink,

@@ -1,14 +1,10 @@
-import json
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.accuracy import accuracy
-from benchmarks.pictures import inks as sources
-from benchmarks.pictures.conditions import CONDITIONS, pictures
-from benchmarks.pictures.judge import right, seen
 from models.data import DataError, load_dataset
+from pictures import inks as sources
+from pictures.conditions import CONDITIONS, pictures
+from pictures.judge import right, seen
 
 pytestmark = pytest.mark.slow
 
@@ -75,19 +71,6 @@ def test_a_wrong_judgement_shows(inks):
     images, labels = inks["strokes"]
     mirrored = seen(pictures("plain", images[:, :, ::-1]))
     assert 100 * right(mirrored, labels).mean() < LEAST["strokes"] - 20
-
-
-def test_the_command_writes_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.pictures.conditions.CONDITIONS", {"plain": CONDITIONS["plain"]})
-    path = tmp_path / "conditions.json"
-    result = CliRunner().invoke(accuracy, f"--preset photographs --images 10 --dataset digits --json {path}")
-    assert result.exit_code == 0, result.output
-    raw, plain = json.loads(path.read_text())["rows"]
-    assert (raw["condition"], [*raw]) == ("raw, as in the file", ["condition", "images", "digits"])
-    assert [*plain] == ["condition", "images", "digits", "strokes", "scikit-learn"]
-    assert (plain["condition"], plain["images"], plain["strokes"]) == ("plain", 10, 100)
-    shown = [f"{plain[source]:.0f}" for source in ("digits", "strokes", "scikit-learn")]
-    assert ["plain", *shown] in [line.split() for line in result.output.splitlines()]
 
 
 def test_more_images_than_a_source_has():

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.pictures.parts import Array
 from models.data.drawn import FORMS as SHARED
 from models.data.drawn import draw
+from pictures.parts import Array
 
 SIDE = 224  # pixels; eight times the field of MNIST
 OVERSAMPLING = 2

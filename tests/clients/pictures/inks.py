@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from benchmarks.pictures.parts import Array
-from benchmarks.pictures.strokes import SIDE, draw_strokes
 from models.data import DataError, Dataset
 from models.data.digits import bundled
+from pictures.parts import Array
+from pictures.strokes import SIDE, draw_strokes
 
 
 def strokes(count: int) -> tuple[Array, Array]:

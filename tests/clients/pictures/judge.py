@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.pictures.parts import Array
 from clients.preprocess import InvalidImage, to_model_input
 from models.catalog import shipped
 from models.checkpoint import load
 from models.config import INPUT_SCALE
+from pictures.parts import Array
 
 
 def seen(pictures: Sequence[Image.Image]) -> Array:
@@ -39,7 +39,3 @@ def right(images: Array, labels: Array) -> Array:
         logits = _network()(torch.tensor(images) * INPUT_SCALE)
     answers: Array = (logits.argmax(1).numpy() == labels) & images.any(axis=(1, 2, 3))
     return answers
-
-
-def percent(images: Array, labels: Array) -> float:
-    return float(100 * right(images, labels).mean())

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.candidate import candidates
-from benchmarks.measure.choices import chosen, dataset_options, json_option, several
+from benchmarks.measure.choices import chosen, dataset_options, digits, json_option, several
 from benchmarks.measure.engines import COMPARED
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, shipped
-from models.data import load_dataset
 
 if TYPE_CHECKING:
     from export.equivalence import Classifier, Images, Logits
@@ -40,7 +39,7 @@ def accuracy(
 
     models = chosen(models, SHIPPED) or (SHIPPED if conditions else COMPARED)
     with recording(json_path, cores()) as record:
-        data = load_dataset(dataset, data_dir)
+        data = digits(dataset, data_dir)
         for row in _on_conditions(models, data) if conditions else _in_runtimes(models, data):
             record.add({"dataset": dataset, "images": len(data.test_labels), **row})
     click.echo(show(record.run(), "pens" if conditions else "accuracy"))

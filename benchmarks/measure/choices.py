@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from models.catalog import NameChoice
-from models.data import DIGIT_SETS
+from models.config import ModelConfig
+from models.data import DIGIT_SETS, DataError, Dataset, load_dataset
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
@@ -142,3 +143,12 @@ def dataset_options(command: Command) -> Command:
     )
     decorated: Command = which(where(command))
     return decorated
+
+
+def digits(dataset: str, data_dir: Path | None) -> Dataset:
+    """As `load_dataset`. Also raises DataError for images of another size than the shipped networks read."""
+    data = load_dataset(dataset, data_dir)
+    expected, found = ("x".join(map(str, shape)) for shape in (ModelConfig().input_shape, data.test_images.shape[1:]))
+    if found != expected:
+        raise DataError(f"{dataset}: expected images of {expected}, found {found}")
+    return data

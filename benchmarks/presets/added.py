@@ -12,13 +12,12 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, Failed
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import dataset_options, json_option, seconds_option
+from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
 from models.catalog import SHIPPED
-from models.data import load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Record
@@ -64,7 +63,7 @@ def added(
     with recording(json_path, cores(), device) as record:
         if reason := why_not(engine, precision, device):
             raise Failed(reason)
-        images = load_dataset(dataset, data_dir).test_images
+        images = digits(dataset, data_dir).test_images
         _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
     click.echo(show(record.run(), "added", "streamed"))
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import dataset_options, json_option, seconds_option
+from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.machine import cores
 from models.catalog import SHIPPED, shipped
-from models.data import load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
@@ -50,7 +49,7 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
     from export.precision import accuracy
 
     with recording(json_path, cores()) as record:
-        data, classifiers = load_dataset(dataset, data_dir), _classifiers(model)
+        data, classifiers = digits(dataset, data_dir), _classifiers(model)
         accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
         runs = _runs(classifiers, data.test_images)
         finished_rounds(

@@ -6,6 +6,7 @@ The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million by default: 360 MB for PNG
 """
 
 import os
+from collections.abc import Callable
 from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -18,8 +19,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
-def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
-    """Returns the first frame, upright by its EXIF data.
+def read_image(
+    source: str | os.PathLike[str] | BinaryIO, noted: Callable[[str], object] = lambda what: None
+) -> Image.Image:
+    """Returns the first page or frame, upright by its EXIF data; of several `noted` is told.
 
     Raises InvalidImage for a missing, empty or damaged file, a format not in FORMATS, too many pixels, and another type
     of `source`.
@@ -30,6 +33,8 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:
                 raise InvalidImage(f"{name}: expected at most {limit} pixels, found {image.width}x{image.height}")
+            if _has_more_pages(image):
+                noted("several pages or frames; the first is read")
             image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)  # a copy would lose its file name
@@ -47,6 +52,18 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
         damage = " ".join(str(error).split()) or type(error).__name__
         found = getattr(error, "strerror", None) or f"a damaged file: {damage}"
         raise InvalidImage(f"{name}: expected an image, found {found}") from error
+
+
+def _has_more_pages(image: Image.Image) -> bool:
+    """Not by `n_frames`, which reads a whole file."""
+    if image.format == "MPO":  # a phone's JPEG, whose second picture is a preview
+        return False
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    image.seek(0)
+    return True
 
 
 def _path(source: object) -> str:

@@ -3,8 +3,9 @@
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -41,10 +42,10 @@ class Picture:
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """As `expand`; `failed` is also called for unreadable files."""
+    """As `expand`; `failed` is also called for unreadable files, `noted` for files of several pages or frames."""
     for name in expand(paths, failed, noted):
         try:
-            yield from _read(name)
+            yield from _read(name, partial(noted, name))
         except InvalidImage as error:
             failed(name, str(error))
         except OSError as error:
@@ -66,12 +67,12 @@ def _claimed(name: str) -> int:
         return 1
 
 
-def _read(name: str) -> Iterator[Picture]:
+def _read(name: str, noted: Callable[[str], object]) -> Iterator[Picture]:
     if name == STANDARD_INPUT:
-        yield Picture(name, _read_once(sys.stdin.buffer, name))
+        yield Picture(name, _read_once(sys.stdin.buffer, name, noted))
     elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
         with Path(name).open("rb") as pipe:
-            piped = _read_once(pipe, name)
+            piped = _read_once(pipe, name, noted)
         yield Picture(name, piped)
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:
@@ -80,16 +81,16 @@ def _read(name: str) -> Iterator[Picture]:
             for number, image in enumerate(images):
                 yield Picture(f"{name}[{number}]", image)
     else:
-        yield Picture(name, read_image(name))
+        yield Picture(name, read_image(name, noted))
 
 
 class _Held(io.BytesIO):
     name = ""
 
 
-def _read_once(stream: IO[bytes], name: str) -> Image.Image:
+def _read_once(stream: IO[bytes], name: str, noted: Callable[[str], object]) -> Image.Image:
     held = _Held(stream.read(_LARGEST_STREAM + 1))
     held.name = name
     if held.getbuffer().nbytes > _LARGEST_STREAM:
         raise InvalidImage(f"{name}: expected an image of at most {_LARGEST_STREAM} bytes, found more")
-    return read_image(held)
+    return read_image(held, noted)

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from idx_files import write_idx
 
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
@@ -11,6 +12,7 @@ from benchmarks.measure.candidate import candidates
 from benchmarks.measure.pens import PENS
 from export.engines.openvino_engine import has_bfloat16
 from models.config import ModelConfig
+from models.data.mnist import MNIST_PARTS
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
@@ -60,3 +62,11 @@ def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
         assert 0.2 < min(shares.values()) < max(shares.values()) < 1
     assert rows["vitbn-wide"]["8x8 digits, adapted"] > rows["vitbn-wide"]["8x8 digits"] + 0.01
     assert f"{100 * rows['vitbn-wide']['noise 0.2']:.2f}" in result.output
+
+
+def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
+    for name in MNIST_PARTS.values():
+        write_idx(tmp_path / name, np.arange(2) if "labels" in name else np.zeros((2, 2, 2)))
+    result = CliRunner().invoke(accuracy, f"--model vitbn-tiny --data-dir {tmp_path}")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "Error: mnist: expected images of 1x28x28, found 1x2x2"

@@ -71,7 +71,8 @@ def test_a_folder(run, draw, tmp_path):
 
 
 def share(path):
-    logits = expected_logits(to_model_input(Image.open(path))[None])[0].astype(float)
+    with Image.open(path) as picture:
+        logits = expected_logits(to_model_input(picture)[None])[0].astype(float)
     powers = np.exp(logits - logits.max())
     return f"{100 * powers.max() / powers.sum():.1f}"
 
@@ -170,6 +171,19 @@ def test_standard_input(run, draw, tmp_path):
     white = io.BytesIO()
     Image.new("L", (60, 60), 255).save(white, "PNG")
     assert run("-", given=white.getvalue())[2][0].startswith("Error: -: no ink found")
+
+
+@pytest.mark.parametrize("form", ["TIFF", "GIF", "PNG", "WEBP"])
+def test_further_pages_and_frames_are_not_passed_over_silently(form, run, digit, tmp_path):
+    first, other = Image.fromarray(digit), Image.new("L", digit.shape[::-1], 255)
+    lossless = {"lossless": True} if form == "WEBP" else {}
+    first.save(tmp_path / "scan", form, save_all=True, append_images=[other, other], **lossless)
+    code, lines, errors = run("scan")
+    assert (code, lines) == (0, [f"scan: {label(to_model_input(first))} ({share(tmp_path / 'scan')} %)"])
+    assert errors == ["Note: scan: several pages or frames; the first is read"]
+    assert run("-", given=(tmp_path / "scan").read_bytes())[2] == [errors[0].replace("scan", "-")]
+    first.save(tmp_path / "scan", form, **lossless)
+    assert run("scan")[2] == []
 
 
 def test_a_pipe(run, draw, tmp_path):

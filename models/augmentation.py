@@ -71,10 +71,18 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 def _elastic(images: Tensor) -> Tensor:
     count, _, height, width = images.shape
-    grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
-    field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)
-    distorted: Tensor = F.grid_sample(images, grid + field, align_corners=False)
+    maps = _affine(images.new_empty(count, 5).uniform_(-1, 1))
+    places = _mapped(maps, height, width) + _displacements(count, height, width).to(images)  # (B, H, W, 2)
+    distorted: Tensor = F.grid_sample(images, places, align_corners=False)
     return distorted
+
+
+def _mapped(maps: Tensor, height: int, width: int) -> Tensor:
+    """Coordinate maps (B, 2, 3) -> places (B, H, W, 2) of all pixels: `affine_grid`, in a third of its time."""
+    x, y = ((2 * torch.arange(side).to(maps) + 1) / side - 1 for side in (width, height))
+    across = x[:, None] * maps[:, None, :, 0]  # (B, W, 2)
+    down = y[:, None] * maps[:, None, :, 1] + maps[:, None, :, 2]  # (B, H, 2)
+    return across[:, None] + down[:, :, None]
 
 
 def _affine(draws: Tensor) -> Tensor:
@@ -87,10 +95,11 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Fields (B, H, W, 2) in pixels, up to ELASTIC_PIXELS."""
+    """Fields (B, H, W, 2) of up to ELASTIC_PIXELS, in halves of the sides."""
     noise = torch.randn(count, 2, height, width)
     rows, columns = (gaussians(side, torch.tensor([[ELASTIC_SIGMA]])) for side in (height, width))
     smooth = rows @ noise @ columns.T
-    largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)
-    reach = ELASTIC_PIXELS * torch.rand(count, 1, 1, 1)
-    return (smooth / largest * reach).permute(0, 2, 3, 1)  # (B, H, W, 2)
+    least, most = smooth.flatten(1).aminmax(dim=1, keepdim=True)  # (B, 1)
+    reach = ELASTIC_PIXELS * torch.rand(count, 1) / torch.maximum(most, -least)
+    scale = reach * torch.tensor([2 / width, 2 / height])  # (B, 2): across, down
+    return (smooth * scale[:, :, None, None]).permute(0, 2, 3, 1)  # (B, H, W, 2)

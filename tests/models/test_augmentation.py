@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _zoom_out, augmentation
+from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _mapped, _zoom_out, augmentation
 
 
 @pytest.mark.parametrize("name", ["light", "elastic", "study"])
@@ -39,7 +39,7 @@ def test_zoomed_out_pictures_are_whole_and_anywhere_in_the_frame():
 @pytest.mark.parametrize("side", [28, 32])
 def test_displacements_are_smooth_and_small(side):
     torch.manual_seed(0)
-    fields = _displacements(100, side, side - 4)
+    fields = _displacements(100, side, side - 4) * torch.tensor([(side - 4) / 2, side / 2])  # pixels
     assert fields.shape == (100, side, side - 4, 2)
     largest = fields.abs().amax(dim=(1, 2, 3))
     assert 1.4 < largest.max() <= ELASTIC_PIXELS
@@ -50,9 +50,15 @@ def test_displacements_are_smooth_and_small(side):
 
 def test_the_identity_displaces_nothing(digits):
     images = torch.tensor(digits.train_images[:5]) / 255
-    grid = torch.nn.functional.affine_grid(_affine(torch.zeros(5, 5)), list(images.shape), align_corners=False)
-    same = torch.nn.functional.grid_sample(images, grid, align_corners=False)
+    same = torch.nn.functional.grid_sample(images, _mapped(_affine(torch.zeros(5, 5)), 28, 28), align_corners=False)
     torch.testing.assert_close(same, images, rtol=0, atol=1e-5)
+
+
+def test_pixels_are_mapped_as_by_affine_grid():
+    torch.manual_seed(0)
+    maps = _affine(torch.rand(5, 5) * 2 - 1)
+    expected = torch.nn.functional.affine_grid(maps, [5, 1, 28, 24], align_corners=False)
+    torch.testing.assert_close(_mapped(maps, 28, 24), expected, rtol=0, atol=1e-6)
 
 
 def test_crop_and_flip_cut_a_window_and_mirror_half():

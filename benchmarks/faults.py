@@ -41,9 +41,9 @@ EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
 @json_option
 def faults(names: tuple[str, ...], hours: float | None, json_path: Path | None) -> None:
     """Break a real server in known ways and count what its clients see."""
-    from benchmarks.load.drill_bench import DrillBench
-    from benchmarks.load.drills import drills, soak
-    from benchmarks.load.verdicts import keep
+    from benchmarks.drills.bench import DrillBench
+    from benchmarks.drills.server_faults import drills, soak
+    from benchmarks.drills.verdicts import keep
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 

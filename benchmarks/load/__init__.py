@@ -1,1 +1,1 @@
-"""Load on servers, and faults under load."""
+"""Load on servers, by NVIDIA's perf_analyzer and by vitbn bulk."""

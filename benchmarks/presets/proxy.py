@@ -21,8 +21,8 @@ NAMES = (*FAULTS, "hostile", "overload", "added")
 @json_option
 def proxy(names: tuple[str, ...], json_path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
-    from benchmarks.load.behind_proxy import BehindProxy
-    from benchmarks.load.verdicts import keep
+    from benchmarks.drills.behind_proxy import BehindProxy
+    from benchmarks.drills.verdicts import keep
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.drills import server_faults, slow_connections, supervised_faults
+from benchmarks.drills.bench import DrillBench
 from benchmarks.faults import faults
-from benchmarks.load import drills, slow_connections, supervised_faults
-from benchmarks.load.drill_bench import DrillBench
 from benchmarks.measure.run import Row
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -22,16 +22,16 @@ def bench() -> Iterator[DrillBench]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drills, "BEFORE_S", 0.5)
-    monkeypatch.setattr(drills, "AFTER_S", 0.5)
-    monkeypatch.setattr(drills, "REQUESTS", 60)
+    monkeypatch.setattr(server_faults, "BEFORE_S", 0.5)
+    monkeypatch.setattr(server_faults, "AFTER_S", 0.5)
+    monkeypatch.setattr(server_faults, "REQUESTS", 60)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 
 def run(bench: DrillBench, name: str) -> Row:
-    return drills.drills(publications=2, overload_s=1)[name](bench)
+    return server_faults.drills(publications=2, overload_s=1)[name](bench)
 
 
 def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:

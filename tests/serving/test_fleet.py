@@ -17,9 +17,9 @@ from monitoring import PROGRAMS, ROOT, monitoring, needs
 from tiny_models import expected_logits
 from waiting import wait_until
 
-from benchmarks.load.fleets import RunningFleet, _free_block, running_fleet
-from benchmarks.load.hostile import good, send
-from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
+from benchmarks.drills.hostile import good, send
+from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share

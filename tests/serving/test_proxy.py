@@ -16,7 +16,7 @@ from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from benchmarks.load import hostile
+from benchmarks.drills import hostile
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls
 from clients.probe import probe_server
 from serving.proxy.process import Proxy

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.load import hostile, supervised_faults
-from benchmarks.load.drill_bench import (
+from benchmarks.drills import hostile, supervised_faults
+from benchmarks.drills.bench import (
     MODEL,
     OVERLOAD,
     OVERLOADED,
@@ -32,9 +32,9 @@ from benchmarks.load.drill_bench import (
     wait_until_right,
     workers,
 )
-from benchmarks.load.lone_requests import lone_requests
-from benchmarks.load.slow_connections import slow_connections
-from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
+from benchmarks.drills.lone_requests import lone_requests
+from benchmarks.drills.slow_connections import slow_connections
+from benchmarks.drills.verdicts import TOLERANCE, Asker, Verdicts
 from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.artifact import read_version

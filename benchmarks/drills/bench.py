@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
 from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.publish import publish

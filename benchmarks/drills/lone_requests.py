@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.drills.verdicts import Asker, Verdicts, times
 from benchmarks.load.published import publish
-from benchmarks.load.verdicts import Asker, Verdicts, times
 from benchmarks.measure.candidate import Candidate
 from export.equivalence import onnx_classifier
 from export.images import embedded_sample

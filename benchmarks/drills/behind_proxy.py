@@ -19,10 +19,10 @@ from typing import Self
 import numpy as np
 import psutil
 
-from benchmarks.load import hostile
-from benchmarks.load.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
-from benchmarks.load.fleets import RunningFleet, running_fleet
-from benchmarks.load.verdicts import Asker, Verdicts, meanwhile, times
+from benchmarks.drills import hostile
+from benchmarks.drills.bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
+from benchmarks.drills.fleets import RunningFleet, running_fleet
+from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile, times
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError

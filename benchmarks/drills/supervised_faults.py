@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.load.drill_bench import (
+from benchmarks.drills.bench import (
     HEAL_S,
     MODEL,
     RESTARTED,

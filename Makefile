@@ -111,7 +111,7 @@ report: setup
 # extra `foreign` and minutes to build its networks: measured again into a new folder whose files then replace the old
 # ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
 # 56 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
-MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
+MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy conditions engines \
 	added foreign faults soak proxy bulk throughput rates
 
 benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
@@ -151,8 +151,8 @@ COMMAND_operators-vitbn-tiny := latency.py --preset operators --model vitbn-tiny
 SECONDS_operators-vitbn-tiny := 60
 COMMAND_accuracy := accuracy.py
 SECONDS_accuracy := 120
-COMMAND_pens := accuracy.py --conditions
-SECONDS_pens := 60
+COMMAND_conditions := accuracy.py --conditions
+SECONDS_conditions := 60
 COMMAND_engines := latency.py --preset engines
 SECONDS_engines := 40
 COMMAND_added := throughput.py --preset added

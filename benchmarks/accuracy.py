@@ -42,11 +42,11 @@ def accuracy(
         data = digits(dataset, data_dir)
         for row in _on_conditions(models, data) if conditions else _in_runtimes(models, data):
             record.add({"dataset": dataset, "images": len(data.test_labels), **row})
-    click.echo(show(record.run(), "pens" if conditions else "accuracy"))
+    click.echo(show(record.run(), "conditions" if conditions else "accuracy"))
 
 
 def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
-    from benchmarks.measure.pens import SMALL, conditions
+    from benchmarks.measure.conditions import SMALL, conditions
     from models.checkpoint import load
 
     pictures = conditions(data)

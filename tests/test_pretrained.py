@@ -17,7 +17,7 @@ from models.evaluation import measure_accuracy
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.995,
-    "vitbn-late-64": 0.994,
+    "vitbn-late-64": 0.995,
     "vitbn-wide": 0.991,
     "vitbn-tiny": 0.984,
     "cnn": 0.995,
@@ -35,9 +35,9 @@ WEIGHTS = {
     "cnn": "f0c18cfc5e6bd465",
     "vit": "a10301ede5d4d0c0",
     "vitbn-tiny": "210240695d3c0abc",
-    "vitbn-late-deep": "7d9fcccd5d42a1c3",
-    "vitbn-late-64": "0109d349fcd8086b",
-    "vitbn-wide": "ecf4078d82f64945",
+    "vitbn-late-deep": "e046c7641589a890",
+    "vitbn-late-64": "2ee70724b22fe6e4",
+    "vitbn-wide": "8a388f7bbc563637",
     "vitbn": "a8ac37e9654d5c63",
     "vitbnffn": "8ae1857c34a68337",
 }

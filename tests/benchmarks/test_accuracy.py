@@ -9,7 +9,7 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.measure.candidate import candidates
-from benchmarks.measure.pens import PENS
+from benchmarks.measure.conditions import PENS
 from export.engines.openvino_engine import has_bfloat16
 from models.config import ModelConfig
 from models.data.mnist import MNIST_PARTS

@@ -15,7 +15,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
-        *(answers.accuracy, answers.pens, served.added, served.streamed, served.throughput),
+        *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
     )
 } | {

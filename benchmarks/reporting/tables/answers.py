@@ -16,7 +16,7 @@ def accuracy(run: Run) -> Table:
     return Table(rows, 2)
 
 
-def pens(run: Run) -> Table:
+def conditions(run: Run) -> Table:
     every: dict[str, dict[str, str]] = {}
     for row in run.rows:
         cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.measure.pens import PENS, blurred, dimmed, noisy, thinned
+from benchmarks.measure.conditions import PENS, blurred, dimmed, noisy, thinned
 
 
 def square() -> np.ndarray:

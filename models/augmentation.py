@@ -99,7 +99,7 @@ def _displacements(count: int, height: int, width: int) -> Tensor:
     noise = torch.randn(count, 2, height, width)
     rows, columns = (gaussians(side, torch.tensor([[ELASTIC_SIGMA]])) for side in (height, width))
     smooth = rows @ noise @ columns.T
-    least, most = smooth.flatten(1).aminmax(dim=1, keepdim=True)  # (B, 1)
-    reach = ELASTIC_PIXELS * torch.rand(count, 1) / torch.maximum(most, -least)
-    scale = reach * torch.tensor([2 / width, 2 / height])  # (B, 2): across, down
+    largest = smooth.flatten(1).abs().amax(dim=1, keepdim=True)  # (B, 1)
+    reach = ELASTIC_PIXELS * torch.rand(count, 1)
+    scale = reach / largest * torch.tensor([2 / width, 2 / height])  # (B, 2): across, down
     return (smooth * scale[:, :, None, None]).permute(0, 2, 3, 1)  # (B, H, W, 2)

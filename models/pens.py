@@ -15,9 +15,9 @@ Blur, noise and contrast are corruptions of Hendrycks and Dietterich, "Benchmark
 Corruptions", 2019: noise up to their severity 4, contrast down to their severity 1. The other ranges are guesses, with
 nothing chosen by test images. No loop over images: resizing, stretching and blurring are matrices.
 
-With the elastic maps before them they take 27 microseconds an image on a thread, the maps 15 of them: 3 % of a training
-step of `vitbn`, 19 of `vitbn-late-64`, 70 of `vitbn-wide` (processor time, beside other work). A teacher's cache pays
-it once for all trainings.
+With the elastic maps before them they take 50 microseconds an image on a thread of a slow EPYC, the maps 30 of them:
+3 % of a training step of `vitbn`, 17 of `vitbn-late-64`, 50 of `vitbn-wide`. A teacher's cache pays it once for all
+trainings.
 """
 
 from __future__ import annotations

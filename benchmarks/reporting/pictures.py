@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure.foreign_candidates import OURS
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
+from benchmarks.reporting.tables.networks import test_accuracy
 from benchmarks.reporting.tables.text import number
 from models.config import ModelName
 from models.plots.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
@@ -66,7 +67,7 @@ def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> 
 
 
 def frontier(run: Run) -> bytes:
-    measured = [(row["model"], _label(row), row["images_per_s"], 100 * row["test_accuracy"]) for row in run.rows]
+    measured = [(row["model"], _label(row), row["images_per_s"], 100 * test_accuracy(row)) for row in run.rows]
     first = run.rows[0]
     rounds, images = len(first["samples_ns"]), first["images"]
     timing = f"Medians of {rounds} interleaved rounds, {images:,} images each, ONNX Runtime, all rewrites."

@@ -50,4 +50,8 @@ def sha256(content: bytes | Path) -> str:
 def typed_command() -> str:
     """The command of this process; a program of another folder, as of `python -m`, by its name alone."""
     program, *arguments = sys.argv
-    return shlex.join([Path(program).stem if Path(program).is_absolute() else program, *arguments])
+    if Path(program).is_absolute():
+        words = [Path(program).stem]
+    else:
+        words = ["python", program] if program.endswith(".py") else [program]
+    return shlex.join([*words, *arguments])

@@ -141,7 +141,8 @@ def gaussians(side: int, sigma: Tensor) -> Tensor:
     by_distance = torch.exp(-(position**2) / (2 * sigma[..., 0] ** 2))  # (..., side)
     apart = (position[:, None] - position).abs().flatten()
     weights = by_distance.index_select(-1, apart).unflatten(-1, (side, side))  # (..., side, side)
-    return weights / weights.sum(dim=-1, keepdim=True)
+    shares: Tensor = weights / weights.sum(dim=-1, keepdim=True)
+    return shares
 
 
 def _contrasted(images: Tensor) -> Tensor:

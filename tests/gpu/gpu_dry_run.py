@@ -92,7 +92,7 @@ def stub(folder: Path) -> None:
         "benchmarks.load.cells.run": _load,
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
         "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),
-        "benchmarks.presets.added.load_dataset": lambda *_: digits,
+        "benchmarks.presets.added.digits": lambda *_: digits,
         "export.pipeline.export_checkpoint": cache(export_checkpoint),
         "export.pipeline.own_dataset": lambda *_: digits,
         "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),

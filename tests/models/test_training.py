@@ -81,9 +81,9 @@ def test_a_single_image_is_refused(tmp_path):
 
 
 def test_the_command_can_be_pasted(monkeypatch):
-    for program, shown in (("models/train.py", "models/train.py"), ("/opt/venv/bin/vitbn", "vitbn")):
+    for program, shown in (("models/train.py", ["python", "models/train.py"]), ("/opt/venv/bin/vitbn", ["vitbn"])):
         monkeypatch.setattr(sys, "argv", [program, "train", "--teacher", "my nets/it's.safetensors"])
-        assert shlex.split(typed_command()) == [shown, "train", "--teacher", "my nets/it's.safetensors"]
+        assert shlex.split(typed_command()) == [*shown, "train", "--teacher", "my nets/it's.safetensors"]
 
 
 def test_resume_of_nothing(tmp_path, some_digits):

@@ -130,18 +130,18 @@ def _compare(
     """Whether an answer was wrong, or nothing was measured."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import free
-    from benchmarks.measure.roofline import limits
+    from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import Row
     from benchmarks.reporting.tables.calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
-    reachable = limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))
+    limits = Limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))
     missing, rows = Missing(), list[Row]()
 
     def add(measured: list[Row]) -> None:
         rows.extend(measured)
-        record.update([*rows, *missing.rows], reachable)
+        record.update([*rows, *missing.rows], limits.found)
         click.echo(batch_table(measured))
 
     models = list(dict.fromkeys(each.model for each in candidates))
@@ -150,11 +150,11 @@ def _compare(
     for group in groups:
         built = build_all([each for each in candidates if each.model in group], workloads, missing)
         for workload in workloads if built else ():
-            measure(built, workload, seconds, reachable, f"batch {workload.batch}", missing, add, memory)
+            measure(built, workload, seconds, limits.again, f"batch {workload.batch}", missing, add, memory)
         del built
         free()
     finish(record, rows, missing)
-    for line in closing_lines(rows, missing.rows, reachable, CAVEAT if published else None):
+    for line in closing_lines(rows, missing.rows, limits.found, CAVEAT if published else None):
         click.echo(line)
     return missing.wrong or not rows
 

@@ -42,13 +42,13 @@ def measure(
     built: Sequence[Built],
     workload: Workload,
     seconds: float,
-    limits: Limits,
+    limits: Callable[[], Limits],
     title: str,
     missing: Missing,
     add: Callable[[list[Row]], None],
     memory: bool = False,
 ) -> None:
-    """Adds a JSON-ready row per candidate, also at Ctrl-C.
+    """Adds a JSON-ready row per candidate, also at Ctrl-C. Asks for the machine's `limits` after the rounds.
 
     A candidate that fails goes to `missing`, and the others begin again. All go there if the device slows itself down
     in every round.
@@ -71,7 +71,7 @@ class Rounds:
     _called: dict[str, Called]
     _workload: Workload
     _seconds: float
-    _limits: Limits
+    _limits: Callable[[], Limits]
     _title: str
     _missing: Missing
 
@@ -97,7 +97,7 @@ class Rounds:
         return {}
 
     def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
-        compared: list[Row] = []
+        compared, limits = list[Row](), self._limits()
         for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}
             own = called.built.candidate.precision.removesuffix("-softmax")
@@ -109,7 +109,7 @@ class Rounds:
             for key, suffix in COPIES.items():
                 if copies := measured.get(f"{name}{suffix}"):
                     row[key] = copies.percentile_ms(50)
-            compared.append(_row(called, measured[name], self._workload.batch, self._limits) | row)
+            compared.append(_row(called, measured[name], self._workload.batch, limits) | row)
         return compared
 
     def _interleaved(self) -> dict[str, Durations]:

@@ -35,7 +35,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import choose
-    from benchmarks.measure.roofline import limits
+    from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables.calls import batch_table, unstable_lines
@@ -46,19 +46,19 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
 
     def add(axis: str, measured: list[Row]) -> None:
         rows.extend({"axis": axis, **row} for row in measured)
-        record.update([*rows, *missing.rows], reachable)
+        record.update([*rows, *missing.rows], limits.found)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
     planned = _points(middle := ModelConfig(depth=DEPTH))
     share = seconds / sum(len(workloads) for *_, workloads in planned)
     with recording(json_path, threads, device) as record:
-        reachable = limits(device, threads, precisions)
+        limits = Limits(device, threads, precisions)
         for axis, config, workloads in planned:
             named = _networks(config, config == middle)
             built = build_all(candidates(named, RUNTIMES, precisions, threads, device), workloads, missing)
             for workload in workloads if built else ():
                 title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
-                measure(built, workload, share, reachable, title, missing, partial(add, axis))
+                measure(built, workload, share, limits.again, title, missing, partial(add, axis))
         finish(record, rows, missing)
     for line in unstable_lines(rows):
         click.echo(line)

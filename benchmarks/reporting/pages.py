@@ -66,7 +66,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
     facts += [str(run.date)[:10] if run.date else "", *where]
     if run.limits:
         copy = f", copy {run.limits['copy_gb_per_s']:,.1f} GB/s" if "copy_gb_per_s" in run.limits else ""
-        facts.append(f"limits measured first: GEMM {run.limits['gemm_gflops_per_s']:,.0f} GFLOP/s{copy}")
+        facts.append(f"limits of the machine: GEMM {run.limits['gemm_gflops_per_s']:,.0f} GFLOP/s{copy}")
     if slower := max((row.get("slower_rounds", 0) for row in run.rows), default=0):
         facts.append(f"up to {slower} rounds left out in which the machine was slower")
     yield f"{'; '.join(filter(None, facts))}."

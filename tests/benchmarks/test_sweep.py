@@ -48,3 +48,12 @@ def test_limits_are_rates() -> None:
     assert found["gemm_library"] in ("PyTorch, 128^3, float32", "ONNX Runtime, 128^3, float32")
     assert found["copy_gb_per_s"] > 0
     assert found["triad_gb_per_s"] > 0
+
+
+def test_the_best_of_each_limit_counts() -> None:
+    by_precision = "gemm_gflops_per_s_by_precision"
+    first = {"gemm_gflops_per_s": 2.0, "gemm_library": "a", by_precision: {"fp32": 2.0, "bf16": 5.0}}
+    second = {"gemm_gflops_per_s": 3.0, "gemm_library": "b", by_precision: {"fp32": 3.0, "bf16": 4.0}}
+    times = {"copy_gb_per_s": 9.0, "launch_us": 2.0}, {"copy_gb_per_s": 8.0, "launch_us": 3.0}
+    expected = {**second, **times[0], by_precision: {"fp32": 3.0, "bf16": 5.0}}
+    assert roofline.best({**first, **times[0]}, {**second, **times[1]}) == expected

@@ -100,7 +100,7 @@ def closing_lines(
 
 def limits_line(limits: Mapping[str, Any]) -> str:
     gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
-    return f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+    return f"Limits of this machine: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
 
 
 def unstable_lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,12 +6,14 @@ import io
 import logging
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from export.onnx_rewrites.inputs import draw as draw_feeds
@@ -20,6 +22,7 @@ from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import Comparison, Proof
 from export.onnx_rewrites.reads import parse_read
 from export.onnx_rewrites.runs import double_answers, picked
+from export.rewrite import rewrite
 
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
 
@@ -164,3 +167,8 @@ def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -
         feeds = draw_feeds(drawn.graph, sizes, seed)
         double.add(picked(names, double_answers(original, feeds), parts), double_answers(rewritten, feeds))
     return double.proof()
+
+
+def run(*arguments: str | Path) -> Result:
+    """Of `vitbn rewrite`."""
+    return CliRunner().invoke(rewrite, [str(argument) for argument in arguments])

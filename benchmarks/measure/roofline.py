@@ -60,7 +60,7 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
 
 
 class Limits:
-    """Of a machine, asked before and after calls: two cores may work as one for minutes. The best of each limit counts."""
+    """Of a machine, asked before and after calls: two cores may work as one for minutes. The best of each counts."""
 
     def __init__(self, device: Device, threads: int, precisions: tuple[Precision, ...]) -> None:
         self._asked = device, threads, precisions

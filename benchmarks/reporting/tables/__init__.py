@@ -14,7 +14,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     for each in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
-        *(calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
+        *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
     )

@@ -11,6 +11,7 @@ from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
 from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, percent, times_faster
 
 COUNTED = 0.01  # share of the time; operators below it are left out
+REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")
 ON_A_GPU = {
     "device_p50_ms": "on device ms",
     "copies_p50_ms": "with copies ms",
@@ -26,6 +27,18 @@ def latency(run: Run) -> Table:
     rows = measured(run)
     batches = ({"images a call": f"{row['batch']:,}"} for row in rows)
     return Table([{**batch, **cells} for batch, cells in zip(batches, _calls(rows), strict=True)], 3)
+
+
+def rewritten(run: Run) -> Table:
+    """Of ViTBN and the CNN, after all rewrites: an engine and precision a row."""
+    wanted = [row for row in measured(run) if row["label"] in REWRITTEN and row["model"] in ("vitbn", "cnn")]
+    rows: dict[str, dict[str, str]] = {}
+    for row in wanted:
+        precision = "float32" if row["precision"] == "fp32" else row["precision"]
+        cells = rows.setdefault(name := f"{row['label']}, {precision}", {"ms a call": name})
+        images = "1 image" if row["batch"] == 1 else f"{row['batch']} images"
+        cells[f"{row['model']}, {images}"] = _median(row)
+    return Table([*rows.values()])
 
 
 def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
@@ -52,7 +65,7 @@ def _cells(row: Row, lower: bool, memory: bool) -> Cells:
     precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
     cells = {"model": row["model"], "runtime": f"{row['label']}{precision}", "depth": str(row["depth"] or "-")}
     cells |= {"first ms": _number(row["first_call_ms"], 1)}
-    cells |= {"p50 ms": f"{_number(row['p50_ms'], 2)}{'' if row['stable'] else '*'}"}
+    cells |= {"p50 ms": _median(row)}
     cells |= {f"p{percent} ms": _number(row[f"p{percent}_ms"], 2) for percent in (90, 99)}
     cells |= {"images/s": _number(row["images_per_s"], 0), "x PyTorch": _number(ratio["ratio"], 2) if ratio else "-"}
     cells |= {"95 % interval": f"{ratio['low']:,.2f}-{ratio['high']:,.2f}" if ratio else "-"}
@@ -64,6 +77,10 @@ def _cells(row: Row, lower: bool, memory: bool) -> Cells:
         cells |= {title: _number(row[key], 3) for key, title in ON_A_GPU.items() if key in row}
         cells |= _gpu_state(row.get("gpu_state"))
     return cells
+
+
+def _median(row: Row) -> str:
+    return f"{row['p50_ms']:,.2f}{'' if row['stable'] else '*'}"
 
 
 def _number(value: float | str | None, decimals: int) -> str:

@@ -31,6 +31,9 @@ def rewrites(run: Run) -> Table:
 
 
 PAIRS = (
+    ("ViTBN, all rewrites, its plain export = 1", ("vitbn", ALL), ("vitbn", PLAIN)),
+    ("ViTBN, all rewrites, PyTorch eager = 1", ("vitbn", ALL), ("vitbn", EAGER)),
+    ("ViTBN, all rewrites: int8, float32 = 1", ("vitbn", f"{ALL}, int8"), ("vitbn", ALL)),
     ("all rewrites: ViTBN, ViT = 1", ("vitbn", ALL), ("vit", ALL)),
     ("all rewrites: ViTBN, ViTBNFFN = 1", ("vitbn", ALL), ("vitbnffn", ALL)),
     ("all rewrites: ViTBN, CNN = 1", ("vitbn", ALL), ("cnn", ALL)),

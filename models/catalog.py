@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from models.config import ModelConfig
 
-SHIPPED = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-wide", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+SHIPPED = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
 PRETRAINED = Path(__file__).parent / "pretrained"
 
 

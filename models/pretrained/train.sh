@@ -1,5 +1,5 @@
 #!/bin/bash
-# Trains the shipped networks on MNIST, a network in three to seven trainings. Paths are relative to the project's root.
+# Trains the shipped networks on MNIST, vitbn-coarse in one training, the others in three to seven. Paths are relative to the project's root.
 #
 # 5,000 training images are held out. The first training sees MNIST's own pens; the next ones, from its weights, pens,
 # scanners and cameras that MNIST has not (models/pens.py). Each checkpoint contains its last command. Nothing was chosen
@@ -18,7 +18,6 @@ train vit             $OLD --model vit --epochs 36 --last-block all $TAUGHT
 train vitbnffn        $OLD --model vitbnffn --epochs 36 --last-block all $TAUGHT
 train vitbn           $OLD --model vitbn --epochs 36 --last-block all
 train vitbn-tiny      $OLD --depth 1 --epochs 40 --last-block all
-train vitbn-wide      $ELASTIC --depth 1 --heads 32 --dim-head 16 --mlp-dim 256 --epochs 30 --precision bf16
 train vitbn-late-64   $ELASTIC --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --epochs 40 --seed 2 \
     --teacher-cache checkpoints/elastic
 train vitbn-late-deep $ELASTIC --depth 4 --heads 4 --class-attention 32 16 --epochs 40 \
@@ -38,15 +37,12 @@ pens() {
 }
 FIRST=checkpoints/first BEFORE=checkpoints/before SECOND=checkpoints/second
 SIX="--lr 0.001 --ema 0.998 --precision bf16"
-WIDE="--depth 1 --heads 32 --dim-head 16 --mlp-dim 256 --standardise --ema 0.999"
 LATE="--heads 4 --class-attention 32 16 --standardise --ema 0.999 --precision bf16"
 vitbn train $SHARED $SIX --augment pens --epochs 5 --label-smoothing 0.05 \
     --init $FIRST/vitbn.safetensors --output $BEFORE/vitbn.safetensors
 pens vitbn           $BEFORE $SECOND   $SIX --epochs 6
 pens vit             $FIRST  $SECOND   $SIX --model vit --epochs 5
 pens vitbnffn        $FIRST  $SECOND   $SIX --model vitbnffn --epochs 5
-pens vitbn-wide      $FIRST  $BEFORE $WIDE --epochs 12 --lr 0.002
-pens vitbn-wide      $BEFORE $SECOND   $WIDE --epochs 14 --lr 0.0015 --seed 1
 pens vitbn-late-64   $FIRST  $BEFORE $LATE --depth 2 --mlp-dim 256 --epochs 12 --lr 0.002
 pens vitbn-late-64   $BEFORE $SECOND   $LATE --depth 2 --mlp-dim 256 --epochs 14 --lr 0.0015 --seed 1
 pens vitbn-late-deep $FIRST  $SECOND   $LATE --depth 4 --epochs 8 --lr 0.0015
@@ -63,7 +59,6 @@ drawn() {
         --init $SECOND/$name.safetensors --output models/pretrained/$name.safetensors "$@"
 }
 LATE="--heads 4 --class-attention 32 16 --standardise --ema 0.999"
-drawn vitbn-wide      $WIDE --epochs 8 --lr 0.0015 --seed 2
 drawn vitbn-late-64   $LATE --depth 2 --mlp-dim 256 --epochs 6 --lr 0.0012 --seed 2
 drawn vitbn-late-deep $LATE --depth 4 --epochs 4 --lr 0.001 --seed 1
 drawn vitbn           --lr 0.0007 --ema 0.998 --epochs 2
@@ -75,7 +70,6 @@ third() {
         --init models/pretrained/$name.safetensors --output checkpoints/third/$name.safetensors "$@"
 }
 third vitbn-late-64   $LATE --depth 2 --mlp-dim 256 --epochs 14 --lr 0.0012 --seed 3
-third vitbn-wide      $WIDE --epochs 20 --lr 0.0015 --seed 3
 third vitbn-tiny      --depth 1 --epochs 14 --lr 0.002 --ema 0.999
 third vit             --model vit --epochs 3 --lr 0.0007 --ema 0.998
 third vitbnffn        --model vitbnffn --epochs 3 --lr 0.0007 --ema 0.998
@@ -96,15 +90,20 @@ long() {
     name=$1; shift
     vitbn train --dataset mnist --schedule one-cycle --weight-decay 0.05 --clip 1 --hold-out 5000 --augment pens \
         --drawn 12000 --teacher models/pretrained/cnn.safetensors --teacher-cache $CACHE --ema 0.999 \
-        --init models/pretrained/$name.safetensors --output checkpoints/long/$name.safetensors "$@"
+        --output checkpoints/long/$name.safetensors "$@"
 }
-long vitbn-tiny --depth 1 --epochs 24
-for epoch in $(seq 25 144); do
+long vitbn-tiny --depth 1 --epochs 24 --init models/pretrained/vitbn-tiny.safetensors
+for epoch in $(seq 25 250); do
     ln $CACHE/epoch-$(printf %04d $(((epoch - 1) % 24 + 1))).safetensors $CACHE/epoch-$(printf %04d $epoch).safetensors
 done
 LATE="--heads 4 --class-attention 32 16 --standardise --batch-size 128 --lr 0.002 --epochs 96"
-long vitbn-late-deep $LATE --depth 4 --seed 3
-long vitbn-late-64   $LATE --depth 2 --mlp-dim 256 --seed 4
-long vitbn-wide --depth 1 --heads 32 --dim-head 16 --mlp-dim 256 --standardise --batch-size 256 --lr 0.003 \
-    --epochs 144 --seed 4
-for name in late-deep late-64 wide; do cp checkpoints/long/vitbn-$name.safetensors models/pretrained; done
+long vitbn-late-deep $LATE --depth 4 --seed 3 --init models/pretrained/vitbn-late-deep.safetensors
+long vitbn-late-64   $LATE --depth 2 --mlp-dim 256 --seed 4 --init models/pretrained/vitbn-late-64.safetensors
+long vitbn-coarse --patch-size 14 14 --depth 5 --dim 48 --heads 1 --dim-head 32 --mlp-dim 96 --class-attention 4 64 \
+    --standardise --batch-size 128 --lr 0.003 --epochs 250
+for name in late-deep late-64 coarse; do cp checkpoints/long/vitbn-$name.safetensors models/pretrained; done
+
+# A fifth block, which starts as the identity.
+long vitbn-late-deep --depth 5 --heads 4 --class-attention 32 16 --standardise --batch-size 128 --lr 0.002 --epochs 70 \
+    --seed 5 --init models/pretrained/vitbn-late-deep.safetensors
+cp checkpoints/long/vitbn-late-deep.safetensors models/pretrained

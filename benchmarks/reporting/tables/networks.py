@@ -9,7 +9,7 @@ from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.tables.text import Table, cell, find, milliseconds, percent, times_faster
 
-CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-wide")
+CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse")
 
 
 def rewrites(run: Run) -> Table:
@@ -121,8 +121,8 @@ def choice(run: Run) -> Table:
     for need, name in zip(needs, CHOICE, strict=True):
         checkpoint = load(shipped(name))
         config = checkpoint.config
-        heads = f", {config.heads} heads" if config.depth == 1 else ""
-        blocks = f" ({config.depth} block{'s' * (config.depth > 1)}{heads})" if config.is_transformer else ""
+        patches = f", patches of {config.patch_size[0]} pixels"
+        blocks = f" ({config.depth} blocks{patches})" if config.is_transformer else ""
         accuracy = percent(checkpoint.metrics["test_accuracy"])
         rows.append(
             {"you need": need, "take": f"`--model {name}`{blocks}"}

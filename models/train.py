@@ -72,7 +72,8 @@ class TrainingOptions:
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
     - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
-    - `init`: a checkpoint of the same sizes whose weights the training starts from.
+    - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
+      least (`models/deepen.py`).
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
     - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
     - `device`: as `choose_device` returns it, before a training starts.
@@ -91,7 +92,7 @@ class TrainingOptions:
     augment_test: bool = _option(False, help="Distort the test images too, as the study did.")
     hold_out: int = _option(0, click.IntRange(0), HOLD_OUT_HELP)
     drawn: int = _option(0, click.IntRange(0), "Train on this many digits of our own drawing too.")
-    init: str | None = _option(None, PATH, "Checkpoint whose weights to start from.")
+    init: str | None = _option(None, PATH, "Checkpoint whose weights to start from; it may have fewer blocks.")
     teacher: str | None = _option(None, PATH, "Checkpoint of a network to distil from.")
     teacher_cache: str | None = _option(
         None, PATH, "Keep each epoch's images and the teacher's answers here for further trainings.", metavar="FOLDER"

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
 from models.data.drawn import with_drawn
+from models.deepen import deepen
 from models.evaluation import (
     TEST_BATCH,
     accuracy_by_class,
@@ -141,10 +142,12 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     try:
-        weights = checkpoint.load(path).model.state_dict()
+        weights: Mapping[str, Tensor] = checkpoint.load(path).model.state_dict()
     except checkpoint.CheckpointError as error:
         raise TrainingError(f"init {error}") from error
     own = model.state_dict()
+    if isinstance(model, VisionTransformer):
+        weights = deepen(weights, model.config.depth)
     for name in sorted(own.keys() | weights.keys()):
         shapes = [tuple(tensors[name].shape) if name in tensors else "none" for tensors in (own, weights)]
         if shapes[0] != shapes[1]:

@@ -10,7 +10,9 @@ from trainings import TINY, assert_identical, first_digits, run, series
 
 from models.checkpoint import load
 from models.data import DataError, hold_out
+from models.deepen import deepen
 from models.evaluation import measure_accuracy
+from models.registry import build
 from models.train import TrainingError
 from models.train import train as command
 from models.training import train
@@ -169,6 +171,22 @@ def test_a_training_starts_from_another_ones_weights(tmp_path, some_digits):
         if "running" not in name and "tracked" not in name:
             torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-7)
     assert load(second).metrics["options"]["init"] == str(first)
+
+
+@pytest.mark.parametrize("class_attention", [None, (2, 8)])
+def test_a_deeper_network_starts_with_the_answers_of_a_shallower_one(tmp_path, some_digits, class_attention):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    shallow, deep = (replace(TINY, depth=depth, class_attention=class_attention) for depth in (2, 4))
+    list(train(shallow, some_digits, replace(PLAIN, epochs=1), first))
+    before = load(first).model
+    model = build(deep)
+    model.load_state_dict(deepen(before.state_dict(), 4))
+    images = torch.tensor(some_digits.test_images) / 255
+    torch.testing.assert_close(model.eval()(images), before.eval()(images), rtol=0, atol=0)
+    list(train(deep, some_digits, replace(PLAIN, epochs=1, lr=1e-9, init=str(first)), second))
+    for name, tensor in load(second).model.state_dict().items():
+        if "running" not in name and "tracked" not in name:
+            torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=1e-7)
 
 
 def test_weights_that_do_not_fit(tmp_path, some_digits):

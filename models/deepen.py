@@ -1,0 +1,35 @@
+"""A transformer's weights for more blocks that change no answer until they learn: state dict -> state dict.
+
+Chen et al., "Net2Net: Accelerating Learning via Knowledge Transfer", 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+OUTPUTS = ("attention.out.weight", "attention.out.bias", "ffn.linear2.weight", "ffn.linear2.bias")
+
+
+def deepen(weights: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """Weights of two blocks or more -> of `depth`: new blocks, before the last, copy the block before them; their
+    outputs are 0.
+
+    Returns other weights, and those of enough blocks, as they are.
+    """
+    blocks: dict[int, dict[str, Tensor]] = {}
+    grown: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name.startswith("blocks."):
+            _, place, inner = name.split(".", 2)
+            blocks.setdefault(int(place), {})[inner] = tensor
+        else:
+            grown[name] = tensor
+    if not 2 <= len(blocks) < depth:
+        return dict(weights)
+    *before, last = (blocks[index] for index in sorted(blocks))
+    silent = {inner: tensor * 0 if inner in OUTPUTS else tensor for inner, tensor in before[-1].items()}
+    for index, block in enumerate([*before, *[silent] * (depth - len(blocks)), last]):
+        grown |= {f"blocks.{index}.{inner}": tensor for inner, tensor in block.items()}
+    return grown

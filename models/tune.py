@@ -37,12 +37,12 @@ from models.search import (
 )
 
 SEARCHES = Path("searches")
-HEADS_FEATURES = 16  # per head of the geometry; narrow heads cost little once absorbed
+HEADS_FEATURES = 32  # of a head, which costs the same whatever its width once the attention is absorbed
 GEOMETRY = {
     "patch": Axis((4, 7, 14), listed=True),
-    "depth": Axis((1, 4)),
+    "depth": Axis((1, 8)),
     "dim": Axis((32, 48, 64, 96, 128), listed=True),
-    "heads": Axis((2, 4, 8), listed=True),
+    "heads": Axis((1, 2, 4, 8), listed=True),
     "last_heads": Axis((4, 8, 16, 32), listed=True),
     "mlp_dim": Axis((64, 128, 256), listed=True),
 }

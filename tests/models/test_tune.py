@@ -209,8 +209,8 @@ def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
     assert row["images_per_s"] > 0
     assert 0 < row["accuracy"] < 1
     config = read_config(tmp_path / "trials" / "001.safetensors")
-    assert (config.depth, config.dim, config.heads, config.dim_head, config.mlp_dim) == (1, 32, 2, 16, 64)
-    assert config.class_attention == (4, 16)
+    assert (config.depth, config.dim, config.heads, config.dim_head, config.mlp_dim) == (1, 32, 2, 32, 64)
+    assert config.class_attention == (4, 32)
 
 
 @pytest.mark.parametrize("option", [("--model", "cnn"), ("--depth", "6")])

@@ -47,7 +47,7 @@ def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     path = tmp_path / "conditions.json"
-    options = "--conditions --model vit --model vitbn-coarse --dataset digits"
+    options = "--conditions --model vit --model vitbn-tiny --dataset digits"
     result = CliRunner().invoke(accuracy, f"{options} --json {path}")
     assert result.exit_code == 0, result.output
     rows: dict[str, dict[str, float]] = {}
@@ -56,12 +56,12 @@ def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     usual = ["digits", "8x8 digits", *PENS]
     assert {name: list(shares) for name, shares in rows.items()} == {
         "vit": usual,
-        "vitbn-coarse": [*usual, "8x8 digits, adapted"],  # LayerNorm has no statistics
+        "vitbn-tiny": [*usual, "8x8 digits, adapted"],  # LayerNorm has no statistics
     }
     for shares in rows.values():
         assert 0.2 < min(shares.values()) < max(shares.values()) < 1
-    assert rows["vitbn-coarse"]["8x8 digits, adapted"] > rows["vitbn-coarse"]["8x8 digits"] + 0.01
-    assert f"{100 * rows['vitbn-coarse']['noise 0.2']:.2f}" in result.output
+    assert rows["vitbn-tiny"]["8x8 digits, adapted"] > rows["vitbn-tiny"]["8x8 digits"] + 0.01
+    assert f"{100 * rows['vitbn-tiny']['noise 0.2']:.2f}" in result.output
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:

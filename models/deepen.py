@@ -29,7 +29,7 @@ def deepen(weights: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     if not 2 <= len(blocks) < depth:
         return dict(weights)
     *before, last = (blocks[index] for index in sorted(blocks))
-    silent = {inner: tensor * 0 if inner in OUTPUTS else tensor for inner, tensor in before[-1].items()}
+    silent = before[-1] | {inner: before[-1][inner].new_zeros(before[-1][inner].shape) for inner in OUTPUTS}
     for index, block in enumerate([*before, *[silent] * (depth - len(blocks)), last]):
         grown |= {f"blocks.{index}.{inner}": tensor for inner, tensor in block.items()}
     return grown

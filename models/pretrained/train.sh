@@ -1,5 +1,6 @@
 #!/bin/bash
-# Trains the shipped networks on MNIST, vitbn-coarse in one training, the others in three to seven. Paths are relative to the project's root.
+# Trains the shipped networks on MNIST, vitbn-coarse in one training, the others in several. Paths are relative to the
+# project's root.
 #
 # 5,000 training images are held out. The first training sees MNIST's own pens; the next ones, from its weights, pens,
 # scanners and cameras that MNIST has not (models/pens.py). Each checkpoint contains its last command. Nothing was chosen

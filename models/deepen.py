@@ -29,7 +29,16 @@ def deepen(weights: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     if not 2 <= len(blocks) < depth:
         return dict(weights)
     *before, last = (blocks[index] for index in sorted(blocks))
-    silent = before[-1] | {inner: before[-1][inner].new_zeros(before[-1][inner].shape) for inner in OUTPUTS}
-    for index, block in enumerate([*before, *[silent] * (depth - len(blocks)), last]):
+    for index, block in enumerate([*before, *[_silent(before[-1])] * (depth - len(blocks)), last]):
         grown |= {f"blocks.{index}.{inner}": tensor for inner, tensor in block.items()}
     return grown
+
+
+def _silent(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    silent = {inner: tensor.clone() for inner, tensor in block.items()}
+    for inner, tensor in silent.items():
+        if inner in OUTPUTS:
+            tensor.zero_()
+        elif inner.startswith("attention.qkv.") and OUTPUTS[0] not in block:  # a single head as wide as the tokens
+            tensor.tensor_split(3)[2].zero_()  # the values
+    return silent

@@ -173,10 +173,14 @@ def test_a_training_starts_from_another_ones_weights(tmp_path, some_digits):
     assert load(second).metrics["options"]["init"] == str(first)
 
 
-@pytest.mark.parametrize("class_attention", [None, (2, 8)])
-def test_a_deeper_network_starts_with_the_answers_of_a_shallower_one(tmp_path, some_digits, class_attention):
+@pytest.mark.parametrize(
+    "geometry",
+    [{}, {"class_attention": (2, 8)}, {"heads": 1, "dim_head": TINY.dim, "qkv_bias": True}, {"model": "vit"}],
+    ids=["usual", "class attention", "no projection of the head", "LayerNorm"],
+)
+def test_a_deeper_network_starts_with_the_answers_of_a_shallower_one(tmp_path, some_digits, geometry):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    shallow, deep = (replace(TINY, depth=depth, class_attention=class_attention) for depth in (2, 4))
+    shallow, deep = (replace(TINY, depth=depth, **geometry) for depth in (2, 4))
     list(train(shallow, some_digits, replace(PLAIN, epochs=1), first))
     before = load(first).model
     model = build(deep)

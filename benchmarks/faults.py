@@ -25,6 +25,7 @@ NAMES = (
     "overload",
     "publish",
     "slow-connections",
+    "foreign-calls",
     "lone-requests",
     "answers-nan",
     "disk-full",

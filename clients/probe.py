@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -147,8 +147,8 @@ def probe_server(
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
-        served = served_versions(server, models)
         successes = _successes(server)
+        served = _chosen(successes, models)
         with ThreadPoolExecutor(MOST_VERSIONS_AT_ONCE) as pool:
             until = started + ASK_SHARE * timeout_s
             verdicts = list(pool.map(lambda each: _verdict(server, each[0], each[1], until, successes), served))
@@ -158,13 +158,8 @@ def probe_server(
     return Probe(url, ok, round(time.monotonic() - started, 4), verdicts)
 
 
-def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
-    """Ready (model, version) pairs."""
-    index = server.json("v2/repository/index", b"{}")
-    try:
-        ready = [(str(entry["name"]), str(entry["version"])) for entry in index if entry.get("state") == "READY"]
-    except FOREIGN as error:
-        raise ProbeFailed(f"expected Triton's index, found {str(index)[:100]!r}") from error
+def _chosen(ready: Collection[tuple[str, str]], models: Sequence[str]) -> list[tuple[str, str]]:
+    """(model, version) pairs."""
     names = {name for name, _ in ready}
     if missing := sorted(set(models) - names):
         raise ProbeFailed(f"model {missing[0]!r} is not served")
@@ -174,6 +169,7 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
+    """Of every ready version: Triton has statistics of no others, and asks no key for them."""
     answer = server.json("v2/models/stats")
     try:
         stats = answer["model_stats"]

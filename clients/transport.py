@@ -66,9 +66,15 @@ class Connection:
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version."""
-        index = await self._ask("get_model_repository_index", **self._as_json)
-        entries = index if self._is_http else index.get("models", [])
+        """Name, version, state and reason of every version; of the ready versions where the index wants a key."""
+        try:
+            index = await self._ask("get_model_repository_index", **self._as_json)
+            entries = index if self._is_http else index.get("models", [])
+        except ServerError as refusal:
+            if "is restricted" not in str(refusal):
+                raise
+            statistics = await self._ask("get_inference_statistics", **self._as_json)
+            entries = [{**each, "state": "READY"} for each in self._object(statistics).get("model_stats", [])]
         if isinstance(entries, list) and all(
             isinstance(each, dict) and isinstance(each.get("name"), str) for each in entries
         ):

@@ -25,6 +25,15 @@ def _headers(context: click.Context, parameter: click.Parameter, values: tuple[s
     return {name: content.strip() for name, _, content in pairs}
 
 
+def _key(context: click.Context, parameter: click.Parameter, value: Path | None) -> str | None:
+    from serving.key import KeyFailed, read
+
+    try:
+        return read(value) if value else None
+    except (KeyFailed, OSError) as error:
+        raise click.BadParameter(str(error)) from error
+
+
 repository_option = click.option(
     "--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True
 )
@@ -32,6 +41,13 @@ repository_option = click.option(
 
 def server_options(command: Command) -> Command:
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
+    key = click.option(
+        "--key-file",
+        "key",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        callback=_key,
+        help="Key of servers of another user or machine.  [default: this user's own key for the port]",
+    )
     server = click.option(
         "--server",
         "servers",
@@ -40,7 +56,7 @@ def server_options(command: Command) -> Command:
         show_default=True,
         help="HOST:PORT of HTTP; repeatable: servers load in turn.",
     )
-    return repository_option(server(header(command)))
+    return repository_option(server(header(key(command))))
 
 
 def loading_options(command: Command) -> Command:
@@ -58,13 +74,13 @@ def repository() -> None:
 
 @repository.command("list")
 @server_options
-def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
+def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], key: str | None) -> None:
     """List the versions of every model, served or not, with accuracy, error and size."""
     with _errors():
         from export.publishing.promote import connect
 
         models = _models(repository)
-        live = connect(servers, header)
+        live = connect(servers, header, key=key)
         loaded = live.served() if live else None
         click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
         problems = _each(models, lambda model_dir: _list(model_dir, loaded))
@@ -145,7 +161,14 @@ def rollback(model: str, repository: Path, **server: Any) -> None:
 @click.argument("model", required=False)
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Number of newest versions.")
 @server_options
-def prune(model: str | None, keep: int, repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
+def prune(
+    model: str | None,
+    keep: int,
+    repository: Path,
+    servers: tuple[str, ...],
+    header: dict[str, str],
+    key: str | None,
+) -> None:
     """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
     with _errors():
         from export.publishing.promote import connect
@@ -157,7 +180,7 @@ def prune(model: str | None, keep: int, repository: Path, servers: tuple[str, ..
                 click.echo(f"Removed {model_dir / str(number)}")
 
         chosen = [_model(repository, model)] if model else _models(repository)
-        live = connect(servers, header)
+        live = connect(servers, header, key=key)
         loaded = live.served() if live else {}
         for path in sweep(repository):
             click.echo(f"Removed {path}")
@@ -239,12 +262,12 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
             click.echo(f"{model_dir.name}: version {version} is the default")
 
 
-def _connect(servers: Sequence[str], header: dict[str, str], grpc: Sequence[str]) -> Servers | None:
+def _connect(servers: Sequence[str], header: dict[str, str], key: str | None, grpc: Sequence[str]) -> Servers | None:
     from export.publishing.promote import connect
 
     if grpc and len(grpc) != len(servers):
         raise click.UsageError(f"--grpc: expected one for each of {len(servers)} servers, found {len(grpc)}")
-    return connect(servers, header, grpc)
+    return connect(servers, header, grpc, key)
 
 
 def _with_model(live: Servers | None, model_dir: Path, servers: Sequence[str]) -> Servers | None:

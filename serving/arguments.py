@@ -13,20 +13,21 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
+from serving.key import GRPC_PREFIX
+
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
+GUARDS = ("--http-restricted-api", "--grpc-restricted-protocol")
 READ = (
     *REPOSITORY_OPTIONS,
     "--model-control-mode",
     "--load-model",
-    "--http-restricted-api",
-    "--grpc-restricted-protocol",
+    *GUARDS,
     *(f"--{start}-{service}{end}" for service in PORTS for start, end in (("allow", ""), ("reuse", "-port"))),
     *(f"--{service}-{part}" for service in PORTS for part in ("address", "port")),
 )
-GRPC_KEY_PREFIX = "triton-grpc-protocol-"
 EXIT_TIMEOUT_S = 3  # a request queues for at most one; a model's two processes end in turn, a second each
 
 
@@ -92,7 +93,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
     values, _ = split(arguments, READ)
     if values["--model-control-mode"] not in ([], ["explicit"]):
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
-    if not _allowed(values, "http"):
+    if not allowed(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
     repositories = tuple(Path(value) for name in REPOSITORY_OPTIONS for value in values[name] if value)
     if not repositories:
@@ -108,8 +109,8 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
         models=None if not models or "*" in models else models,
         rest=tuple(split(arguments, OWN)[1]),
         headers=_keys(values["--http-restricted-api"]),
-        grpc_url=_url(values, "grpc") if _allowed(values, "grpc") else None,
-        grpc_headers={f"{GRPC_KEY_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
+        grpc_url=_url(values, "grpc") if allowed(values, "grpc") else None,
+        grpc_headers={f"{GRPC_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
     )
 
 
@@ -118,21 +119,21 @@ def listening(arguments: Sequence[str]) -> list[str]:
     values, _ = split(arguments, READ)
     if not any(values[name] for name in REPOSITORY_OPTIONS):
         return []  # Triton stops at once: --help, or an error
-    shared = {service for service in PORTS if _last(values, f"--reuse-{service}-port", "false") in ("true", "1")}
-    return [_url(values, service) for service in PORTS if _allowed(values, service) and service not in shared]
+    shared = {service for service in PORTS if last(values, f"--reuse-{service}-port", "false") in ("true", "1")}
+    return [_url(values, service) for service in PORTS if allowed(values, service) and service not in shared]
 
 
-def _last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
+def last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
     """Of equal options Triton takes the last."""
     return [default, *values[name]][-1]
 
 
-def _allowed(values: Mapping[str, Sequence[str]], service: str) -> bool:
-    return _last(values, f"--allow-{service}", "true").lower() not in ("false", "0")
+def allowed(values: Mapping[str, Sequence[str]], service: str) -> bool:
+    return last(values, f"--allow-{service}", "true").lower() not in ("false", "0")
 
 
 def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
-    given = _last(values, f"--{service}-address", "127.0.0.1")
+    given = last(values, f"--{service}-address", "127.0.0.1")
     address = given.removeprefix("ipv6:").strip("[]")
     if service == "http" and ":" in address and not given.startswith("ipv6:"):
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
@@ -143,7 +144,7 @@ def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
 
 def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
     """Raises ValueError."""
-    text = _last(values, f"--{service}-port", str(PORTS[service]))
+    text = last(values, f"--{service}-port", str(PORTS[service]))
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")
     return int(text)

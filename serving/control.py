@@ -6,12 +6,15 @@ Source: triton-inference-server/server, docs/protocol/extension_model_repository
 from __future__ import annotations
 
 import json
+import shlex
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Self
+
+from serving import key as control_key
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -58,6 +61,21 @@ class Control:
     grpc_url: str | None = None
     grpc_headers: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def at(
+        cls, url: str, grpc_url: str | None = None, headers: Mapping[str, str] | None = None, key: str | None = None
+    ) -> Self:
+        """With `key`, by default the key of this user's server there, unless `headers` have one.
+
+        Triton's restricted gRPC calls know a key under a longer name.
+        """
+        key = key or control_key.find(url)
+        shown = ({control_key.HEADER: key} if key else {}) | {
+            name.lower(): value for name, value in (headers or {}).items()
+        }
+        longer = {f"{control_key.GRPC_PREFIX}{name}": value for name, value in shown.items()}
+        return cls(url, shown, grpc_url, shown | longer)
+
     def index(self, timeout_s: float = ANSWER_S) -> dict[str, dict[int, str]]:
         """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …)."""
         states: dict[str, dict[int, str]] = {}
@@ -84,6 +102,7 @@ class Control:
 
         Raises NotExplicit too.
         """
+        _check_name(model)
         if not self._load_over_grpc(model, config, timeout_s):
             content = {} if config is None else {"parameters": {"config": config}}
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
@@ -105,6 +124,7 @@ class Control:
 
     def unload(self, model: str, timeout_s: float) -> None:
         """Answers before the model is gone."""
+        _check_name(model)
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
     def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
@@ -114,18 +134,25 @@ class Control:
             with DIRECT.open(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
-            raise _refused(self.url, _reason(error)) from error
+            raise _refused(self.url, _reason(error, self.url)) from error
         except (OSError, ValueError, HTTPException) as error:
             raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _check_name(model: str) -> None:
+    """Raises Refused: Triton 2.51 never answers the load of a name that a shell would split, and then never ends."""
+    if not model or "/" in model or shlex.quote(model) != model:
+        raise Refused(f"model name: expected letters, digits, '_', '-' and '.', found {model!r}")
+
+
+def _reason(error: urllib.error.HTTPError, address: str) -> str:
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
     except (OSError, ValueError, HTTPException, KeyError, TypeError):
         reason = f"HTTP status {error.code}"
     if error.code == 403:
-        reason += " (the key of --http-restricted-api goes into --header NAME:VALUE)"
+        place = control_key.folders()[0] / address.rpartition(":")[2]
+        reason += f" (the user who started it has the key in {place}: --key-file FILE, or --header NAME:VALUE)"
     return reason
 
 

@@ -20,12 +20,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
+from serving import guarding
+from serving import key as control_key
 from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
 from serving.running import TAKEN, is_taken
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
+ADVICE = "put `vitbn proxy` before it or run a current container (triton_repo/README.md, Secure)"
 
 
 class LauncherError(RuntimeError):
@@ -196,13 +199,38 @@ def control_defaults(arguments: Sequence[str]) -> list[str]:
     return ["--model-control-mode=explicit", *([] if "--load-model" in options else ["--load-model=*"])]
 
 
+def closed_control(arguments: Sequence[str]) -> list[str]:
+    """Triton's options for a new key, which is kept for this user. Raises LauncherError."""
+    key = control_key.draw()
+    try:
+        options = guarding.options(arguments, key)
+    except ValueError as error:
+        raise LauncherError(str(error)) from error
+    if theirs := guarding.theirs(arguments):
+        say(f"your key guards {', '.join(theirs)}; the key of this start guards what else changes the server")
+    if places := guarding.exposed(arguments):
+        say(f"warning: {' and '.join(places)}: one HTTP request from there can end Triton 2.51; {ADVICE}")
+    if options and listening(arguments):
+        try:
+            control_key.keep(guarding.ports(arguments), key)
+        except control_key.KeyFailed as failure:
+            say(f"warning: {failure}; nobody can change this server while it runs")
+    return options
+
+
+def say(text: str) -> None:
+    print(f"tritonserver: {text}", file=sys.stderr, flush=True)
+
+
 def launch(arguments: Sequence[str]) -> NoReturn:
     """Raises LauncherError if no server can start."""
+    words = [each for each in arguments if each != guarding.OPEN]
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
-        os.execv(native, [str(native), *arguments])
-    arguments = checked_repositories(arguments)
-    check_ports(arguments)
+        os.execv(native, [str(native), *words])
+    words = checked_repositories(words)
+    check_ports(words)
+    closed = closed_control(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)
@@ -210,9 +238,9 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     backends = assemble_backends(files, cache_folder(os.environ))
     # Of equal options Triton takes the last: the user's.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
+    defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(words)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
-    os.execve(server, [str(server), *defaults, *arguments], environment)
+    os.execve(server, [str(server), *defaults, *closed, *words], environment)
 
 
 def main() -> None:

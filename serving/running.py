@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from serving import key as control_key
 from serving.control import DIRECT
 
 CHILD = Path(__file__).with_name("child.py")
@@ -93,6 +94,7 @@ def _child(
         yield process, Server(log_path=log_path, pid=process.pid, **urls)
     finally:
         _stop(process)
+        control_key.forget([ports["http"], ports["grpc"]])
 
 
 def free_ports(count: int) -> list[int]:

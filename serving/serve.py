@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from serving.guarding import OPEN
 from serving.launcher import LauncherError, launch
 
 NEEDS = {  # option -> modes in which it has an effect
@@ -62,13 +63,20 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     metavar="CERTIFICATE KEY",
     help="With --servers: PEM files.  [default: no TLS]",
 )
+@click.option(
+    OPEN,
+    "opens",
+    count=True,
+    help="Any program and web page on this machine may load code; twice: beyond loopback too.  [default: with a key]",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TRITON'S OPTIONS]...")
-def serve(arguments: tuple[str, ...], **own: Any) -> None:
+def serve(arguments: tuple[str, ...], opens: int, **own: Any) -> None:
     """Run tritonserver.
 
     All other options are Triton's, such as --model-repository triton_repo: tritonserver --help lists them.
     """
     _check(own)
+    arguments += (OPEN,) * opens
     try:
         if own["supervised"] or own["servers"]:
             sys.exit(_supervise(own, arguments))

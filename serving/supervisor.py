@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 
+from serving import guarding
+from serving import key as control_key
 from serving.acts import Acts
 from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
 from serving.control import Control, ControlFailed
@@ -48,12 +50,15 @@ class Stopping(Exception):
 class Supervisor:
     """Remembers over all runs of the server what it refused."""
 
-    def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, acts: Acts, key: str, ports: Sequence[int], health_port: int | None = None
+    ) -> None:
         self._options, self._acts, self._stopped = options, acts, threading.Event()
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
         self._prober = Prober(options.http_url, options.headers, health_port)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
         self._urls = [url for url in (options.http_url, options.grpc_url, health_url) if url]
+        self._key, self._ports = key, ports
         self._restarts: deque[float] = deque()
         self._refused: dict[str, set[int]] = {}  # model -> versions
 
@@ -118,6 +123,7 @@ class Supervisor:
         self._acts.forget_plans()
         try:
             self._wait_for_ports()
+            self._keep_key()
             plans = self._plans()
         except ServerLost as lost:
             self._acts.ended(lost.reason, str(lost))
@@ -153,6 +159,13 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise ServerLost("blocked", f"{taken[0]}: {TAKEN}")
             self._tick()
+
+    def _keep_key(self) -> None:
+        """Once the ports are free: before, the key there is another server's."""
+        try:
+            control_key.keep(self._ports, self._key)
+        except control_key.KeyFailed as failure:
+            self._acts.say(f"warning: {failure}; only this supervisor can change its server")
 
     def _plans(self) -> dict[str, Plan]:
         """Raises ServerLost without the repository, such as a network folder that is away."""
@@ -285,12 +298,17 @@ def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
     """Raises ValueError for bad arguments and a taken port."""
-    options = parse(arguments)
+    key = control_key.draw()
+    closed = guarding.options(arguments, key)
+    options, ports = parse([*closed, *arguments]), guarding.ports(arguments) if closed else []
     try:
         acts = Acts(metrics_port)
     except OSError as error:
         raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
-    supervisor = Supervisor(options, acts, health_port)
+    supervisor = Supervisor(options, acts, key, ports, health_port)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
-    return supervisor.run()
+    try:
+        return supervisor.run()
+    finally:
+        control_key.forget(ports, key)

@@ -171,7 +171,7 @@ class BehindProxy(ExitStack):
 def _load(fleet: RunningFleet, model: str) -> None:
     """In turn, as `vitbn repository` with several --server."""
     for index in range(2):
-        Control(fleet.server_url(index), grpc_url=fleet.server_url(index, "grpc")).load(model)
+        Control.at(fleet.server_url(index), fleet.server_url(index, "grpc")).load(model)
 
 
 def _kill_server(fleet: RunningFleet) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.drills import hostile, supervised_faults
+from benchmarks.drills import control_calls, hostile, supervised_faults
 from benchmarks.drills.bench import (
     MODEL,
     OVERLOAD,
@@ -66,6 +66,7 @@ def drills(publications: int = 20, overload_s: float = 20.0) -> dict[str, Drill]
         "overload": partial(_overload, seconds=overload_s),
         "publish": partial(_publish, publications=publications),
         "slow-connections": lambda bench: slow_connections(),
+        "foreign-calls": control_calls.foreign_calls,
         "lone-requests": lambda bench: lone_requests(),
         "answers-nan": supervised_faults.answers_nan,
         "disk-full": supervised_faults.disk_full,
@@ -155,7 +156,7 @@ def _overload(bench: DrillBench, seconds: float) -> Row:
 def _publish(bench: DrillBench, publications: int) -> Row:
     with bench.repository() as repository, bench.server(repository) as server:
         artifact = read_version(repository / MODEL / "1")
-        live = Control(server.http_url, grpc_url=server.grpc_url)
+        live = Control.at(server.http_url, server.grpc_url)
         with bench.traffic(server) as verdicts:
             for number in range(1, publications + 1):
                 publish(repository, MODEL, artifact)

@@ -86,7 +86,7 @@ def disk_full(bench: DrillBench) -> Row:
         repository = disk / "models"
         artifact = read_version(repository / MODEL / "1")
         with bench.server(repository) as server, bench.traffic(server) as verdicts:
-            live = Control(server.http_url, grpc_url=server.grpc_url)
+            live = Control.at(server.http_url, server.grpc_url)
             filler = disk / "filler"
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             filler.write_bytes(bytes(free - LEFT_BYTES))

@@ -40,7 +40,8 @@ def run(cells: Sequence[Cell], seconds: float, rounds: int) -> Iterator[list[Row
         published, lost = publish_all(cells, Path(folder, "repository"))
         if not published:
             raise Failed(one_line(next(iter(lost.values()))))
-        with running_server(Path(folder, "repository"), server_arguments()) as server:
+        arguments = server_arguments(any(workload.shared_memory != "none" for _, workload in cells))
+        with running_server(Path(folder, "repository"), arguments) as server:
             bench = Bench(published, server, Path(folder))
             order = turns(cells)
             lost |= bench.check([cell for cell in order if cell not in lost])

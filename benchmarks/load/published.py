@@ -44,21 +44,26 @@ def device_of_server(wanted: str) -> Device:
     return "cpu"
 
 
-def server_arguments() -> list[str]:
-    """A model that does not load costs only itself; clients may share memory."""
+def server_arguments(shares_memory: bool = False) -> list[str]:
+    """A model that does not load costs only itself; clients may share memory if asked for."""
     from serving.arguments import BY_PRIORITY
 
     alone = ["--exit-on-error=false", "--strict-readiness=false"]
-    return [*alone, BY_PRIORITY, *shared_memory_arguments(os.environ.get("PATH", os.defpath))]
+    sharing = shared_memory_arguments(os.environ.get("PATH", os.defpath)) if shares_memory else []
+    return [*alone, BY_PRIORITY, *sharing]
 
 
 def shared_memory_arguments(search_path: str) -> list[str]:
-    """Lets clients share memory: native servers from Triton 26.05 on need an argument."""
+    """Lets clients share memory: native servers from Triton 26.05 on need an argument.
+
+    Our launcher's server wants a key for it, which perf_analyzer cannot send over gRPC.
+    """
+    from serving.guarding import OPEN
     from serving.launcher import native_server
 
     native = native_server(search_path)
     if native is None:
-        return []
+        return [OPEN]
     told = subprocess.run([native, "--help"], capture_output=True, text=True, timeout=60)
     option = "--allow-client-shm"
     return [f"{option}=true"] if option in told.stdout + told.stderr else []

@@ -33,15 +33,15 @@ class Servers:
         }
 
 
-def connect(addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = ()) -> Servers | None:
+def connect(
+    addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = (), key: str | None = None
+) -> Servers | None:
     """None if no server answers; raises Refused if one does not list its models.
 
-    Triton's restricted gRPC calls know the key under a longer name.
+    `key` of all servers; by default each server's own, if this user has started it on this machine.
     """
-    lower = {name.lower(): value for name, value in headers.items()}
-    keys = lower | {f"triton-grpc-protocol-{name}": value for name, value in lower.items()}
     ports: Sequence[str | None] = grpc or [_grpc_of(each) for each in addresses]
-    servers = Servers([Control(each, headers, port, keys) for each, port in zip(addresses, ports, strict=True)])
+    servers = Servers([Control.at(each, port, headers, key) for each, port in zip(addresses, ports, strict=True)])
     try:
         servers.served()
     except Unreachable:

@@ -12,7 +12,7 @@ from clients.probe import Probe, probe_server
 
 NAN, INFINITY = float("nan"), float("inf")
 INFINITE = "expected the stored logits, found NaN or infinity"
-INDEX, STATS = "/v2/repository/index", "/v2/models/stats"
+STATS = "/v2/models/stats"
 CONFIG, INFER = "/v2/models/net/versions/1/config", "/v2/models/net/versions/1/infer"
 
 
@@ -32,7 +32,6 @@ def answers(
         "parameters": {"probe": {"string_value": json.dumps(stored)}},
     }
     return {
-        INDEX: reply([{"name": "net", "version": "1", "state": "READY"}]),
         STATS: reply({"model_stats": [count]}),
         CONFIG: reply(config),
         INFER: reply({"outputs": [{"shape": [1, 3]}]}, struct.pack("<3f", *logits)),
@@ -73,10 +72,9 @@ HALF_AN_ERROR = b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nx"
 @pytest.mark.parametrize(
     ("path", "answer", "reason"),
     [
-        (INDEX, HALF, "no answer: IncompleteRead(1 bytes read, 98 more expected)"),
-        (INDEX, b"SSH-2.0-OpenSSH_9\r\n", "no answer: BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n')"),
-        (INDEX, HALF_AN_ERROR, "HTTP 500 "),
-        (INDEX, reply(7), "expected Triton's index, found '7'"),
+        (STATS, b"SSH-2.0-OpenSSH_9\r\n", "no answer: BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n')"),
+        (STATS, HALF_AN_ERROR, "HTTP 500 "),
+        (STATS, reply(7), "expected Triton's statistics, found '7'"),
         (STATS, HALF, "no answer: IncompleteRead(1 bytes read, 98 more expected)"),
         (STATS, reply({}), "expected Triton's statistics, found '{}'"),
         (STATS, reply([1]), "expected Triton's statistics, found '[1]'"),
@@ -120,6 +118,7 @@ def test_an_answer_drop_by_drop_meets_the_same_deadline(start: bytes) -> None:
 
 def test_names_that_fit_no_address_fail() -> None:
     assert probe_server("127.0.0.1:80a").reason == "no answer: InvalidURL(\"nonnumeric port: '80a'\")"
-    found = asked(answers(others={INDEX: reply([{"name": "a net", "version": "1", "state": "READY"}])}))
+    count = {"name": "a net", "version": "1", "inference_stats": {"success": {"count": 0}}}
+    found = asked(answers(others={STATS: reply({"model_stats": [count]})}))
     assert [version.state for version in found.versions] == ["failed"]
     assert "InvalidURL" in found.versions[0].reason

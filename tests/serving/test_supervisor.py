@@ -104,7 +104,7 @@ def test_what_an_operator_loads_after_a_heal_is_served(tmp_path: Path) -> None:
         wait_until(lambda: "model linear is loaded again" in server.log() and right(server), "healed")
         path = model / "config.pbtxt"
         path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1] }"))
-        Control(server.http_url, {}).load("linear", None, HEAL_S)
+        Control.at(server.http_url).load("linear", None, HEAL_S)
         wait_until(lambda: right(server) and served(server) == {"1"}, "served as asked")
         assert server.log().count("started the server") == 1, "no new server was needed"
 

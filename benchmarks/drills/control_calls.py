@@ -1,0 +1,70 @@
+"""Calls that change a server, sent without its key as a foreign web page could send them. Each must be refused.
+
+In: a server. Out: each call's HTTP status, and whether the code that it carried ran.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from benchmarks.drills import hostile
+from benchmarks.drills.bench import MODEL, DrillBench, acts
+from benchmarks.measure.run import Row
+
+REFUSED = 403
+# A browser sends these without asking the server first.
+PAGE = {"Content-Type": "text/plain", "Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
+CODE = """
+from pathlib import Path
+Path({mark!r}).touch()
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+TENSOR = {"name": "x", "data_type": "TYPE_UINT8", "dims": [1]}
+EVIL = {"name": "evil", "backend": "python", "input": [TENSOR], "output": [{**TENSOR, "name": "y"}]}
+
+
+def calls(mark: Path, model: str = MODEL) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name -> path and content; the loaded code makes the file `mark`. The last calls hurt most."""
+    code = base64.b64encode(CODE.format(mark=str(mark)).encode()).decode()
+    load = {"parameters": {"config": json.dumps(EVIL), "file:1/model.py": code}}
+    region = {"key": "/foreign", "offset": 0, "byte_size": 784}
+    cuda = {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 16}
+    return {
+        "list models": ("repository/index", {}),
+        "load code": ("repository/models/evil/load", load),
+        "map shared memory": ("systemsharedmemory/region/foreign/register", region),
+        "map GPU memory": ("cudasharedmemory/region/foreign/register", cuda),
+        "trace": ("trace/setting", {"trace_level": ["TENSORS"], "trace_rate": "1"}),
+        "fill the log": ("logging", {"log_verbose_level": 99999999999}),
+        "load the served model": (f"repository/models/{model}/load", {}),
+        "unload the served model": (f"repository/models/{model}/unload", {}),
+    }
+
+
+def send(server_url: str, mark: Path, model: str = MODEL) -> dict[str, int]:
+    """Name of the call -> HTTP status, 0 without an answer."""
+    statuses = {}
+    for name, (path, content) in calls(mark, model).items():
+        try:
+            statuses[name], _ = hostile.send(server_url, "POST", f"/v2/{path}", json.dumps(content).encode(), PAGE)
+        except (OSError, HTTPException):
+            statuses[name] = 0
+    return statuses
+
+
+def foreign_calls(bench: DrillBench) -> Row:
+    """Beside steady requests."""
+    with tempfile.TemporaryDirectory() as folder, bench.server() as server, bench.traffic(server) as verdicts:
+        mark = Path(folder, "ran")
+        statuses = send(server.http_url, mark)
+        ran = mark.exists()
+        did = acts(server)
+    open_calls = sum(status != REFUSED for status in statuses.values())
+    return {**verdicts.row(), "calls": len(statuses), "open_calls": open_calls, "code_ran": ran, **did}

@@ -1,0 +1,66 @@
+"""Closes a server's control interface: Triton's load call runs any code that a program or a web page sends to it.
+
+In: Triton's arguments. Out: the options that let only requests with a key load models, map memory or change logs.
+
+Source: triton-inference-server/server, docs/customization_guide/inference_protocols.md, "Limit Endpoint Access".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from serving.arguments import GUARDS, READ, allowed, last, port_of, split
+from serving.key import HEADER, is_loopback
+
+# All that Triton can guard but health, metadata, configuration, inference and statistics: what changes a server.
+CONTROL = ("model-repository", "shared-memory", "logging", "trace")
+OPEN = "--open-control"  # ours, not Triton's
+
+
+def options(arguments: Sequence[str], key: str) -> list[str]:
+    """Guards with `key` what `arguments` leave open; none after --open-control. Raises ValueError."""
+    if opens_control(arguments):
+        return []
+    values = _values(arguments)
+    left = {option: [each for each in CONTROL if each not in _guarded(values[option])] for option in GUARDS}
+    return [f"{option}={','.join(open_)}:{HEADER}={key}" for option, open_ in left.items() if open_]
+
+
+def theirs(arguments: Sequence[str]) -> list[str]:
+    """What of the control interface `arguments` guard with a key of the user's."""
+    guards = [each for option in GUARDS for each in _values(arguments)[option] if f":{HEADER}=" not in each]
+    return [each for each in CONTROL if each in _guarded(guards)]
+
+
+def opens_control(arguments: Sequence[str]) -> bool:
+    """Raises ValueError beyond loopback, unless --open-control stands there twice."""
+    times = list(arguments).count(OPEN)
+    if times == 1 and (places := exposed(arguments)):
+        raise ValueError(
+            f"{OPEN}: expected loopback, found {places[0]}, where others could run code: write {OPEN} twice to allow it"
+        )
+    return times > 0
+
+
+def exposed(arguments: Sequence[str]) -> list[str]:
+    """SERVICE at ADDRESS, of HTTP and gRPC beyond loopback."""
+    values = _values(arguments)
+    places = {
+        each: last(values, f"--{each}-address", "127.0.0.1") for each in ("http", "grpc") if allowed(values, each)
+    }
+    return [f"{each} at {place}" for each, place in places.items() if not is_loopback(place.removeprefix("ipv6:"))]
+
+
+def ports(arguments: Sequence[str]) -> list[int]:
+    """Of HTTP and gRPC. Raises ValueError."""
+    values = _values(arguments)
+    return [port_of(values, service) for service in ("http", "grpc") if allowed(values, service)]
+
+
+def _values(arguments: Sequence[str]) -> Mapping[str, list[str]]:
+    return split(arguments, READ)[0]
+
+
+def _guarded(guards: Iterable[str]) -> set[str]:
+    """APIs in values APIS:HEADER=CONTENT."""
+    return {each.strip() for guard in guards for each in guard.partition(":")[0].split(",")}

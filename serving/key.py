@@ -1,0 +1,100 @@
+"""The key of a server's control interface, kept where only the user who started the server reads it.
+
+In: the server's ports. Out: a file of mode 0600 for each port, named by the port, in a folder of mode 0700. Triton
+takes the key on its command line alone, where `ps` shows it to other users of the machine; a web page cannot read it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+HEADER = "control-key"
+GRPC_PREFIX = "triton-grpc-protocol-"  # of a header's name over gRPC
+LONGEST = 1024  # characters of a key
+
+
+class KeyFailed(Exception):
+    """The message is one line for the user."""
+
+
+def draw() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where a key may lie, the first for new keys: a service and a shell of one user have different environments."""
+    runtime, state = environment.get("XDG_RUNTIME_DIR"), environment.get("XDG_STATE_HOME")
+    own = [Path(runtime)] if runtime and _is_ours(Path(runtime)) else []  # `su` keeps another user's variable
+    own += [Path(state)] if state else []
+    return [*(parent / "vitbn" for parent in own), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
+
+
+def keep(ports: Sequence[int], key: str) -> None:
+    """Raises KeyFailed."""
+    folder = folders()[0]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            raise KeyFailed(f"{folder}: expected a folder of user {os.getuid()}, found another user's or a link")
+        folder.chmod(0o700)
+        for port in ports:
+            with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False) as building:  # of mode 0600
+                building.write(f"{key}\n")
+            Path(building.name).replace(folder / str(port))
+    except OSError as error:
+        raise KeyFailed(
+            f"{folder}: expected a folder for the control interface's key, found {error.strerror}"
+        ) from error
+
+
+def find(address: str) -> str | None:
+    """The newest key of a server of this user at HOST:PORT of this machine."""
+    host, _, port = address.rpartition(":")
+    if not is_loopback(host) or not port.isdecimal():
+        return None
+    newest: tuple[int, str] | None = None
+    for folder in folders():
+        with suppress(OSError, KeyFailed):
+            path = folder / port
+            if _is_ours(folder) and not path.is_symlink():
+                newest = max(filter(None, (newest, (path.stat().st_mtime_ns, read(path)))))
+    return newest[1] if newest else None
+
+
+def read(path: Path) -> str:
+    """Raises OSError and KeyFailed."""
+    with path.open(errors="replace") as file:
+        key = file.read(LONGEST + 1).strip()
+    if not key or len(key) > LONGEST or not key.isascii() or not key.isprintable():
+        raise KeyFailed(f"{path}: expected a key of printable ASCII characters, found none")
+    return key
+
+
+def forget(ports: Sequence[int], key: str | None = None) -> None:
+    """With `key` it leaves the key of another server that has taken the port since."""
+    for path in (folder / str(port) for folder in folders() for port in ports):
+        with suppress(OSError, KeyFailed):
+            if key in (None, read(path)):
+                path.unlink()
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+def _is_ours(folder: Path) -> bool:
+    with suppress(OSError):
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False

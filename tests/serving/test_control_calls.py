@@ -1,0 +1,125 @@
+"""Every call that changes a server is refused without its key, and does its work on a server that was opened."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from damages import published
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+from waiting import wait_until
+
+from benchmarks.drills import control_calls
+from clients.probe import probe_server
+from serving import key
+from serving.control import Control, Refused
+from serving.running import Server, running_server
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+MODEL = "linear"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models")
+    published(folder, versions=1)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "supervised"])
+def closed(request: pytest.FixtureRequest, repository: Path) -> Iterator[Server]:
+    with running_server(repository, supervised=request.param) as server:
+        wait_until(lambda: probe_server(server.http_url).ok, "right")
+        yield server
+
+
+def test_a_foreign_page_changes_nothing(closed: Server, tmp_path: Path) -> None:
+    statuses = control_calls.send(closed.http_url, tmp_path / "ran", MODEL)
+    assert set(statuses.values()) == {control_calls.REFUSED}, statuses
+    assert not (tmp_path / "ran").exists()
+    assert probe_server(closed.http_url, timeout_s=5).ok
+
+
+def test_nobody_changes_the_server_over_grpc_without_the_key(closed: Server) -> None:
+    with InferenceServerClient(closed.grpc_url) as client:
+        for call in (
+            lambda: client.load_model("evil", config="{}", files={"file:1/model.py": b""}),
+            lambda: client.unload_model(MODEL),
+            lambda: client.register_system_shared_memory("foreign", "/foreign", 784),
+            lambda: client.update_log_settings({"log_verbose_level": 1}),
+            lambda: client.update_trace_settings(settings={"trace_rate": "1"}),
+            client.get_model_repository_index,
+        ):
+            with pytest.raises(InferenceServerException, match="protocol is restricted, expecting header"):
+                call()
+        assert client.is_model_ready(MODEL)
+
+
+def test_the_user_who_started_it_has_the_key(closed: Server) -> None:
+    control = Control.at(closed.http_url, closed.grpc_url)
+    assert control.served() == {MODEL: [1]}
+    control.load(MODEL)
+    with pytest.raises(Refused, match=r"has the key in /.*/vitbn[-0-9]*/\d+: --key-file FILE, or --header NAME:VALUE"):
+        Control.at(closed.http_url, closed.grpc_url, key="wrong").load(MODEL)
+
+
+@pytest.mark.parametrize("name", ["a;b", "a/b", "$(touch x)", ""])
+def test_a_name_that_triton_never_answers_is_not_sent(closed: Server, name: str) -> None:
+    with pytest.raises(Refused, match="model name: expected letters"):
+        Control.at(closed.http_url).load(name)
+
+
+def test_an_opened_server_does_what_each_call_asks(repository: Path, tmp_path: Path) -> None:
+    """Else the refusals above would show nothing."""
+    with running_server(repository, ["--open-control"]) as server:
+        kept = key.find(server.http_url)
+        statuses = control_calls.send(server.http_url, tmp_path / "ran", MODEL)
+        assert control_calls.REFUSED not in statuses.values(), statuses
+        assert (tmp_path / "ran").exists(), "the code of a stranger ran"
+        wait_until(lambda: not probe_server(server.http_url).ok, "unloaded")
+    assert kept is None
+
+
+def test_the_users_own_key_wins_and_is_said(repository: Path) -> None:
+    own = [f"{option}=model-repository:admin=7" for option in ("--http-restricted-api", "--grpc-restricted-protocol")]
+    with running_server(repository, own) as server:
+        assert "your key guards model-repository; the key of this start guards" in server.log()
+        with pytest.raises(Refused, match="expecting header 'admin'"):
+            Control.at(server.http_url).index()
+        assert Control.at(server.http_url, headers={"admin": "7"}).served() == {MODEL: [1]}
+
+
+def test_a_server_that_others_reach_warns_once(repository: Path) -> None:
+    with running_server(repository, ["--http-address=0.0.0.0"]) as server:
+        warnings = [line for line in server.log().splitlines() if line.startswith("tritonserver: warning")]
+        assert len(warnings) == 1
+        assert "http at 0.0.0.0: one HTTP request from there can end Triton 2.51; put `vitbn proxy`" in warnings[0]
+
+
+def test_open_control_beyond_loopback_is_one_line(repository: Path) -> None:
+    words = [f"--model-repository={repository}", "--open-control", "--http-address", "0.0.0.0", "--http-port=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.launcher", *words], capture_output=True, text=True, timeout=60
+    )
+    line = "tritonserver: --open-control: expected loopback, found http at 0.0.0.0, where others could run code"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[0].startswith(line)
+
+
+def test_a_stopped_server_leaves_no_key(repository: Path) -> None:
+    with running_server(repository, supervised=True) as server:
+        assert key.find(server.http_url)
+        port = server.http_url.rpartition(":")[2]
+    assert not any((folder / port).exists() for folder in key.folders())
+
+
+def test_the_tools_work_without_options(closed: Server, repository: Path) -> None:
+    words = ["list", "--repository", str(repository), "--server", closed.http_url]
+    command = [sys.executable, "export/repository.py", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert f"served: by the server at {closed.http_url}" in done.stdout
+    assert json.loads(probe_server(closed.http_url).to_json())["ok"]

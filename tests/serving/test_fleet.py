@@ -17,6 +17,7 @@ from monitoring import PROGRAMS, ROOT, monitoring, needs
 from tiny_models import expected_logits
 from waiting import wait_until
 
+from benchmarks.drills import control_calls
 from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile import good, send
 from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
@@ -88,6 +89,17 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
         wait_until(lambda: right(fleet), "right again")
     assert (verdicts.failed, verdicts.wrong, verdicts.refused) == (0, 0, [])
     assert len(verdicts.right) > 50
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_no_port_takes_the_calls_of_a_foreign_page(fleet: RunningFleet, tmp_path: Path) -> None:
+    wait_until(lambda: right(fleet), "right before")
+    for url in (fleet.http_url, *(fleet.server_url(index) for index in range(2))):
+        statuses = control_calls.send(url, tmp_path / "ran", "linear")
+        assert set(statuses.values()) == {control_calls.REFUSED}, statuses
+    assert not (tmp_path / "ran").exists()
+    assert right(fleet)
 
 
 @pytest.mark.live

@@ -27,7 +27,7 @@ setup-gpu: .venv-gpu/installed
 
 # Rewritten files in optimum and sentence-transformers, which need transformers 4: an environment of their own.
 test-clients: .venv-clients/installed
-	.venv-clients/bin/python -m pytest tests/export/onnx_rewrites/test_clients.py
+	.venv-clients/bin/python -m pytest tests/export/compiler/test_clients.py
 
 .venv-clients/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-clients

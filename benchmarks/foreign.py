@@ -28,7 +28,7 @@ def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json
     """
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from export.onnx_rewrites.errors import ForeignError
+    from export.compiler.errors import ForeignError
 
     lacks_package = False
     with recording(json_path, 1) as record:
@@ -46,7 +46,7 @@ def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json
 def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, Any]]:
     """A row for each batch and candidate, measured or left out. Rewriting includes the proof."""
     from benchmarks.measure.foreign_candidates import OPTIMISER, OURS, PLAIN, optimise
-    from export.onnx_rewrites.stage import Request, rewrite_file
+    from export.rewrite_file import Request, rewrite_file
 
     with tempfile.TemporaryDirectory() as folder:
         plain, ours = network.file(Path(folder)), Path(folder, "rewritten.onnx")
@@ -74,10 +74,10 @@ def _timed(
 
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
-    from export.onnx_rewrites.inputs import draw, first_dimensions
-    from export.onnx_rewrites.prepare import Prepare
-    from export.onnx_rewrites.reads import parse_read
-    from export.onnx_rewrites.runs import picked
+    from export.compiler.graph.reads import parse_read
+    from export.compiler.passes.prepare import Prepare
+    from export.compiler.proof.inputs import draw, first_dimensions
+    from export.compiler.proof.runs import picked
 
     Prepare()(model := ir.load(files[PLAIN]))
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})

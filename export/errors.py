@@ -1,5 +1,8 @@
-class ExportError(Exception):
-    """The message is one line for the user."""
+"""Errors of the stage; the compiler, which imports nothing else of ours, has their root."""
+
+from export.compiler.errors import ExportError
+
+__all__ = ["ExportError", "PublishError", "Unavailable", "reason"]
 
 
 class Unavailable(ExportError):

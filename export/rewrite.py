@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from export.onnx_rewrites.stage import Written
+    from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
 PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries")
@@ -62,8 +62,8 @@ def rewrite(
     as_json: bool,
 ) -> None:
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
-    from export.onnx_rewrites.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed
-    from export.onnx_rewrites.stage import Request, rewrite_file
+    from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed
+    from export.rewrite_file import Request, rewrite_file
 
     if output.resolve() == file.resolve():
         raise click.UsageError(f"{output}: expected another file than the source")

@@ -123,10 +123,10 @@ def test_the_four_commands_run_word_for_word(checkout: Path) -> None:
 ELSEWHERE = {
     "make demo": ".ci/run::make demo",
     "make test": ".ci/run::make test",
-    "pip install -c constraints.txt -e '.[rewrite]'": "tests/export/onnx_rewrites/test_without_torch.py::"
+    "pip install -c constraints.txt -e '.[rewrite]'": "tests/export/compiler/test_without_torch.py::"
     "test_a_bert_is_rewritten_and_proved_without_torch",
     "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
-    "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/onnx_rewrites/test_rewrite.py::"
+    "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/compiler/test_rewrite.py::"
     "test_a_file_is_written_with_its_manifest_and_a_sample",
     "vitbn export --model vitbn-tiny --rewrites all": "tests/export/test_to_onnx.py::test_a_shipped_checkpoint_by_name",
     "vitbn export --checkpoint FILE --rewrites all": "tests/test_own_pictures.py::test_from_a_folder_to_answers",

@@ -77,7 +77,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 def prepare(decoder: Decoder, folder: Path) -> None:
     """Writes `folder`, which holds all or does not exist. Raises PrepareError, ForeignError, ImportError, OSError."""
-    from export.onnx_rewrites.stage import Request, rewrite_file
+    from export.rewrite_file import Request, rewrite_file
 
     if folder.is_dir():
         return

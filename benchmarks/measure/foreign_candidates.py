@@ -34,8 +34,8 @@ def candidates(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """`read` picks the read part of a plain file's outputs."""
+    from export.compiler.proof.runs import session
     from export.errors import ExportError
-    from export.onnx_rewrites.runs import session
 
     def in_onnx_runtime(path: Path) -> Call:
         return partial(session(path).run, None, feeds)

@@ -38,7 +38,7 @@ def decoders(folder: Path, names: tuple[str, ...], seconds: float, json_path: Pa
     """
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from export.onnx_rewrites.errors import ForeignError
+    from export.compiler.errors import ForeignError
 
     with recording(json_path, cores()) as record:
         for name in names or DECODERS:
@@ -88,9 +88,9 @@ def multiplications(path: Path) -> int:
     """Of a prompt."""
     import onnx_ir as ir
 
-    from export.onnx_rewrites.costs import graph_macs
-    from export.onnx_rewrites.prepare import Prepare
-    from export.onnx_rewrites.shapes import Shapes
+    from export.compiler.graph.shapes import Shapes
+    from export.compiler.operators.costs import graph_macs
+    from export.compiler.passes.prepare import Prepare
 
     Prepare()(model := ir.load(path))
     return graph_macs(Shapes(model.graph, sizes(model.graph)))
@@ -98,7 +98,7 @@ def multiplications(path: Path) -> int:
 
 def sizes(graph: Any) -> dict[str, int]:
     """Of a prompt without a past."""
-    from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
+    from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions
 
     lengths = {symbol: 0 if symbol.startswith("past") else PROMPT for symbol in free_dimensions(graph)}
     return lengths | dict.fromkeys(first_dimensions(graph), 1) | channels(graph)
@@ -110,9 +110,9 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     import onnx_ir as ir
     import onnxruntime
 
-    from export.onnx_rewrites.inputs import draw
-    from export.onnx_rewrites.prepare import Prepare
-    from export.onnx_rewrites.reads import parse_read
+    from export.compiler.graph.reads import parse_read
+    from export.compiler.passes.prepare import Prepare
+    from export.compiler.proof.inputs import draw
 
     Prepare()(model := ir.load(folder / PLAIN / "model.onnx"))
     feeds = draw(model.graph, sizes(model.graph))

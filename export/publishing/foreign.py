@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.onnx_rewrites.files import dtype_of, read_model, weights_by_place
-from export.onnx_rewrites.inputs import Feeds
-from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import TOLERANCES
-from export.onnx_rewrites.rounds import Asked, rounds
-from export.onnx_rewrites.runs import Runner
+from export.compiler.graph.files import dtype_of, read_model, weights_by_place
+from export.compiler.passes.prepare import Prepare
+from export.compiler.proof.compare import TOLERANCES
+from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.runs import Runner
 from export.publishing.artifact import ONNX_FILE, Artifact, Content, Tensor, make_artifact
 from export.publishing.sample import Sample
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.compiler.errors import ForeignError
+from export.compiler.proof.runs import Runner
 from export.errors import PublishError
-from export.onnx_rewrites.errors import ForeignError
-from export.onnx_rewrites.runs import Runner
 from export.publishing.artifact import Artifact
 
 Numbers = NDArray[np.float64]

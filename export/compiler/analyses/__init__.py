@@ -1,0 +1,1 @@
+"""What follows for a whole graph from what its operators do."""

@@ -1,0 +1,135 @@
+"""Finds values that are another value, scaled and shifted by constants.
+
+In: a graph with shapes. Out: `Affine`, with scale and shift along at most one axis. Such maps are BatchNormalization,
+arithmetic with a constant, and a sum of two maps of the same root (a residual around a norm):
+
+    BN(x) = D x + c,   D = gamma / sqrt(variance + epsilon),   c = beta - mean * D
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attribute_float, permutation
+from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.shapes import Shapes, same
+
+Array = NDArray[Any]
+
+DEFAULT_EPSILON = float(np.float32(1e-5))  # attributes of ONNX are float32
+SCALING = frozenset({"BatchNormalization", "Mul", "Div"})
+
+
+@dataclass(frozen=True)
+class Affine:
+    """value = scale * transpose(root, order) + shift; `nodes` compute it from the root."""
+
+    root: ir.Value
+    order: tuple[int, ...]
+    scale: Array
+    shift: Array
+    nodes: tuple[ir.Node, ...] = ()
+
+    @property
+    def scales(self) -> bool:
+        return any(node.op_type in SCALING for node in self.nodes)
+
+    @property
+    def norms(self) -> bool:
+        return any(node.op_type == "BatchNormalization" for node in self.nodes)
+
+
+class Affines:
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self._known: dict[ir.Value, Affine] = {}
+
+    def of(self, value: ir.Value) -> Affine:
+        """Raises Refused if the rank is unknown."""
+        if value not in self._known:
+            rank = self.shapes.rank(value)
+            plain = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))
+            node = value.producer()
+            form = self._through(node, value, rank) if node is not None and not node.domain else None
+            self._known[value] = form or plain
+        return self._known[value]
+
+    def _through(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
+        match node.op_type:
+            case "BatchNormalization":
+                return self._norm(node, value, rank)
+            case "Mul" | "Div" | "Add" | "Sub":
+                return self._arithmetic(node, value, rank)
+            case "Transpose" if node.inputs[0] is not None:
+                before, order = self.of(node.inputs[0]), permutation(node, rank)
+                scale, shift = before.scale.transpose(order), before.shift.transpose(order)
+                places = tuple(before.order[axis] for axis in order)
+                return Affine(before.root, places, scale, shift, (*before.nodes, node))
+            case _:
+                return None
+
+    def _norm(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
+        arrays = [constant(given) for given in node.inputs[1:5]]
+        held = [array.astype(np.float64) for array in arrays if array is not None]
+        if len(held) < 4 or node.inputs[0] is None or value.index():
+            return None
+        gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in held)
+        spread = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
+        if not (spread > 0).all():
+            return None
+        scale = gamma / np.sqrt(spread)
+        return self._then(self.of(node.inputs[0]), scale, beta - mean * scale, node)
+
+    def _arithmetic(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
+        left, right = node.inputs
+        if left is None or right is None:
+            return None
+        if is_constant(left) == is_constant(right):
+            return self._sum(node, left, right, rank) if node.op_type == "Add" and not is_constant(left) else None
+        number, other, first = (left, right, True) if is_constant(left) else (right, left, False)
+        array = constant(number)
+        unchanged = all(map(same, self.shapes.dims(other), self.shapes.dims(value)))
+        if array is None or not np.issubdtype(array.dtype, np.floating) or self.shapes.rank(other) != rank:
+            return None
+        factor = array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
+        if not unchanged or sum(size > 1 for size in factor.shape) > 1 or (node.op_type == "Div" and first):
+            return None
+        one, zero = np.ones_like(factor), np.zeros_like(factor)
+        with np.errstate(divide="ignore"):
+            scale, shift = {
+                "Mul": (factor, zero),
+                "Div": (1 / factor, zero),
+                "Add": (one, factor),
+                "Sub": (-one, factor) if first else (one, -factor),
+            }[node.op_type]
+        return self._then(self.of(other), scale, shift, node) if np.isfinite(scale).all() else None
+
+    def _then(self, before: Affine, scale: Array, shift: Array, node: ir.Node) -> Affine | None:
+        total = scale * before.scale
+        if sum(size > 1 for size in np.broadcast_shapes(total.shape, shift.shape, before.shift.shape)) > 1:
+            return None
+        return Affine(before.root, before.order, total, before.shift * scale + shift, (*before.nodes, node))
+
+    def _sum(self, node: ir.Node, left: ir.Value, right: ir.Value, rank: int) -> Affine | None:
+        if self.shapes.rank(left) != rank or self.shapes.rank(right) != rank:
+            return None
+        first, second = self.of(left), self.of(right)
+        if first.root is not second.root or first.order != second.order or not (first.scales or second.scales):
+            return None
+        nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes, node)))
+        return Affine(first.root, first.order, first.scale + second.scale, first.shift + second.shift, nodes)
+
+
+def axis_of(scale: Array, shift: Array) -> int | None:
+    """Raises Refused for several axes."""
+    shape = np.broadcast_shapes(scale.shape, shift.shape)
+    varying = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(varying) > 1:
+        raise Refused("", "scale", f"varies along the axes {varying}")
+    return varying[0] if varying else None

@@ -1,0 +1,164 @@
+"""Finds an attention around its Softmax.
+
+In: a graph with shapes. Out: the product that makes the scores and the product that pools the values. PyTorch's newer
+exporter adds a guard after the Softmax: fully masked rows become zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attends_to_all, attribute_float, reads_shape_alone
+from export.compiler.graph.constants import Constants, is_constant, number, of_type
+from export.compiler.graph.shapes import Dim, Shapes, same
+
+FLOOR = -1e30  # a softmax treats lower scores as minus infinity
+
+
+def given(node: ir.Node, position: int) -> ir.Value:
+    """Raises Refused if the input is missing."""
+    value = node.inputs[position] if position < len(node.inputs) else None
+    if value is None:
+        raise Refused(node.outputs[0].name or "", node.op_type, f"expected an input {position}, found none")
+    return value
+
+
+def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
+    """The MatMul that makes the scores, and whether the Softmax ignores a constant added to a row of them."""
+    value, uniform = given(softmax, 0), True
+    while True:
+        node = value.producer()
+        readers = [use for use in value.uses() if not reads_shape_alone(use.node)]
+        uniform = uniform and len(readers) == 1 and not value.is_graph_output()
+        if node is None or node.domain or node.op_type not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where"):
+            what = node.op_type if node is not None else "graph input"
+            raise Refused(value.name or "", what, "stands between scores and softmax")
+        if node.op_type == "MatMul":
+            if not _same_shape(shapes, value, softmax.outputs[0]):
+                raise Refused(value.name or "", "MatMul", "expected scores of the softmax's shape")
+            if value.is_graph_output():
+                raise Refused(value.name or "", "MatMul", "its scores are an output of the graph")
+            return node, uniform
+        wide = [operand for operand in node.inputs if operand is not None and _from_matmul(shapes, operand, softmax)]
+        if len(wide) != 1:
+            raise Refused(value.name or "", node.op_type, "stands between scores and softmax")
+        uniform = uniform and _keeps_uniform(shapes, node, wide[0])
+        value = wide[0]
+
+
+def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
+    """Whether sums, factors and masks of the scores' shape lead back to a MatMul."""
+    seen = 0
+    while seen < 16 and not is_constant(value) and _same_shape(shapes, value, softmax.outputs[0]):
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type == "MatMul":
+            return True
+        if node.op_type not in ("Add", "Sub", "Mul", "Div", "Where"):
+            return False
+        operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
+        following = [operand for operand in operands if operand is not None and not is_constant(operand)]
+        following = [operand for operand in following if _same_shape(shapes, operand, softmax.outputs[0])]
+        if not following:
+            return False
+        if len(following) > 1:
+            return any(_from_matmul(shapes, operand, softmax) for operand in following)
+        value, seen = following[0], seen + 1
+    return False
+
+
+def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
+    """Whether a number added to a row of scores shifts the row's outputs alike."""
+    others = [operand for operand in node.inputs if operand is not None and operand is not scores]
+    match node.op_type:
+        case "Add" | "Sub":
+            return True
+        case "Mul":
+            return shapes.rank(others[0]) == 0 or same(shapes.dims(others[0])[-1], 1)
+        case "Div":
+            last = shapes.dims(others[0])[-1:] if others else ()
+            return node.inputs[0] is scores and (not last or same(last[0], 1))
+        case _:
+            fill = number(others[-1]) if node.inputs[0] is not scores else None
+            return fill is not None and fill <= FLOOR
+
+
+def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
+    first, second = shapes.dims(left), shapes.dims(right)
+    return len(first) == len(second) and all(map(same, first, second))
+
+
+def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
+    """The MatMul of weights and values, its left operand, and whether a guard may zero rows."""
+    value, guarded = weights, False
+    while True:
+        uses = list(value.uses())
+        readers = sorted({use.node.op_type for use in uses})
+        if value.is_graph_output():
+            raise Refused(value.name or "", "Softmax", "its weights are an output of the graph")
+        if readers == ["MatMul"] and len(uses) == 1 and uses[0].idx == 0:
+            return uses[0].node, value, guarded
+        if readers == ["IsNaN", "Where"] and len(uses) == 2:
+            where = next(use for use in uses if use.node.op_type == "Where")
+            zero = where.node.inputs[1]
+            if where.idx != 2 or zero is None or number(zero) != 0:
+                raise Refused(value.name or "", "Where", "expected a guard that sets rows to zero")
+            value, guarded = where.node.outputs[0], True
+        else:
+            raise Refused(value.name or "", "Softmax", f"its weights are read by {', '.join(readers)}")
+
+
+def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
+    """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
+    name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
+    used = node.outputs[0].is_graph_output() or any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
+    if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
+        raise Refused(name, "Attention", "expected (batch, heads, queries, features) inside the graph, and no cache")
+    if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):
+        raise Refused(name, "Attention", "expected no causal mask, no window and no softcap")
+    heads, queries = dims[1], dims[2]
+    if not isinstance(heads, int) or not isinstance(queries, int):
+        raise Refused(name, "Attention", f"expected a known number of queries, found {queries}")
+    return heads, queries, shapes.dims(given(node, 1))[2]
+
+
+def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
+    """Writes an Attention of opset 23 as MatMul, Softmax and MatMul; returns the Softmax.
+
+    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf. As in ONNX Runtime the lowest float masks, too, and
+    a query without a key gives zeros.
+    """
+    graph, constants = shapes.graph, Constants(shapes.graph)
+    query, key, value = (given(node, position) for position in range(3))
+    features = shapes.static(query, 3)
+    if features is None or query.dtype is None:
+        raise Refused(node.outputs[0].name or "", "Attention", "expected a known number of features")
+
+    def add(operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        new = ir.node(operator, inputs, attributes=attributes)
+        graph.insert_before(node, new)
+        new.outputs[0].name = constants.name(f"{node.outputs[0].name}_{operator}")
+        return of_type(new.outputs[0], query.dtype)
+
+    scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
+    scores = add("MatMul", add("Mul", query, scale), add("Transpose", key, perm=[0, 1, 3, 2]))
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if mask is not None:
+        fills = 0.0, -np.inf, np.finfo(query.dtype.numpy()).min
+        zero, masked, lowest = (constants.add(np.array(fill), "mask", query.dtype) for fill in fills)
+        boolean = mask.dtype == ir.DataType.BOOL
+        seen = mask if boolean else of_type(add("Greater", mask, lowest), ir.DataType.BOOL)
+        scores = add("Add", scores, add("Where", seen, zero if boolean else mask, masked))
+    weights = made = add("Softmax", scores, axis=-1)
+    if mask is not None:
+        weights = add("Where", of_type(add("IsNaN", made), ir.DataType.BOOL), zero, made)
+    ir.convenience.replace_all_uses_with(node.outputs[0], add("MatMul", weights, value))
+    softmax = made.producer()
+    if softmax is None:
+        raise Refused(node.outputs[0].name or "", "Attention", "expected a Softmax")
+    return softmax

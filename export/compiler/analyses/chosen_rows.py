@@ -1,0 +1,110 @@
+"""Finds where a head takes one row of each image or text, its index a value of the graph.
+
+In: the shapes of a prepared graph. Out: a `Choice` for each place. Two forms are known, as decoders write that classify
+by the last token that is no padding:
+
+    y = GatherND(x, [[0, r_0], [1, r_1], ...])                y = Gather(Flatten(x), r + N * [0, 1, ...])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_shape_inference import SYM_DATA_KEY
+
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.constants import integers
+from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.operators.moves import RESHAPES
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, one of each batch."""
+
+    node: ir.Node
+    whole: ir.Value
+    chosen: ir.Value
+
+
+def choices(shapes: Shapes) -> Iterator[Choice]:
+    for node in shapes.graph:
+        given = [value for value in node.inputs if value is not None and value.shape is not None]
+        if node.domain or len(given) != 2 or len(node.inputs) != 2:
+            continue
+        found = None
+        if node.op_type == "GatherND" and not attribute_int(node, "batch_dims", 0):
+            found = _of_pairs(shapes, node, *given)
+        elif node.op_type == "Gather" and not attribute_int(node, "axis", 0):
+            found = _of_flat(shapes, node, *given)
+        if found is not None:
+            yield found
+
+
+def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -> Choice | None:
+    maker = pairs.producer()
+    if maker is None or maker.op_type != "Concat" or len(maker.inputs) != 2 or shapes.rank(whole) < 2:
+        return None
+    counted, chosen = maker.inputs
+    batch, dims = shapes.dims(whole)[0], shapes.dims(pairs)
+    joined = attribute_int(maker, "axis", 0) in (-1, 1) and len(dims) == 2 and same(dims[0], batch)
+    if chosen is None or not joined or shapes.rank(chosen) != 2 or not _counts(shapes, counted, batch):
+        return None
+    return Choice(node, whole, chosen)
+
+
+def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
+    flatten, add = flat.producer(), places.producer()
+    whole = flatten.inputs[0] if flatten is not None and flatten.op_type in RESHAPES else None
+    if whole is None or add is None or add.op_type != "Add" or shapes.rank(whole) != 3 or shapes.rank(flat) != 2:
+        return None
+    batch, rows, features = shapes.dims(whole)
+    dims = shapes.dims(places)
+    if len(dims) != 1 or not same(dims[0], batch) or not same(shapes.dims(flat)[1], features):
+        return None
+    for chosen, starts in (add.inputs, reversed(add.inputs)):
+        if chosen is not None and _starts(shapes, starts, batch, rows) and _within(chosen):
+            return Choice(node, whole, chosen)
+    return None
+
+
+def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bool:
+    """Whether it is 0, rows, 2 rows, ..."""
+    maker = value.producer() if value is not None else None
+    if maker is None or maker.op_type != "Mul":
+        return False
+    return any(
+        _counts(shapes, counted, batch) and size is not None and _is_size(shapes, size, rows)
+        for counted, size in (maker.inputs, reversed(maker.inputs))
+    )
+
+
+def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
+    known = json.loads(value.metadata_props.get(SYM_DATA_KEY, "[]")) or integers(value) or []
+    return len(known) == 1 and same(known[0] if isinstance(known[0], int) else ir.SymbolicDim(known[0]), size)
+
+
+def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
+    """Whether it is 0, 1, ... below the size of the batch."""
+    value = _source(value)
+    maker = value.producer() if value is not None else None
+    if maker is not None and maker.op_type == "Range":
+        start, step = integers(maker.inputs[0]), integers(maker.inputs[2])
+        return start == [0] and step == [1] and same(shapes.dims(maker.outputs[0])[0], batch)
+    return isinstance(batch, int) and integers(value) == list(range(batch))
+
+
+def _within(value: ir.Value) -> bool:
+    """Whether it is no negative number: the row before the first would be of another text."""
+    source = _source(value)
+    maker = source.producer() if source is not None else None
+    return maker is not None and maker.op_type == "ArgMax"
+
+
+def _source(value: ir.Value | None) -> ir.Value | None:
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in RESHAPES | {"Cast"}:
+        value = maker.inputs[0]
+    return value

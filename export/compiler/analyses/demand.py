@@ -1,0 +1,84 @@
+"""The part of every value that is read, backward from the outputs.
+
+In: the shapes of a graph. Out: `Demands`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from export.compiler.graph.attributes import attribute_int, reads_shape_alone
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
+from export.compiler.operators.moves import demand_of
+from export.compiler.operators.rules import clean
+
+Demands = dict[ir.Value, list[Box]]
+
+WHOLE_VALUE = [WHOLE]
+
+
+def analyse(shapes: Shapes) -> Demands:
+    """Every box is widened until its node can compute it."""
+    demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
+    for node in reversed(shapes.graph):
+        if reads_shape_alone(node):
+            demand_shape(shapes, node, demands)
+            continue
+        for index, output in enumerate(node.outputs):
+            if output not in demands:
+                continue
+            demands[output] = _settle(shapes, node, index, demands[output])
+            for wanted in demands[output]:
+                for position, read in demand_of(shapes, node, index, wanted).inputs.items():
+                    value = node.inputs[position]
+                    if value is not None:
+                        demands.setdefault(value, []).append(ascending(read))
+    for value in demands:
+        if value.producer() is None:
+            demands[value] = _merge(shapes, value, demands[value])
+    return demands
+
+
+def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
+    value = node.outputs[index]
+    while True:
+        merged = _merge(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
+        if all(demand_of(shapes, node, index, wanted).produced == wanted for wanted in merged):
+            return merged
+        boxes = merged
+
+
+def _merge(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
+    if WHOLE in boxes or value.shape is None:
+        return [WHOLE]
+
+    def share(part: Box) -> float:
+        dims = shapes.dims(value)
+        return math.prod(
+            len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
+        )
+
+    return merge(boxes, share, lambda part: clean(shapes, value, part))
+
+
+def shape_range(node: ir.Node, rank: int) -> range:
+    end = attribute_int(node, "end", rank)
+    return range(rank)[slice(attribute_int(node, "start", 0), end)]
+
+
+def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
+    """A Shape demands its value only if the size cannot be computed without it."""
+    value = node.inputs[0]
+    if value is None or node.outputs[0] not in demands:
+        return
+    demands[node.outputs[0]] = [WHOLE]
+    if node.op_type != "Shape" or value.shape is None or not _known(shapes, node, value):
+        demands.setdefault(value, []).append(WHOLE)
+
+
+def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
+    dims = shapes.dims(value)
+    return all(shapes.is_known(dims[axis]) for axis in shape_range(node, len(dims)))

@@ -1,0 +1,247 @@
+"""Plans the absorption of an attention and counts its cost.
+
+In: a graph with shapes and the parts of an attention. Out: `FewQueries`, or Refused. Multiply-accumulates for N tokens
+of D features, Q queries and H heads of E features:
+
+    original:   (D + Q) N H 2E  + query projection + output projection
+    absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
+                one more product per head, Q H E D, or a single weight of H D columns or rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.compiler.analyses.projections import Channels, trace
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attribute_int, permutation, reads_shape_alone
+from export.compiler.graph.constants import constant
+from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.operators.boxes import WHOLE, Box
+from export.compiler.operators.moves import RESHAPES, demand_of, gathered
+
+Array = NDArray[Any]
+
+SELECTING = frozenset({"Split", "Slice", "Gather"})
+COMBINING: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`readers` read queries, keys and values."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    pooled: ir.Value
+    readers: frozenset[ir.Node]
+    key_axis: int  # of the tokens in the keys
+    heads: int
+    queries: int
+    tokens: Dim
+    guarded: bool = False  # rows may be zero behind the softmax
+    uniform: bool = True  # the softmax ignores a term that all tokens share
+
+
+@dataclass(frozen=True)
+class FewQueries:
+    """query: channels to merge with the keys' weight. output: the projection to merge with the values' weight.
+
+    asked: the queries, (H, Q, E), if all images share them.
+    """
+
+    parts: Parts
+    keys: Channels
+    values: Channels
+    query: Channels | None
+    output: ir.Node | None
+    asked: Array | None
+    before: int
+    after: int
+
+    @property
+    def features(self) -> int:
+        return int(self.keys.weight.shape[0])
+
+
+def plan(shapes: Shapes, parts: Parts) -> FewQueries:
+    """Raises Refused if the keys or values cannot be absorbed."""
+    heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
+    keys, values = trace(shapes, parts.key), trace(shapes, parts.value)
+    check_layout(keys, heads, parts.key_axis)
+    check_layout(values, heads, 2)
+    check_tokens(keys, values)
+    check_alone([keys, values], parts.readers)
+    features, wide_keys, wide_values = keys.weight.shape[0], keys.columns.size, values.columns.size
+    before = (features + queries) * length * (wide_keys + wide_values)
+    after = 2 * queries * heads * features * length
+
+    query, asked = _query(shapes, parts, keys, values), None
+    apart = queries * wide_keys * features
+    if query is not None:
+        made = queries * query.weight.shape[0] * wide_keys
+        rows = alike(shapes, query.tokens)
+        asked = projected(query, rows, heads) if rows is not None else None
+        merged = 0 if asked is not None else queries * query.weight.shape[0] * heads * features
+        before += made
+        query, after = (query, after + merged) if merged < made + apart else (None, after + made + apart)
+    else:
+        after += apart
+
+    output = _output(shapes, parts, values)
+    apart = queries * wide_values * features
+    if output is not None:
+        columns = weight_of(output).shape[1]
+        made, merged = queries * wide_values * columns, queries * heads * features * columns
+        before += made
+        output, after = (output, after + merged) if merged < made + apart else (None, after + made + apart)
+    else:
+        after += apart
+    return FewQueries(parts, keys, values, query, output, asked, before, after)
+
+
+def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
+    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis`."""
+    width = channels.columns.size // heads
+    shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
+    if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
+        name = channels.path[-1].outputs[0].name or ""
+        raise Refused(name, channels.path[-1].op_type, f"expected {heads} heads, tokens on axis {token_axis}")
+
+
+def check_tokens(keys: Channels, values: Channels) -> None:
+    """Raises Refused for different tokens of keys and values, or tokens in less than float32."""
+    if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
+    if keys.tokens is not values.tokens:
+        raise Refused(values.path[-1].outputs[0].name or "", "Softmax", "keys and values are made from other tokens")
+
+
+def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
+    """Raises Refused if another node reads a value on the paths."""
+    inside = {*readers, *(node for channels in traced for node in channels.path)}
+    for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
+        for value in node.outputs:
+            others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
+            if node.op_type in SELECTING and not any(use.node in inside for use in value.uses()):
+                continue  # the queries' part of a Split
+            if others or value.is_graph_output():
+                what = others[0].op_type if others else "the graph's user"
+                raise Refused(value.name or "", node.op_type, f"is read by {what}, too")
+
+
+def _first_selection(channels: Channels) -> int:
+    """The index in `path` where keys or values part from queries of the same MatMul."""
+    places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
+    shared = places and all(
+        use.node.op_type in SELECTING or use.node in channels.path or reads_shape_alone(use.node)
+        for node in channels.path[: places[0]]
+        for value in node.outputs
+        for use in value.uses()
+    )
+    return places[0] if shared else 0
+
+
+def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Channels | None:
+    """A key bias that the softmax sees needs the queries themselves."""
+    if keys.shift.any() and not parts.uniform:
+        return None
+    try:
+        query = trace(shapes, parts.query)
+        check_layout(query, parts.heads, 2)
+        check_alone([keys, values, query], parts.readers)
+    except Refused:
+        return None
+    return query
+
+
+def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
+    """The MatMul by a weight that alone reads the heads, joined: (B, H, Q, E) -> (B, Q, H E) -> (B, Q, columns)."""
+    if parts.guarded and values.shift.any():
+        return None
+    heads, queries, wide = parts.heads, parts.queries, values.columns.size
+    reader = _reader(parts.pooled)
+    if reader is not None and reader.op_type == "Transpose" and permutation(reader, 4) == [0, 2, 1, 3]:
+        reader = _reader(reader.outputs[0])
+    elif queries > 1 and heads > 1:
+        return None
+    if reader is None or reader.op_type not in RESHAPES or reader.outputs[0].shape is None:
+        return None
+    joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(parts.pooled)[0]
+    if len(joined) != 3 or not all(map(same, joined, (batch, queries, wide))):
+        return None
+    product = _reader(reader.outputs[0])
+    weight = constant(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None
+    return product if weight is not None and weight.ndim == 2 else None
+
+
+def _reader(value: ir.Value) -> ir.Node | None:
+    """The only node that reads the elements, as its first input."""
+    uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
+    alone = len(uses) == 1 and uses[0].idx == 0 and not uses[0].node.domain and not value.is_graph_output()
+    return uses[0].node if alone else None
+
+
+def weight_of(product: ir.Node) -> Array:
+    """In float64."""
+    weight = constant(product.inputs[1])
+    if weight is None:
+        raise Refused(product.outputs[0].name or "", "MatMul", "expected a constant weight")
+    return weight.astype(np.float64)
+
+
+def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
+    """The part `wanted` of a value that all images share, such as a class token; its first axis has size 1."""
+    array: Array | None = constant(value)
+    if array is not None:
+        for axis, indices in wanted:
+            array = np.take(array, indices, axis=axis)
+        return array
+    node = value.producer() if value is not None else None
+    if value is None or node is None or node.domain or value.shape is None:
+        return None
+    demand = demand_of(shapes, node, 0, wanted)
+    if demand.produced != wanted:
+        return None
+    parts = [(given, demand.inputs[k]) for k, given in enumerate(node.inputs) if k in demand.inputs]
+    dims = [len(dict(wanted).get(axis, ())) or dim for axis, dim in enumerate(shapes.dims(value))]
+    if node.op_type in COMBINING:
+        arrays = [known for known in (alike(shapes, *part) for part in parts) if known is not None]
+        array = COMBINING[node.op_type](arrays[0], arrays[1]) if len(arrays) == 2 else None
+    elif (
+        node.op_type in ("Expand", "Slice")
+        or (node.op_type == "Gather" and gathered(shapes, node) is not None)
+        or (node.op_type == "Concat" and len(parts) == 1)
+    ):
+        array = alike(shapes, *parts[0])
+    if array is None:
+        return None
+    if node.op_type == "Gather" and len(dims) < array.ndim:
+        array = np.squeeze(array, attribute_int(node, "axis", 0))
+    array = array.reshape((1,) * (len(dims) - array.ndim) + array.shape)
+    fits = array.shape[0] == 1 and all(map(same, array.shape[1:], dims[1:]))
+    return array.astype(np.float64) if fits else None
+
+
+def projected(query: Channels, rows: Array, heads: int) -> Array:
+    """The queries of these tokens (1, Q, D), as (H, Q, E)."""
+    made: Array = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
+    return made
+
+
+def head_weights(channels: Channels, heads: int) -> Array:
+    """The projection of every head with its scales, (H, D, E)."""
+    columns, scale = channels.columns.reshape(heads, -1), channels.scale.reshape(heads, -1)
+    weight: Array = channels.weight[:, columns].transpose(1, 0, 2) * scale[:, None, :]
+    return weight

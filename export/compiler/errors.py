@@ -1,0 +1,57 @@
+"""Reasons to refuse a graph, each with an exit code of `vitbn rewrite`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ExportError(Exception):
+    """The message is one line for the user."""
+
+
+class ForeignError(ExportError):
+    """The message names the value or the file."""
+
+
+class BadRequest(ForeignError):
+    """The graph lacks the requested output, input or dimension."""
+
+
+class NothingToRewrite(ForeignError):
+    """No pass applies, or a required pass does not."""
+
+
+class NotSupported(ForeignError):
+    """The passes or the proof do not support the graph."""
+
+
+class ProofFailed(ForeignError):
+    pass
+
+
+class Refused(Exception):
+    """The pass records the reason and leaves the site."""
+
+    def __init__(self, value: str, operator: str, reason: str) -> None:
+        super().__init__(f"{value} ({operator}): {reason}")
+        self.refusal = Refusal(value, operator, reason)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    value: str
+    operator: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.operator}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class Site:
+    value: str
+    operator: str
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.operator}): {self.change}"

@@ -1,0 +1,1 @@
+"""The graph itself: constants, attributes, shapes and their inference, files."""

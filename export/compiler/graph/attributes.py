@@ -1,0 +1,50 @@
+"""Attributes of nodes. Older opsets keep axes in attributes, newer opsets in inputs."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from export.compiler.graph.constants import integers
+
+
+def attribute_int(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def attribute_float(node: ir.Node, name: str, default: float) -> float:
+    return node.attributes[name].as_float() if name in node.attributes else default
+
+
+def attribute_string(node: ir.Node, name: str, default: str) -> str:
+    return node.attributes[name].as_string() if name in node.attributes else default
+
+
+def attribute_ints(node: ir.Node, name: str) -> list[int] | None:
+    return [int(number) for number in node.attributes[name].as_ints()] if name in node.attributes else None
+
+
+def axes_of(node: ir.Node) -> list[int] | None:
+    """None if absent or unknown."""
+    given = attribute_ints(node, "axes")
+    if given is not None:
+        return given
+    return integers(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
+def permutation(node: ir.Node, rank: int) -> list[int]:
+    return attribute_ints(node, "perm") or list(range(rank))[::-1]
+
+
+def reads_shape_alone(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in ("Shape", "Size")
+
+
+def opset(node: ir.Node) -> int:
+    graph = node.graph
+    return graph.opset_imports.get("", 1) if graph is not None else 1
+
+
+def attends_to_all(node: ir.Node) -> bool:
+    """Whether every query sees every key, apart from the mask."""
+    windows = {attribute_int(node, "left_window_size", -1), attribute_int(node, "right_window_size", -1)}
+    return not attribute_int(node, "is_causal", 0) and windows == {-1}

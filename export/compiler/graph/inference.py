@@ -1,0 +1,214 @@
+"""Infers shapes and dtypes, and corrects onnx_shape_inference where a free axis may be shorter than it takes.
+
+In: a graph with a symbol for each free dimension of its inputs. Out: the same with shapes. Names that the file gives to
+inner dimensions are ignored: they may be wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import zip_longest
+
+import onnx_ir as ir
+from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
+
+from export.compiler.errors import NotSupported
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.constants import integers
+from export.compiler.graph.shapes import FAR, Dim, agree, number, product, same, slices
+
+Inference = Callable[[ShapeInferenceContext, ir.Node], None]
+
+ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
+COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
+
+
+def infer(model: ir.Model) -> None:
+    """Sets the shape and dtype of every value, and the elements of known integers."""
+    kept = {id(value) for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in model.graph:
+        for value in node.outputs:
+            if id(value) not in kept:
+                value.shape = None
+                value.const_value = None
+            value.metadata_props.pop(SYM_DATA_KEY, None)
+    logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+    try:
+        infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+    except ValueError as error:  # the base class of all its errors
+        raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
+
+
+registry.collect()
+_library_slice = registry.get("", "Slice", version=10)
+
+
+def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library takes [:, :512] of a free axis for 512 rows, however short it is, and [:, -1:] for any number."""
+    source, rows = node.inputs[0], node.outputs[0]
+    if _library_slice is not None:
+        _library_slice(context, node)
+    if source is None or source.shape is None or rows.shape is None:
+        return
+    pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
+    dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
+    for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
+        if start == -1 and end >= FAR and step == 1 and isinstance(source.shape[axis], ir.SymbolicDim):
+            dims[axis] = 1
+    rows.shape = ir.Shape(dims)
+
+
+def _cut(old: Dim, new: Dim) -> bool:
+    """Whether a short axis would leave less than `new`; a size is at least 1."""
+    return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
+
+
+def _careful(library: Inference) -> Inference:
+    """The library takes two free axes that meet for equal; either may be 1 and be broadcast to the other."""
+
+    def infer_broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        out = node.outputs[0]
+        if out.shape is None:
+            return
+        operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
+        if node.op_type == "Expand":
+            operands = operands[:1]
+        apart = 2 if node.op_type == "MatMul" else 0
+        dims = list(out.shape.dims)
+        for axis in range(len(dims) - apart):
+            places = [axis - len(dims) + len(operand) for operand in operands]
+            sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
+            sizes += [dims[axis]] if node.op_type == "Expand" else []
+            free = [size for size in sizes if isinstance(number(size), ir.SymbolicDim)]
+            if isinstance(number(dims[axis]), ir.SymbolicDim) and free:
+                longest = next((size for size in free if all(agree(size, other) for other in free)), None)
+                dims[axis] = context.new_symbolic_dim() if longest is None else longest
+        out.shape = ir.Shape(dims)
+
+    return infer_broadcast
+
+
+def _of_any_length(library: Inference) -> Inference:
+    """The cache may be a buffer that is longer than past and new tokens."""
+
+    def infer_attention(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        for value in node.outputs[1:3]:
+            if value.shape is not None:
+                value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
+
+    return infer_attention
+
+
+def _least(library: Inference) -> Inference:
+    """The library gives the smaller of a number and a free size no name."""
+
+    def infer_least(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
+        known = [values[0] for values in held if values is not None and len(values) == 1]
+        numbers, sizes = [[one for one in known if isinstance(one, int) is whole] for whole in (True, False)]
+        if len(known) == len(held) == 2 and len(numbers) == len(sizes) == 1:
+            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
+
+    return infer_least
+
+
+def _reshape(library: Inference) -> Inference:
+    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
+
+    def infer_reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        source, out = node.inputs[0], node.outputs[0]
+        if source is None or source.shape is None or out.shape is None:
+            return
+        pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
+        dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
+        if same(product(dims), product(source.shape.dims)):
+            out.shape = ir.Shape(dims)
+
+    return infer_reshape
+
+
+def _split(library: Inference) -> Inference:
+    """The library takes a Split whose sizes are an input for one in equal parts."""
+
+    def infer_split(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        if len(node.inputs) > 1 and node.inputs[1] is not None and integers(node.inputs[1]) is None:
+            axis = attribute_int(node, "axis", 0)
+            for value in node.outputs:
+                if value.shape is not None:
+                    dims = [*value.shape.dims]
+                    dims[axis] = context.new_symbolic_dim()
+                    value.shape = ir.Shape(dims)
+
+    return infer_split
+
+
+def _squeeze(library: Inference) -> Inference:
+    """The library takes unknown axes for all those of size 1, and a free axis for longer than that."""
+
+    def infer_squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        value, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        free = value is None or value.shape is None or any(isinstance(dim, ir.SymbolicDim) for dim in value.shape.dims)
+        every = axes is None and "axes" not in node.attributes
+        if (every and free) or (axes is not None and integers(axes) is None):
+            node.outputs[0].shape = None
+
+    return infer_squeeze
+
+
+def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library does not know these operators; their second factor has two axes."""
+    left, right = node.inputs[:2]
+    if left is not None and right is not None and left.shape is not None and right.shape is not None:
+        shape = ir.Shape([*left.shape.dims[:-1], right.shape.dims[-1]])
+        context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT)
+
+
+def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Rows of a table with several numbers in a byte; the library does not know this operator."""
+    table, indices, scales = node.inputs[:3]
+    if table is None or indices is None or scales is None or table.shape is None or indices.shape is None:
+        return
+    packed = 8 // attribute_int(node, "bits", 4) if table.dtype == ir.DataType.UINT8 else 1
+    wide = table.shape.dims[1:]
+    if attribute_int(node, "gather_axis", 0) == 0 and len(wide) == 1 and isinstance(wide[0], int):
+        shape = ir.Shape([*indices.shape.dims, wide[0] * packed])
+        context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
+
+
+def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """As its input, and a state as the past one; the library does not know this operator."""
+    for value, source in zip(node.outputs, (node.inputs[0], [*node.inputs, None, None][3]), strict=False):
+        if source is not None and source.shape is not None:
+            context.set_shape_and_dtype(value, source.shape, source.dtype)
+
+
+def _register() -> None:
+    registry.register("com.microsoft", "CausalConvWithState", since_version=1)(_causal_conv)
+    registry.register("com.microsoft", "GatherBlockQuantized", since_version=1)(_gather_blocks)
+    registry.register("", "Slice", since_version=10)(_slice)
+    for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
+        registry.register("com.microsoft", name, since_version=1)(_integer_product)
+    grouped = registry.get("com.microsoft", "GroupQueryAttention", 1)
+    if grouped is not None:
+        registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
+    wrappers = dict.fromkeys([*ARITHMETIC.split(), *COMPARING.split()], _careful) | {
+        "Min": lambda library: _careful(_least(library)),
+        "Reshape": _reshape,
+        "Split": _split,
+        "Squeeze": _squeeze,
+    }
+    for name, wrapper in wrappers.items():
+        library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
+        for version, function in library.items():
+            if function is not None:
+                registry.register("", name, since_version=version)(wrapper(function))
+
+
+_register()

@@ -1,0 +1,151 @@
+"""The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
+
+In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
+array, for the proof.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.compiler.errors import BadRequest
+from export.compiler.graph.constants import Constants, of_type
+
+Index = int | slice | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Each index by itself, as in numpy.ix_; a tuple picks several."""
+
+    output: str
+    indices: tuple[Index, ...] = ()
+
+    def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Raises as `check`."""
+        self.check(array.shape)
+        for axis, index in reversed(list(enumerate(self.indices))):
+            array = array[(slice(None),) * axis + (list(index) if isinstance(index, tuple) else index,)]
+        return np.asarray(array)
+
+    def check(self, shape: Iterable[int | ir.SymbolicDim]) -> None:
+        """Raises BadRequest if an array of this shape has no such part."""
+        dims = list(shape)
+        if len(self.indices) > len(dims) or not all(map(_has, dims, self.indices)):
+            raise BadRequest(f"read: expected indices within the shape ({', '.join(map(str, dims))}), found {self}")
+
+    def __str__(self) -> str:
+        return self.output + ("[" + ",".join(map(_text, self.indices)) + "]" if self.indices else "")
+
+
+def parse_read(text: str) -> Read:
+    """NAME or NAME[INDEX, ...], each index a number, START:END or [NUMBER, ...]; raises BadRequest."""
+    match = re.fullmatch(r"(.+?)(?:\[((?:[^\[\]]|\[[^\[\]]*\])*)\])?", text.strip())
+    if match is None:
+        raise BadRequest(f"read: expected NAME or NAME[INDEX,...], found {text!r}")
+    name, inside = match.groups()
+    if inside is None:
+        return Read(name)
+    parts = re.split(r",(?![^\[]*\])", inside)
+    return Read(name, tuple(_index(part.strip(), text) for part in parts))
+
+
+def _index(part: str, text: str) -> Index:
+    match = re.fullmatch(r"(-?\d+)|(-?\d*):(-?\d*)|\[((?:\s*-?\d+\s*,)*\s*-?\d+)\s*,?\s*\]", part)
+    if match is None:
+        what = "expected a number, START:END or [NUMBER,...] between the brackets"
+        raise BadRequest(f"read: {what}, found {part!r} in {text!r}")
+    number, start, end, several = match.groups()
+    if number is not None:
+        return int(number)
+    if several is not None:
+        return tuple(int(each) for each in several.split(","))
+    return slice(int(start) if start else None, int(end) if end else None)
+
+
+def _has(size: int | ir.SymbolicDim, index: Index) -> bool:
+    """Whether the index picks an element, of a free dimension at some size."""
+    if isinstance(index, tuple):
+        return all(_has(size, each) for each in index)
+    rows = slice(index, index + 1 or None) if isinstance(index, int) else index
+    if isinstance(index, int) and isinstance(size, int) and index < -size:
+        return False
+    sizes = (size,) if isinstance(size, int) else (1, sys.maxsize)
+    return any(len(range(each)[rows]) > 0 for each in sizes)
+
+
+def _text(index: Index) -> str:
+    if isinstance(index, int):
+        return str(index)
+    if isinstance(index, tuple):
+        return f"[{','.join(map(str, index))}]"
+    return ":".join("" if end is None else str(end) for end in (index.start, index.stop))
+
+
+def resolve(reads: Sequence[Read], names: Sequence[str]) -> list[Read]:
+    """One read for each output that is kept, in the order of `names`: '*' and 'present.*' keep outputs whole.
+
+    Raises BadRequest for an unknown or repeated output.
+    """
+    kept: dict[str, Read] = {}
+    for read in [read for read in reads if read.output in names or not _is_pattern(read)]:
+        if read.output not in names:
+            raise BadRequest(f"read: expected one of the outputs {', '.join(names)}, found {read.output!r}")
+        if read.output in kept:
+            raise BadRequest("read: expected each output once, found an output twice")
+        kept[read.output] = read
+    for read in [read for read in reads if read.output not in names and _is_pattern(read)]:
+        matching = [name for name in names if fnmatchcase(name, read.output)]
+        if not matching:
+            raise BadRequest(f"read: expected one of the outputs {', '.join(names)}, found none like {read.output!r}")
+        kept = {name: Read(name) for name in matching} | kept
+    return [kept[name] for name in names if name in kept]
+
+
+def _is_pattern(read: Read) -> bool:
+    return not read.indices and any(sign in read.output for sign in "*?")
+
+
+def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
+    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs."""
+    if not reads:
+        return
+    outputs = {value.name: value for value in graph.outputs}
+    constants = Constants(graph)
+    chosen = [_part(graph, outputs[read.output], read, constants) for read in reads]
+    graph.outputs.clear()
+    graph.outputs.extend(chosen)
+
+
+def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) -> ir.Value:
+    if value.shape is not None:
+        read.check(value.shape)
+    name, dtype, part = value.name or "", value.dtype, value
+    for axis, index in reversed(list(enumerate(read.indices))):
+        if isinstance(index, slice):
+            if (index.start, index.stop) != (None, None):
+                stop = np.iinfo(np.int64).max if index.stop is None else index.stop
+                ends = [constants.add_integers([end]) for end in (index.start or 0, stop, axis)]
+                part = _add(graph, ir.node("Slice", [part, *ends]), constants, name)
+        else:
+            at = constants.add(np.array(index, np.int64), "row")
+            part = _add(graph, ir.node("Gather", [part, at], attributes={"axis": axis}), constants, name)
+    if part is not value:
+        if value.is_graph_input():
+            raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
+        value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
+    return part
+
+
+def _add(graph: ir.Graph, node: ir.Node, constants: Constants, name: str) -> ir.Value:
+    graph.append(node)
+    node.outputs[0].name = constants.name(f"{name}_part")
+    return node.outputs[0]

@@ -1,0 +1,184 @@
+"""Rules of ONNX Runtime's own operators (com.microsoft) and of integer arithmetic.
+
+In and out: see `rules`. An operator without a rule reads its whole inputs: GroupQueryAttention takes the positions of
+its queries from their number, DynamicQuantizeLinear and DynamicQuantizeMatMul a scale from all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.shapes import Shapes, agree
+from export.compiler.operators.boxes import WHOLE, Box, box
+from export.compiler.operators.rules import (
+    Demand,
+    Rule,
+    broadcast,
+    broadcasting,
+    clean,
+    elementwise,
+    everything,
+    layer_norm,
+    matmul,
+)
+
+DOMAIN = "com.microsoft"
+
+WITHOUT_RULE = (
+    "Attention BiasAdd BiasSplitGelu CausalConvWithState DynamicQuantizeLSTM DynamicQuantizeMatMul "
+    "EmbedLayerNormalization "
+    "GatedRelativePositionBias GroupQueryAttention LongformerAttention MoE QAttention QEmbedLayerNormalization QGemm "
+    "QLinearConcat QMoE SparseAttention"
+)
+
+
+def _biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Of each element, beside a bias along the last axis."""
+    last, bias = shapes.rank(node.outputs[index]) - 1, len(node.inputs) > 1 and node.inputs[1] is not None
+    kept = _without(demand, last) if bias else demand
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
+def _without(demand: Box, axis: int) -> Box:
+    return box({own: chosen for own, chosen in demand if own != axis})
+
+
+def _rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """A product whose second factor is stored in blocks."""
+    kept = _without(demand, shapes.rank(node.outputs[index]) - 1)
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
+def _skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """The norm of input + skip, and that sum."""
+    out = node.outputs[index]
+    if index not in (0, 3) or node.inputs[0] is None or node.inputs[1] is None:
+        return everything(node)
+    kept = _without(demand, shapes.rank(out) - 1)
+    read = {position: broadcast(shapes, out, value, kept) for position, value in enumerate(node.inputs[:2]) if value}
+    return Demand(kept, {**everything(node).inputs, **read})
+
+
+def _fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    left, right, rank = node.inputs[0], node.inputs[1], shapes.rank(node.outputs[index])
+    turned = [attribute_int(node, name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")]
+    if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2 or any(turned[2:]):
+        return everything(node)
+    plain = matmul(shapes, node, index, demand)
+    read = {}
+    for position, value, turn in ((0, left, turned[0]), (1, right, turned[1])):
+        own, axes = dict(plain.inputs[position]), shapes.rank(value)
+        if turn:
+            outer = {axis: chosen for axis, chosen in own.items() if axis < axes - 2}
+            inner = {2 * axes - 3 - axis: chosen for axis, chosen in own.items() if axis >= axes - 2}
+            own = {**outer, **inner}
+        read[position] = clean(shapes, value, box(own))
+    return Demand(demand, read) if rank >= 2 else everything(node)
+
+
+def _rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, places = node.inputs[0], node.inputs[1]
+    if value is None or places is None or attribute_int(node, "is_packed_batching", 0):
+        return everything(node)
+    row = shapes.rank(value) - 2  # (batch, tokens, features) or (batch, heads, tokens, features)
+    apart = shapes.rank(places) == 2
+    if apart and not agree(shapes.dims(value)[row], shapes.dims(places)[1]):
+        return everything(node)
+    kept = {axis: chosen for axis, chosen in demand if axis == 0 or (axis == row and apart)}
+    placed = {0 if axis == 0 else 1: chosen for axis, chosen in kept.items()} if apart else {}
+    if apart and 0 in kept and not agree(shapes.dims(value)[0], shapes.dims(places)[0]):
+        return everything(node)
+    return Demand(box(kept), {**everything(node).inputs, 0: box(kept), 1: clean(shapes, places, box(placed))})
+
+
+def _multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """A row of the output reads its own query and its own row of the bias."""
+    given: list[ir.Value | None] = [*node.inputs, *[None] * 8]
+    query, key, value, mask, bias, past = *given[:3], given[4], given[5], given[6:]
+    more = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+    packed = query is None or key is None or value is None or shapes.rank(query) != 3 or shapes.rank(key) != 3
+    if index or more or packed or any(past) or attribute_int(node, "unidirectional", 0):
+        return everything(node)
+    kept = box({axis: chosen for axis, chosen in demand if axis == 1})
+    if kept == WHOLE or (mask is not None and shapes.rank(mask) != 2) or query is None:
+        return everything(node)
+    read = {**everything(node).inputs, 0: kept}
+    if bias is not None:
+        if shapes.rank(bias) != 4 or not agree(shapes.dims(query)[1], shapes.dims(bias)[2]):
+            return everything(node)
+        read[5] = box({2: dict(kept)[1]})
+    return Demand(kept, read)
+
+
+def _gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    indices = node.inputs[1]
+    if indices is None or attribute_int(node, "gather_axis", 0):
+        return everything(node)
+    kept = box({axis: chosen for axis, chosen in demand if axis < shapes.rank(indices)})
+    return Demand(kept, {**everything(node).inputs, 1: kept})
+
+
+def _scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """QuantizeLinear and DequantizeLinear: a scale of each element's own, or along one axis."""
+    value, scale = node.inputs[0], node.inputs[1]
+    if value is None or scale is None or shapes.rank(scale) > 1:
+        return everything(node)
+    axis = attribute_int(node, "axis", 1) % max(shapes.rank(value), 1)
+    kept = demand if _single(shapes, scale) else _without(demand, axis)
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
+def _single(shapes: Shapes, value: ir.Value | None) -> bool:
+    return value is None or all(dim == 1 for dim in shapes.dims(value))
+
+
+def _integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
+    """Rows of a product of quantised factors, with one scale and one zero for all rows of the first."""
+
+    def rule(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+        values = [node.inputs[position] if position < len(node.inputs) else None for position in range(9)]
+        left, right = (values[position] for position in factors)
+        if left is None or right is None or shapes.rank(right) != 2 or shapes.rank(left) < 2:
+            return everything(node)
+        if not all(_single(shapes, values[position]) for position in scales):
+            return everything(node)
+        kept = _without(demand, shapes.rank(node.outputs[index]) - 1)
+        return Demand(kept, {**everything(node).inputs, factors[0]: kept})
+
+    return rule
+
+
+CONTRIB: Mapping[str, Rule] = {
+    **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], _biased),
+    **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _skip_norm),
+    **dict.fromkeys(["LayerNormalization", "SimplifiedLayerNormalization"], layer_norm),
+    "MatMulNBits": _rows,
+    "FusedMatMul": _fused_matmul,
+    "RotaryEmbedding": _rotary,
+    "MultiHeadAttention": _multi_head,
+    "GatherBlockQuantized": _gather_blocks,
+    "MatMulIntegerToFloat": _integer_matmul((0, 1), (2, 4)),
+    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
+    **dict.fromkeys(["QLinearAdd", "QLinearMul"], broadcasting),
+    **dict.fromkeys(["QLinearSigmoid", "QLinearLeakyRelu"], elementwise),
+}
+QUANTISED: Mapping[str, Rule] = {
+    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
+    "MatMulInteger": _integer_matmul((0, 1), (2,)),
+    "QLinearMatMul": _integer_matmul((0, 3), (1, 2)),
+}
+KNOWN = frozenset([*CONTRIB, *WITHOUT_RULE.split()])
+
+
+def is_integer(node: ir.Node) -> bool:
+    """Whether it computes in integers, or converts to or from them."""
+    names = ("QLinear", "QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "MatMulInteger", "ConvInteger")
+    return node.op_type.startswith(names)
+
+
+def without_double(graph: ir.Graph) -> ir.Node | None:
+    """The first node for which there is no reference in float64."""
+    return next((node for node in graph if node.domain or is_integer(node)), None)

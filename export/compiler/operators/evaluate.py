@@ -1,0 +1,101 @@
+"""Runs a graph in double on onnx's reference and our own kernels.
+
+In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. Initialisers, constants and Casts to a float
+become float64, too. Memory holds one weight and the values that a later node reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from export.compiler.graph.constants import FLOATS, constant
+from export.compiler.operators.kernels import KERNELS
+
+Array = NDArray[np.generic]
+
+
+class UnknownOperator(Exception):
+    pass
+
+
+def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
+    """Raises UnknownOperator for a node whose kernel is missing or fails."""
+    graph = model.graph
+    values: dict[ir.Value, Array] = {value: _double(feeds[value.name or ""]) for value in graph.inputs}
+    readers = {value: len(value.uses()) for node in graph for value in node.outputs}
+    readers |= {value: len(value.uses()) for value in graph.inputs}
+    for output in graph.outputs:
+        readers[output] = readers.get(output, 0) + 1
+    for node in graph:
+        values |= evaluate_node(node, values)
+        for value in node.inputs:
+            if value in values:
+                readers[value] -= 1
+                if not readers[value]:
+                    del values[value]
+    return [values[output] if output in values else _known(output) for output in graph.outputs]
+
+
+def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
+        source = node.inputs[0]
+        array = values[source] if source is not None and source in values else _known(source)
+        return {node.outputs[0]: array.astype(np.float64)}
+    proto = ir.to_proto(node)
+    feeds: dict[str, Array] = {}
+    for position, value in enumerate(node.inputs):
+        if value is not None:
+            feeds[f"in{position}"] = values[value] if value in values else _known(value)
+            proto.input[position] = f"in{position}"
+    for position, output in enumerate(node.outputs):
+        proto.output[position] = f"out{position}" if output.name else ""
+    _widen(proto)
+    try:
+        results = _runner(node, proto, list(feeds)).run(None, feeds)
+    except Exception as error:  # numpy, torch and onnx share no base class
+        reason = " ".join(str(error).split())[:200] or "expected an operator with a reference, found none"
+        raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {reason}") from error
+    named = [output for output in node.outputs if output.name]
+    return {output: np.asarray(result) for output, result in zip(named, results, strict=True)}
+
+
+def _runner(node: ir.Node, proto: onnx.NodeProto, inputs: list[str]) -> ReferenceEvaluator:
+    graph = onnx.helper.make_graph(
+        [proto],
+        "node",
+        [onnx.helper.make_empty_tensor_value_info(name) for name in inputs],
+        [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output if name],
+    )
+    versions = dict(node.graph.opset_imports) if node.graph is not None else {"": onnx.defs.onnx_opset_version()}
+    return ReferenceEvaluator(graph, opsets=versions, new_ops=KERNELS)
+
+
+def _widen(proto: onnx.NodeProto) -> None:
+    if proto.op_type == "ConstantOfShape" and not proto.attribute:  # float32 zeros
+        proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.zeros(1))))
+    narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in narrow:
+            array = onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
+            attribute.t.CopyFrom(onnx.numpy_helper.from_array(array))
+        elif attribute.name == "dtype" and attribute.i in narrow:
+            attribute.i = onnx.TensorProto.DOUBLE
+
+
+def _known(value: ir.Value | None) -> Array:
+    array = constant(value)
+    if array is None:
+        raise UnknownOperator(f"{value.name if value else ''}: expected a constant, found none")
+    return array
+
+
+def _double(array: Any) -> Array:
+    given = np.asarray(array)
+    return given.astype(np.float64) if np.issubdtype(given.dtype, np.floating) else given

@@ -1,0 +1,232 @@
+"""One rule per operator: what it must read to compute a part of its output.
+
+In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. Without a rule an
+operator reads its whole inputs. `moves` has the rules of operators that move elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import (
+    attends_to_all,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    axes_of,
+    opset,
+)
+from export.compiler.graph.shapes import Shapes, agree, operator, same
+from export.compiler.operators.boxes import WHOLE, Box, box
+
+
+@dataclass(frozen=True)
+class Demand:
+    """`produced` needs these boxes of the inputs; other inputs are not read."""
+
+    produced: Box
+    inputs: Mapping[int, Box]
+
+
+Rule = Callable[[Shapes, ir.Node, int, Box], Demand]
+
+ONE_INPUT = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Elu Erf Exp "
+    "Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu "
+    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
+)
+ELEMENTWISE = frozenset(ONE_INPUT.split())
+MORE_INPUTS = "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor"
+BROADCASTING = frozenset(MORE_INPUTS.split())
+
+
+def everything(node: ir.Node) -> Demand:
+    return Demand(WHOLE, {position: WHOLE for position, value in enumerate(node.inputs) if value is not None})
+
+
+def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
+    """Of an axis of known size all indices count from its start, and all together are no choice."""
+    kept = {}
+    for axis, chosen in demand:
+        size = shapes.static(value, axis)
+        if size is not None:
+            chosen = tuple(place if place >= 0 else max(place + size, 0) for place in chosen)
+        if len(chosen) != size or chosen != tuple(range(size)):
+            kept[axis] = chosen
+    return box(kept)
+
+
+def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matrix: int = 0) -> Box:
+    """The box of an operand of `out`, without the last `matrix` axes.
+
+    Raises Refused if an axis may or may not be broadcast.
+    """
+    wide, narrow = shapes.dims(out), shapes.dims(value)
+    chosen = {}
+    for axis, indices in demand:
+        own = axis - (len(wide) - len(narrow))
+        if 0 <= own < len(narrow) - matrix and axis < len(wide) - matrix:
+            if same(narrow[own], 1):
+                continue
+            if not agree(wide[axis], narrow[own]):
+                raise Refused(value.name or "", operator(value), f"axis {own} may be broadcast: {narrow[own]}")
+            chosen[own] = indices
+    return clean(shapes, value, box(chosen))
+
+
+def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    return Demand(demand, {**everything(node).inputs, 0: demand})
+
+
+def broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    out = node.outputs[index]
+    read = {k: broadcast(shapes, out, value, demand) for k, value in enumerate(node.inputs) if value is not None}
+    return Demand(demand, read)
+
+
+def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    left, right = node.inputs[:2]
+    if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2:
+        return everything(node)
+    out, chosen = node.outputs[index], dict(demand)
+    rank = shapes.rank(out)
+    rows = dict(broadcast(shapes, out, left, demand, matrix=2))
+    columns = dict(broadcast(shapes, out, right, demand, matrix=2))
+    if rank - 2 in chosen:
+        rows[shapes.rank(left) - 2] = chosen[rank - 2]
+    if rank - 1 in chosen:
+        columns[shapes.rank(right) - 1] = chosen[rank - 1]
+    return Demand(demand, {0: clean(shapes, left, box(rows)), 1: clean(shapes, right, box(columns))})
+
+
+def _gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    read, chosen = dict(everything(node).inputs), dict(demand)
+    if 0 in chosen:
+        read[0] = box({1 if attribute_int(node, "transA", 0) else 0: chosen[0]})
+    if 1 in chosen:
+        read[1] = box({0 if attribute_int(node, "transB", 0) else 1: chosen[1]})
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        read[2] = broadcast(shapes, node.outputs[index], node.inputs[2], demand)
+    return Demand(demand, read)
+
+
+def _conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Chosen channels read chosen filters. Pixels can be chosen only for 1 x 1 filters."""
+    read, chosen = dict(everything(node).inputs), dict(demand)
+    weight = node.inputs[1]
+    if weight is None:
+        return everything(node)
+    kernel = shapes.dims(weight)[2:]
+    pads, strides = attribute_ints(node, "pads") or [], attribute_ints(node, "strides") or []
+    plain = attribute_string(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    pointwise = plain and all(same(size, 1) for size in kernel) and not any(pads) and set(strides) <= {1}
+    produced = {}
+    for axis, indices in chosen.items():
+        if axis == 1 and attribute_int(node, "group", 1) == 1:
+            read[1] = box({0: indices})
+            if len(node.inputs) > 2 and node.inputs[2] is not None:
+                read[2] = box({0: indices})
+            produced[axis] = indices
+        elif axis == 0 or (axis > 1 and pointwise):
+            produced[axis] = indices
+    read[0] = box({axis: indices for axis, indices in produced.items() if axis != 1})
+    return Demand(box(produced), read)
+
+
+def _softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    rank, version = shapes.rank(node.outputs[index]), opset(node)
+    axis = attribute_int(node, "axis", 1 if version < 13 else -1) % rank
+    mixed = range(axis, rank) if version < 13 else (axis,)
+    kept = box({own: indices for own, indices in demand if own not in mixed})
+    return Demand(kept, {0: kept})
+
+
+def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    if index:
+        return everything(node)
+    rank = shapes.rank(node.outputs[index])
+    axis = attribute_int(node, "axis", -1) % rank
+    if any(value is not None and shapes.rank(value) > rank - axis for value in node.inputs[1:]):  # differs between rows
+        return everything(node)
+    kept = box({own: indices for own, indices in demand if own < axis})
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
+def _batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    if index:
+        return everything(node)
+    kept = box({own: indices for own, indices in demand if own != 1})
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
+def _reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, given = node.inputs[0], axes_of(node)
+    if value is None or given is None:
+        return everything(node)
+    rank = shapes.rank(value)
+    reduced = {axis % rank for axis in given}
+    left = [axis for axis in range(rank) if axis not in reduced]
+    source = {axis: axis for axis in left} if attribute_int(node, "keepdims", 1) else dict(enumerate(left))
+    kept = {axis: indices for axis, indices in demand if axis in source}
+    read = box({source[axis]: indices for axis, indices in kept.items()})
+    return Demand(box(kept), {**everything(node).inputs, 0: read})
+
+
+def _einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    left, arrow, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
+        return everything(node)
+    operands = [value for value in node.inputs if value is not None]
+    if any(same(dim, 1) for value in operands for dim in shapes.dims(value)):  # may be broadcast
+        return everything(node)
+    read = {
+        position: box({term.index(right[axis]): indices for axis, indices in demand if right[axis] in term})
+        for position, term in enumerate(terms)
+    }
+    return Demand(demand, read)
+
+
+def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """A row of the output reads its own query and its own row of the mask."""
+    out, mask = node.outputs[0], node.inputs[3] if len(node.inputs) > 3 else None
+    cached = any(value is not None for value in node.inputs[4:])
+    more = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    if index or cached or more or not attends_to_all(node):
+        return everything(node)
+    rows = shapes.rank(out) - 2
+    kept = box({axis: indices for axis, indices in demand if axis == rows})
+    if kept == WHOLE:
+        return everything(node)
+    read = {**everything(node).inputs, 0: kept}
+    if mask is not None:
+        axis = shapes.rank(mask) - 2
+        if axis >= 0 and not same(shapes.dims(mask)[axis], 1):
+            query = node.inputs[0]
+            if query is None or not same(shapes.dims(mask)[axis], shapes.dims(query)[rows]):
+                return everything(node)
+            read[3] = box({axis: dict(kept)[rows]})
+    return Demand(kept, read)
+
+
+COMPUTING: Mapping[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(BROADCASTING, broadcasting),
+    "MatMul": matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "LayerNormalization": layer_norm,
+    "SimplifiedLayerNormalization": layer_norm,
+    "RMSNormalization": layer_norm,
+    "BatchNormalization": _batch_norm,
+    "Einsum": _einsum,
+    "Attention": _attention,
+    **dict.fromkeys(["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"], _reduce),
+    **dict.fromkeys(["ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"], _reduce),
+}

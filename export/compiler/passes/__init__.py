@@ -1,0 +1,1 @@
+"""Changes of a graph that leave its answers as they are."""

@@ -1,0 +1,33 @@
+"""Removes what no output reads.
+
+A Shape does not keep its value alive: it is rebuilt from the graph's inputs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, demand_shape
+from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.inference import infer
+from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.boxes import WHOLE
+from export.compiler.passes.materialise import Materialiser
+
+
+def drop_unread(model: ir.Model) -> None:
+    remove_unused(model)
+    model.graph.sort()
+    infer(model)
+    shapes = Shapes(model.graph)
+    demands: Demands = {output: [WHOLE] for output in model.graph.outputs}
+    for node in reversed(model.graph):
+        if reads_shape_alone(node):
+            demand_shape(shapes, node, demands)
+        elif any(output in demands for output in node.outputs):
+            demands |= {value: [WHOLE] for value in node.inputs if value is not None}
+    Materialiser(shapes, dict.fromkeys(demands, WHOLE_VALUE)).run()
+    remove_unused(model)
+    model.graph.sort()
+    infer(model)

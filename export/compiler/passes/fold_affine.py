@@ -1,0 +1,183 @@
+"""First pass: folds affine maps into the linear layers beside them.
+
+In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, also
+through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that cannot be folded
+stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.compiler.analyses.affine import Affine, Affines
+from export.compiler.analyses.neighbours import Change, after, before, outputs_of
+from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.constants import Constants, is_constant, of_type
+from export.compiler.graph.shapes import Shapes
+from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.prepare import LARGEST_FOLDED, Prepare
+from export.compiler.passes.results import RewriteResult
+
+
+@dataclass(frozen=True)
+class Folding:
+    """`value` ends the map; `changes` are before (`upstream`) or after it."""
+
+    value: ir.Value
+    form: Affine
+    changes: tuple[Change, ...]
+    upstream: bool
+
+
+class FoldAffine(ir.passes.InPlacePass):
+    name = "fold-affine"
+
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.sizes = dict(sizes or {})
+
+    def check(self, shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
+        """Raises Refused if neither side takes up the map."""
+        if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
+        try:
+            return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
+        except Refused as refused:
+            below = refused.refusal
+        _only_inside(value, form)
+        back = np.argsort(form.order)
+        try:
+            changes = before(shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes})
+        except Refused as refused:
+            above = refused.refusal
+            raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused
+        return _worth(Folding(value, form, tuple(changes), True))
+
+    def rewrite(self, model: ir.Model, folding: Folding) -> None:
+        Folder(model.graph, folding).run()
+        RemoveUnusedNodesPass()(model)
+
+    def call(self, model: ir.Model) -> RewriteResult:
+        Prepare()(model)
+        sites: list[Site] = []
+        refusals: dict[ir.Value, Refusal] = {}
+        while (folding := self._next(Shapes(model.graph, self.sizes), refusals)) is not None:
+            layers = ", ".join(f"{change.node.op_type} {change.node.outputs[0].name}" for change in folding.changes)
+            what = "BatchNormalization" if folding.form.norms else folding.form.nodes[-1].op_type
+            where = "before" if folding.upstream else "after"
+            sites.append(Site(folding.value.name or "", what, f"folded into {layers} {where} it"))
+            refusals.pop(folding.value, None)
+            self.rewrite(model, folding)
+        if sites:
+            drop_unread(model)
+        return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
+
+    def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
+        """Tries refused maps last."""
+        asked = [*ends(shapes)]
+        for value, form in sorted(asked, key=lambda end: end[0] in refusals):
+            try:
+                return self.check(shapes, value, form)
+            except Refused as refused:
+                refusals[value] = refused.refusal
+        return None
+
+
+def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
+    """Values that end an affine map: not every reader continues it."""
+    affines = Affines(shapes)
+    for node in shapes.graph:
+        for value in node.outputs:
+            if value.shape is None:
+                continue
+            form = affines.of(value)
+            readers = [use.node for use in value.uses() if not reads_shape_alone(use.node)]
+            carried = [
+                output
+                for reader in readers
+                for output in reader.outputs
+                if output.shape is not None and affines.of(output).root is form.root
+            ]
+            if form.root is not value and form.scales and (len(carried) < len(readers) or value.is_graph_output()):
+                yield value, form
+
+
+def _worth(folding: Folding) -> Folding:
+    """Raises Refused for a scale alone beside a large weight, as the head of a decoder."""
+    largest = max(math.prod(change.shape) for change in folding.changes)
+    if largest > LARGEST_FOLDED and not folding.form.norms:
+        raise Refused(folding.value.name or "", "scale", f"is not worth a copy of {largest:,} weights")
+    return folding
+
+
+def _only_inside(value: ir.Value, form: Affine) -> None:
+    """Raises Refused if another node reads a value inside the map: folding would change that value."""
+    for node in form.nodes:
+        for output in node.outputs:
+            others = [use for use in output.uses() if use.node not in form.nodes and not reads_shape_alone(use.node)]
+            if output is not value and (others or output.is_graph_output()):
+                raise Refused(output.name or "", node.op_type, "is read from outside the map")
+
+
+class Folder:
+    def __init__(self, graph: ir.Graph, folding: Folding) -> None:
+        self.graph, self.folding, self.constants = graph, folding, Constants(graph)
+
+    def run(self) -> None:
+        root = self.folding.form.root
+        for change in self.folding.changes:
+            gained = self._change(change)
+            if self.folding.upstream and change.node.outputs[0] is root:
+                root = gained
+        value, order = self.folding.value, self.folding.form.order
+        if list(order) != list(range(len(order))):
+            root = self._insert(ir.node("Transpose", [root], attributes={"perm": [*order]}), value, value)
+        if value.is_graph_output():
+            root = self._insert(ir.node("Identity", [root]), value, value)
+            self._put_out(root, value)
+        ir.convenience.replace_all_uses_with(value, root)
+
+    def _change(self, change: Change) -> ir.Value:
+        """Returns the node's output, or the sum with a new bias."""
+        node, output = change.node, change.node.outputs[0]
+        name, dtype = f"{output.name}_folded", output.dtype or ir.DataType.FLOAT
+        place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
+        weight = self.constants.add_computed(change.weight, change.shape, name, dtype)
+        node.replace_input_with(place, weight)
+        if node.op_type in ("Gemm", "Conv"):
+            bias = np.broadcast_to(change.bias, (outputs_of(node, change.shape),))
+            if len(node.inputs) < 3:
+                node.resize_inputs(3)
+            node.replace_input_with(2, self.constants.add(np.array(bias), f"{output.name}_bias", dtype))
+            return output
+        if not change.bias.any() or self.constants.add_to_bias(output, change.bias, self.folding.form.nodes):
+            return output
+        uses = list(output.uses())
+        added = ir.node("Add", [output, self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)])
+        total = self._insert(added, output, output)
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        if output.is_graph_output():
+            self._put_out(total, output)
+        return total
+
+    def _put_out(self, new: ir.Value, old: ir.Value) -> None:
+        """Gives `new` the place and name of the output `old`."""
+        name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
+        new.name, new.type = name, old.type
+        self.graph.outputs[[*self.graph.outputs].index(old)] = new
+
+    def _insert(self, node: ir.Node, like: ir.Value, behind: ir.Value) -> ir.Value:
+        node.outputs[0].name, node.outputs[0].shape = self.constants.name(f"{like.name}_{node.op_type}"), like.shape
+        producer = behind.producer()
+        if producer is None:
+            raise Refused(like.name or "", node.op_type, "expected a node that makes the value")
+        self.graph.insert_after(producer, node)
+        return of_type(node.outputs[0], like.dtype)

@@ -1,0 +1,263 @@
+"""Builds the parts of values that are read.
+
+In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once;
+readers of less select it with Gather or Slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
+from export.compiler.errors import NotSupported
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.constants import Constants, is_constant, of_type, stored
+from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
+from export.compiler.operators.boxes import WHOLE, Box, box, covers
+from export.compiler.operators.moves import ALWAYS, RESHAPES, demand_of, gathered, shape_plan
+
+
+class Materialiser:
+    """Call `run` once."""
+
+    def __init__(self, shapes: Shapes, demands: Demands) -> None:
+        self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
+        self.constants = Constants(shapes.graph)
+        self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
+        self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
+        self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}
+        self._whole: dict[ir.Value, ir.Value] = {}
+        self._emitted: dict[tuple[ir.Node, Box, tuple[ir.Value | None, ...]], ir.Node] = {}
+
+    def run(self) -> None:
+        """Replaces nodes whose inputs are partly computed; the caller removes unused nodes."""
+        nodes = list(self.graph)
+        for node in nodes:
+            if node.op_type == "Shape" and node.domain == "":
+                self._shape(node)
+                continue
+            for index, output in enumerate(node.outputs):
+                if self.demands.get(output) == WHOLE_VALUE:
+                    self._join(node, index, output)
+                    continue
+                for held in self.demands.get(output, ()):  # in order: `part` would go as deep as the graph
+                    self._build(output, held)
+        for node in nodes:  # last: the parts of a Split are built from its first input
+            self._rewire(node)
+        for position, output in enumerate(list(self.graph.outputs)):
+            if output in self._whole:
+                self._replace_output(position, output)
+
+    def _join(self, node: ir.Node, index: int, output: ir.Value) -> None:
+        read = demand_of(self.shapes, node, index, WHOLE).inputs
+        if any(part != WHOLE and self._partial(node.inputs[position]) for position, part in read.items()):
+            self._whole[output] = self._emit(node, output, WHOLE, read)
+
+    def _rewire(self, node: ir.Node) -> None:
+        for position, value in enumerate(node.inputs):
+            if value is not None and value in self._whole:
+                node.replace_input_with(position, self._whole[value])
+
+    def _partial(self, value: ir.Value | None) -> bool:
+        return value is not None and not is_constant(value) and self.demands[value] != WHOLE_VALUE
+
+    def part(self, value: ir.Value, wanted: Box) -> ir.Value:
+        boxes = [WHOLE] if is_constant(value) else self.demands[value]
+        if boxes == WHOLE_VALUE:
+            return self._select(self._whole.get(value, value), wanted, self._free(value))
+        held = next(part for part in boxes if covers(part, wanted))
+        places, relative = dict(held), {}
+        for axis, chosen in wanted:
+            if axis not in places:
+                relative[axis] = chosen
+            elif places[axis] != chosen:
+                relative[axis] = tuple(places[axis].index(place) for place in chosen)
+        return self._select(self._build(value, held), box(relative), self._free(value) - dict(held).keys())
+
+    def _build(self, value: ir.Value, held: Box) -> ir.Value:
+        if (value, held) not in self._built:
+            node, index = value.producer(), value.index()
+            if node is None or index is None:
+                self._built[value, held] = self._select(value, held, self._free(value))
+            else:
+                read = demand_of(self.shapes, node, index, held).inputs
+                self._built[value, held] = self._emit(node, value, held, read)
+        return self._built[value, held]
+
+    def _free(self, value: ir.Value) -> set[int]:
+        return {axis for axis, dim in enumerate(self.shapes.dims(value)) if not isinstance(dim, int)}
+
+    def _select(self, value: ir.Value, wanted: Box, free: Container[int]) -> ir.Value:
+        if wanted == WHOLE:
+            return value
+        if (value, wanted) not in self._selected:
+            selected, array = value, stored(value)
+            if array is not None:
+                for axis, chosen in wanted:
+                    array = np.take(array, chosen, axis=axis)
+                selected = self.constants.add(array, f"{value.name}_rows", value.dtype)
+            else:
+                for axis, chosen in wanted:
+                    selected = self._cut(selected, axis, chosen, axis in free)
+            self._selected[value, wanted] = selected
+        return self._selected[value, wanted]
+
+    def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int], free: bool) -> ir.Value:
+        """Rows that a short input lacks are copies of its first or last; a reader of them guards itself."""
+        if not free and len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
+            return self._clip(value, axis, *(self.constants.add_integers([end]) for end in (chosen[0], chosen[-1] + 1)))
+        places = self.constants.add_integers([*chosen])
+        if free and not set(chosen) <= ALWAYS:
+            sizes = of_type(self.node("Shape", [value], value), ir.DataType.INT64)
+            size = self.node("Gather", [sizes, self.constants.add_integers([axis])], sizes, {"axis": 0})
+            last = self.node("Sub", [size, self.constants.add_integers([1])], sizes)
+            first = self.node("Neg", [size], sizes)
+            places = self._larger(first, self._larger(places, last, other=True))
+        return self.node("Gather", [value, places], value, {"axis": axis})
+
+    def _larger(self, left: ir.Value, right: ir.Value, other: bool = False) -> ir.Value:
+        """Or the `other`, smaller one. Min and Max take integers only from opset 12 on."""
+        less = of_type(self.node("Less", [left, right], left), ir.DataType.BOOL)
+        return of_type(self.node("Where", [less, *((left, right) if other else (right, left))], left), left.dtype)
+
+    def _clip(self, rows: ir.Value, axis: int, start: ir.Value | None, end: ir.Value | None) -> ir.Value:
+        ends = [start or self.constants.add_integers([0]), end or self.constants.add_integers([FAR])]
+        return self.node("Slice", [rows, *ends, self.constants.add_integers([axis])], rows)
+
+    def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
+        """The rows of a Slice from `start` on that an axis of this size has."""
+        length = self.vector([size])
+        if start < 0:
+            return self._clip(rows, axis, self.node("Neg", [length], length), None)
+        if start > 0:
+            left = self.node("Sub", [length, self.constants.add_integers([start])], length)
+            length = self._larger(left, self.constants.add_integers([0]))
+        return self._clip(rows, axis, None, length)
+
+    def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:
+        """No row if an axis of this size lacks `place`, so that the Gather of the row fails."""
+        length, number = self.vector([size]), self.constants.add_integers([-place if place >= 0 else place + 1])
+        return self._clip(row, axis, None, self.node("Add", [length, number], length))
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value],
+        like: ir.Value,
+        attributes: Mapping[str, int | Sequence[int]] | None = None,
+    ) -> ir.Value:
+        new = ir.node(operator, inputs, attributes=attributes)
+        new.outputs[0].name = self.constants.name(f"{like.name}_rows")
+        new.name = new.outputs[0].name
+        self.graph.append(new)
+        return of_type(new.outputs[0], like.dtype)
+
+    def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
+        """The box `wanted` of `value`, computed from the boxes `read` of the node's inputs."""
+        moved = self._moved(node, value, wanted, read)
+        if moved is not None:
+            return moved
+        inputs = [
+            self.part(given, read[position]) if given is not None and position in read else given
+            for position, given in enumerate(node.inputs)
+        ]
+        key = node, wanted, tuple(inputs)
+        if key not in self._emitted:  # several outputs may be read in the same part
+            self._emitted[key] = self.copy(node, inputs)
+        return self._emitted[key].outputs[value.index() or 0]
+
+    def copy(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
+        new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            of_type(made, old.dtype).name = self.constants.name(f"{old.name}_rows") if old.name else ""
+        new.name = self.constants.name(f"{node.outputs[0].name}_{node.op_type}")
+        self.graph.append(new)
+        return new
+
+    def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
+        """As `_emit`, for operators that move elements and whose attributes do not fit a part."""
+        source = node.inputs[0]
+        if source is None or node.domain:
+            return None
+        if node.op_type in RESHAPES and wanted != WHOLE:
+            return self.node("Reshape", [self.part(source, read[0]), self._sizes(value, wanted)], value)
+        if node.op_type == "Expand" and wanted != WHOLE:
+            return self.node("Expand", [self.part(source, read[0]), self._sizes(value, wanted)], value)
+        if node.op_type == "Concat":
+            parts = [
+                self.part(given, read[k]) for k, given in enumerate(node.inputs) if given is not None and k in read
+            ]
+            axis = attribute_int(node, "axis", 0)
+            return parts[0] if len(parts) == 1 else self.node("Concat", parts, value, {"axis": axis})
+        if node.op_type == "Split":
+            return self.part(source, read[0])
+        if node.op_type == "Slice":
+            cuts = slices(node, self.shapes.rank(source)) or {}
+            held = cuts.keys() & dict(read[0]).keys()
+            rows = self.part(source, read[0]) if held else None
+            for axis in sorted(held - dict(wanted).keys()):
+                if rows is not None and not isinstance(self.shapes.dims(value)[axis], int):
+                    rows = self._existing(rows, axis, cuts[axis][0], self.shapes.dims(source)[axis])
+            return rows
+        if node.op_type == "Gather" and (places := gathered(self.shapes, node)) is not None:
+            row = self.part(source, read[0])
+            if node.inputs[1] is not None and self.shapes.rank(node.inputs[1]):
+                return row
+            axis = attribute_int(node, "axis", 0) % self.shapes.rank(source)
+            size = self.shapes.dims(source)[axis]
+            if not isinstance(size, int) and not {*places} <= ALWAYS:
+                row = self._guarded(row, axis, places[0], size)
+            return self.node("Gather", [row, self.constants.add(np.array(0, np.int64), "first")], value, {"axis": axis})
+        return None
+
+    def _sizes(self, value: ir.Value, wanted: Box) -> ir.Value:
+        plan = shape_plan(self.shapes, self.shapes.dims(value), dict(wanted))
+        return self.vector(plan or [])
+
+    def vector(self, sizes: Sequence[Dim]) -> ir.Value:
+        """Reads unknown sizes from the graph's inputs."""
+        parts: list[ir.Value] = []
+        numbers: list[int] = []
+        for size in (*sizes, None):
+            if isinstance(size, int):
+                numbers.append(size)
+                continue
+            if numbers:
+                parts.append(self.constants.add_integers(numbers, "shape"))
+                numbers = []
+            if size is not None:
+                source = self.shapes.source(size)
+                if source is None:
+                    raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
+                parts.append(self._size(*source))
+        return parts[0] if len(parts) == 1 else self.node("Concat", parts, parts[0], {"axis": 0})
+
+    def _size(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of a graph input's axis, as a vector of length 1."""
+        if (value, axis) not in self._sizes_read:
+            shape = self.node("Shape", [value], value)
+            shape.dtype = ir.DataType.INT64
+            self._sizes_read[value, axis] = self.node(
+                "Gather", [shape, self.constants.add_integers([axis])], shape, {"axis": 0}
+            )
+        return self._sizes_read[value, axis]
+
+    def _shape(self, node: ir.Node) -> None:
+        """Rebuilds a Shape whose value is not computed whole."""
+        value, output = node.inputs[0], node.outputs[0]
+        if value is None or output not in self.demands or value.producer() is None or is_constant(value):
+            return
+        if self.demands.get(value) == WHOLE_VALUE:
+            return
+        dims = self.shapes.dims(value)
+        self._whole[output] = self.vector([dims[axis] for axis in shape_range(node, len(dims))])
+
+    def _replace_output(self, position: int, output: ir.Value) -> None:
+        name, output.name = output.name, self.constants.name(f"{output.name}_whole")
+        new = ir.node("Identity", [self._whole[output]])
+        new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = name, output.type, output.shape
+        self.graph.append(new)
+        self.graph.outputs[position] = new.outputs[0]

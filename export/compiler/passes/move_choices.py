@@ -1,0 +1,241 @@
+"""Moves the choice of a row at run time before the computation of the other rows.
+
+In: a prepared graph with the choices that `choices` finds. Out: the same outputs. An operator of one row of its output
+that reads the same row of its inputs is computed for that row, as far as no other reader needs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from export.compiler.analyses.chosen_rows import Choice, choices
+from export.compiler.analyses.demand import demand_shape
+from export.compiler.errors import Site
+from export.compiler.graph.attributes import opset, reads_shape_alone
+from export.compiler.graph.inference import infer
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.boxes import WHOLE, box
+from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.moves import RESHAPES, demand_of, shape_plan
+from export.compiler.operators.rules import BROADCASTING, clean
+from export.compiler.passes.materialise import Materialiser
+
+OLDEST_OPSET = 12  # batch_dims of GatherND
+ATTENTION = {"Attention", "MultiHeadAttention"}  # whose rules follow no batch
+ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand without the batch serves all of it
+
+Place = tuple[int, int]  # of a value: the axis of its rows, and of its batch
+
+
+def move_choices(model: ir.Model) -> list[Site]:
+    """The multiplications that are computed for one row alone."""
+    if model.graph.opset_imports.get("", 0) < OLDEST_OPSET:
+        return []
+    sites: list[Site] = []
+    for choice in list(choices(Shapes(model.graph))):
+        moved = _Moved(Shapes(model.graph), choice)
+        sites += moved.sites
+        if moved.sites:
+            moved.run()
+            remove_unused(model)
+            model.graph.sort()
+            infer(model)
+    return sites
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input that is read in one row: at `place` its own, or at axis `shared` the same rows for all of the batch."""
+
+    place: Place | None = None
+    shared: int | None = None
+
+
+WHOLE_INPUT = Operand()
+
+
+class _Moved:
+    def __init__(self, shapes: Shapes, choice: Choice) -> None:
+        self.shapes, self.choice = shapes, choice
+        self.building = Materialiser(shapes, {})
+        self.places = self._places()
+        self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
+        self.copies: dict[ir.Node, ir.Node] = {}
+        makers = [value.producer() for value in self.places]
+        self.sites = [
+            Site(maker.outputs[0].name or "", maker.op_type, "computed only for a row that is chosen at run time")
+            for maker in makers
+            if maker is not None and is_multiplying(maker)
+        ]
+
+    def run(self) -> None:
+        """Replaces the choice's output; the caller removes unused nodes."""
+        value = self.choice.node.outputs[0]
+        self.rows = self._reshaped([-1])  # int64 (batch)
+        for node in list(self.shapes.graph):  # in order: `_part` would go as deep as the graph
+            for output in node.outputs:
+                if output in self.places:
+                    self._part(output, self.places[output])
+        new = self._change_axes("Squeeze", self._part(self.choice.whole, (1, 0)), [1])
+        name, value.name = value.name, self.building.constants.name(f"{value.name}_of_all")
+        new.name, new.shape = name, value.shape
+        ir.convenience.replace_all_uses_with(value, new, replace_graph_outputs=True)
+
+    def _places(self) -> dict[ir.Value, Place]:
+        """The values of which nobody but the choice reads more than one row."""
+        whole: set[ir.Value | None] = {*self.shapes.graph.outputs}
+        places: dict[ir.Value, Place] = {}
+        for node in reversed(self.shapes.graph):
+            if node is self.choice.node:
+                places[self.choice.whole] = 1, 0
+                whole |= {*node.inputs[1:]}
+                continue
+            if node.outputs[0] is self.choice.node.inputs[0] and self._flattens(node, whole):
+                continue
+            if reads_shape_alone(node):
+                demand_shape(self.shapes, node, asked := {node.outputs[0]: [WHOLE]})
+                whole |= asked.keys() if node.outputs[0] in whole else set()
+                continue
+            wanted = [value for value in node.outputs if value in places and value not in whole]
+            reads = [self._read(node, value, places[value]) for value in wanted]
+            read = reads[0] if reads and all(each == reads[0] for each in reads) else None
+            if any(value in whole for value in node.outputs) or (wanted and read is None):
+                whole |= {*wanted, *node.inputs}
+                continue
+            for position, operand in (read or {}).items():
+                value = node.inputs[position]
+                if value is not None and (
+                    operand.place is None or places.setdefault(value, operand.place) != operand.place
+                ):
+                    whole.add(value)
+        return {value: place for value, place in places.items() if value not in whole}
+
+    def _flattens(self, node: ir.Node, whole: Container[ir.Value | None]) -> bool:
+        """Whether it is the Flatten of the choice, which alone reads it."""
+        flat = node.outputs[0]
+        return node.inputs[0] is self.choice.whole and len(flat.uses()) == 1 and flat not in whole
+
+    def _read(self, node: ir.Node, value: ir.Value, place: Place) -> dict[int, Operand] | None:
+        """What `node` reads to compute one row of `value`; None without a rule."""
+        row, batch = place
+        rows = self._axes(node, value, row)
+        batches = self._axes(node, value, batch)
+        if batches is None and node.op_type in ATTENTION:
+            batches = {k: 0 for k, given in enumerate(node.inputs) if given is not None and self._has_batch(given)}
+        resized = node.op_type in RESHAPES or node.op_type == "Expand"
+        if rows is None or batches is None or not (rows or node.op_type == "Expand"):
+            return None
+        if resized and shape_plan(self.shapes, self.shapes.dims(value), {row: (0,)}) is None:
+            return None
+        read = {position: WHOLE_INPUT for position, given in enumerate(node.inputs) if given is not None}
+        for position, axis in rows.items():
+            given = node.inputs[position]
+            if given is not None and position in batches:
+                read[position] = Operand(place=(axis, batches[position]))
+            elif given is not None and node.op_type in ALIGNED and self._aligned(value, given, place, axis):
+                read[position] = Operand(shared=axis)
+            else:
+                return None
+        return read
+
+    def _has_batch(self, value: ir.Value) -> bool:
+        dims = self.shapes.dims(value)
+        return len(dims) > 2 and same(dims[0], self.shapes.dims(self.choice.whole)[0])
+
+    def _aligned(self, value: ir.Value, given: ir.Value, place: Place, row: int) -> bool:
+        """Whether the rows of an operand meet those of `value`, and nothing its batch."""
+        apart = self.shapes.rank(value) - self.shapes.rank(given)
+        batch = place[1] - apart
+        return row + apart == place[0] and (batch < 0 or same(self.shapes.dims(given)[batch], 1))
+
+    def _axes(self, node: ir.Node, value: ir.Value, axis: int) -> dict[int, int] | None:
+        """The axis of each input whose elements the elements along `axis` of `value` read, one by one; None otherwise.
+
+        A rule that takes the first to the first and the last to the last takes each to each.
+        """
+        index, size = value.index() or 0, self.shapes.dims(value)[axis]
+        demands = []
+        for at in (0, -1):
+            wanted = clean(self.shapes, value, box({axis: (at,)}))
+            demands.append(demand_of(self.shapes, node, index, wanted))
+            if wanted == WHOLE or demands[-1].produced != wanted:
+                return None
+        first, last = (demand.inputs for demand in demands)
+        found: dict[int, int] = {}
+        for position, given in enumerate(node.inputs):
+            ends = dict(first.get(position, WHOLE)), dict(last.get(position, WHOLE))
+            moved = [own for own in {*ends[0], *ends[1]} if ends[0].get(own) != ends[1].get(own)]
+            if given is None or (not moved and (position in first) == (position in last)):
+                continue
+            edges = [clean(self.shapes, given, box({own: (at,)})) for own in moved for at in (0, -1)]
+            exact = [box({own: end.get(own, ())}) for own in moved for end in ends] == edges
+            if len(moved) != 1 or not exact or not same(self.shapes.dims(given)[moved[0]], size):
+                return None
+            found[position] = moved[0]
+        return found
+
+    def _part(self, value: ir.Value, place: Place) -> ir.Value:
+        if (value, place) not in self.built:
+            maker = value.producer() if self.places.get(value) == place else None
+            self.built[value, place] = self._computed(maker, value, place) if maker else self._own(value, place)
+        return self.built[value, place]
+
+    def _computed(self, node: ir.Node, value: ir.Value, place: Place) -> ir.Value:
+        read = self._read(node, value, place) or {}
+        if node.op_type in RESHAPES or node.op_type == "Expand":
+            operator, source = "Expand" if node.op_type == "Expand" else "Reshape", node.inputs[0]
+            assert source is not None
+            plan = shape_plan(self.shapes, self.shapes.dims(value), {place[0]: (0,)}) or []
+            inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
+            return self.building.node(operator, inputs, value)
+        if node not in self.copies:
+            given = enumerate(node.inputs)
+            parts = [self._operand(value, each, read[k]) if each is not None else None for k, each in given]
+            self.copies[node] = self.building.copy(node, parts)
+        return self.copies[node].outputs[value.index() or 0]
+
+    def _operand(self, value: ir.Value, given: ir.Value, operand: Operand) -> ir.Value:
+        if operand.place is not None:
+            return self._part(given, operand.place)
+        return given if operand.shared is None else self._shared(given, operand.shared, value)
+
+    def _own(self, value: ir.Value, place: Place) -> ir.Value:
+        """The row of each of the batch, by GatherND of (batch, rows, ...)."""
+        row, batch = place
+        order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
+        chosen = self._transposed(value, order)
+        chosen = self.building.node("GatherND", [chosen, self._reshaped([-1, 1, 1])], value, {"batch_dims": 1})
+        return self._transposed(chosen, [order.index(axis) for axis in range(len(order))])
+
+    def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
+        """The chosen rows of a value without batch, along an axis of the batch."""
+        apart = self.shapes.rank(value) - self.shapes.rank(given)
+        whole = self._change_axes("Unsqueeze", given, [*range(apart)]) if apart else given
+        batch = self.places[value][1]
+        rows = self.building.node("Gather", [whole, self.rows], given, {"axis": row + apart})
+        order = [*range(self.shapes.rank(value))]
+        order[batch], order[row + apart] = row + apart, batch
+        return self._transposed(rows, order)
+
+    def _transposed(self, value: ir.Value, order: list[int]) -> ir.Value:
+        if order == sorted(order):
+            return value
+        return self.building.node("Transpose", [value], value, {"perm": order})
+
+    def _change_axes(self, operator: str, value: ir.Value, axes: list[int]) -> ir.Value:
+        if opset(self.choice.node) < 13:
+            return self.building.node(operator, [value], value, {"axes": axes})
+        return self.building.node(operator, [value, self.building.constants.add_integers(axes)], value)
+
+    def _reshaped(self, shape: list[int]) -> ir.Value:
+        chosen = self.choice.chosen
+        flat = self.building.node("Reshape", [chosen, self.building.constants.add_integers(shape)], chosen)
+        if chosen.dtype == ir.DataType.INT64:
+            return flat
+        cast = self.building.node("Cast", [flat], flat, {"to": int(ir.DataType.INT64)})
+        cast.dtype = ir.DataType.INT64
+        return cast

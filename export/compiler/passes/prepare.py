@@ -1,0 +1,229 @@
+"""Brings a graph into the form that the passes read.
+
+In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with initialisers for
+values that do not depend on the inputs, and with inferred shapes. Raises NotSupported for nodes as in `_unsupported`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+)
+
+from export.compiler.errors import NotSupported
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.inference import infer
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.contrib import DOMAIN, KNOWN
+from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
+from export.compiler.operators.moves import RESHAPES, RULES
+from export.compiler.passes.decide_sizes import decide_sizes
+from export.compiler.passes.unflatten import unflatten
+
+OLDEST_OPSET, NEWEST_OPSET = 10, 26
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+SYMBOL = r"[A-Za-z_]\w*"
+RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
+LARGEST_FOLDED = 1 << 24  # elements
+LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
+
+
+class Prepare(ir.passes.InPlacePass):
+    """Idempotent."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        check_supported(model)
+        RemoveInitializersFromInputsPass()(model)
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _drop_dropout(model.graph)
+        _expand_fills(model.graph)
+        _drop_identities(model.graph)
+        _name_free_dimensions(model.graph)
+        fold_constants(model)
+        if _join_reshapes(model.graph):
+            infer(model)
+        remove_unused(model)
+        return ir.passes.PassResult(model, True)
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Also infers shapes."""
+    infer(model)
+    while _fold_constants(model.graph) or decide_sizes(model.graph) or unflatten(model.graph):
+        remove_unused(model)
+        infer(model)
+
+
+def check_supported(model: ir.Model) -> None:
+    """Inlines functions; NotSupported names the first unsupported node."""
+    InlinePass()(model)
+    version = model.graph.opset_imports.get("", 0)
+    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")
+    for node in model.graph:
+        reason = next(_unsupported(node, version), None)
+        if reason:
+            name = node.name or (node.outputs[0].name if node.outputs else "")
+            raise NotSupported(f"node {name!r}: {reason}")
+
+
+def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
+    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
+        yield f"expected no graph within the graph, found {operator} with a body"
+    own = {"": node.op_type in RULES or onnx.defs.has(node.op_type), DOMAIN: node.op_type in KNOWN}
+    if not own.get(node.domain):
+        yield f"expected an operator of ONNX, or of ONNX Runtime that is known, found {operator}"
+    if node.op_type in RANDOM:
+        yield f"expected a graph that always gives the same, found {operator}"
+    if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):
+        yield f"expected tensors, found {operator}"
+    if node.op_type == "BatchNormalization":
+        used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+        if used or attribute_int(node, "training_mode", 0):
+            yield f"expected BatchNormalization in inference, found statistics among its outputs (opset {version})"
+
+
+def _drop_dropout(graph: ir.Graph) -> None:
+    """A Dropout whose mask is read stays."""
+    for node in list(graph):
+        if node.op_type == "Dropout" and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            training = node.inputs[2] if len(node.inputs) > 2 else None
+            if training is not None and integers(training) != [0]:
+                raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
+            new = ir.node("Identity", node.inputs[:1])
+            graph.insert_before(node, new)
+            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:1], new.outputs)
+
+
+def _drop_identities(graph: ir.Graph) -> None:
+    """An output that copies another output, an input or a weight keeps its Identity, and so its name."""
+    for node in list(graph):
+        value = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
+        put_out = node.outputs[0].is_graph_output()
+        if value is None or (put_out and (value.producer() is None or value.is_graph_output())):
+            continue
+        copy = node.outputs[0]
+        value.type = value.type or copy.type
+        ir.convenience.replace_all_uses_with(copy, value, replace_graph_outputs=True)
+        if put_out:
+            value.name = copy.name
+        graph.remove(node, safe=True)
+
+
+def _expand_fills(graph: ir.Graph) -> None:
+    """Writes ConstantOfShape as Expand of a number, the only form that symbolic inference follows."""
+    constants = Constants(graph)
+    for node in list(graph):
+        if node.op_type == "ConstantOfShape" and not node.domain:
+            held = node.attributes.get("value")
+            fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
+            new = ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]])
+            graph.insert_before(node, new)
+            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
+
+
+def _name_free_dimensions(graph: ir.Graph) -> None:
+    """Names every free dimension of an input; some exporters write -1, 0 or ?."""
+    taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
+    plain = {name for name in taken if isinstance(name, str)}
+    for value in graph.inputs:
+        if value.shape is None:
+            kind = value.type or "no type"
+            raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
+        dims = enumerate(value.shape.dims)
+        value.shape = ir.Shape(
+            [_kept(dim) or _sum(dim, plain) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims]
+        )
+
+
+def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
+    """A size, or a name that the parser of expressions reads."""
+    if isinstance(dim, int):
+        return dim if dim > 0 else None
+    readable = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
+    return dim.value if readable else None
+
+
+def _sum(dim: int | ir.SymbolicDim, known: Container[str]) -> str | None:
+    """A sum of named sizes: optimum writes past_sequence_length + sequence_length for a mask."""
+    parts = str(dim.value).split(" + ") if isinstance(dim, ir.SymbolicDim) else []
+    return " + ".join(parts) if len(parts) > 1 and all(part in known for part in parts) else None
+
+
+def _fresh(name: str, taken: set[int | str | None]) -> str:
+    name = re.sub(r"\W", "_", name)
+    name = name if re.fullmatch(SYMBOL, name) else f"dim_{name}"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _join_reshapes(graph: ir.Graph) -> bool:
+    """Drops reshapes that a later reshape undoes.
+
+    A norm leaves such a pair, (B, N, D) -> (B N, D) and back; between them no box can pick a row of every image.
+    """
+    shapes, joined = Shapes(graph), False
+    for node in graph:
+        value, start = (
+            (node.outputs[0], node.inputs[0]) if node.op_type in RESHAPES and not node.domain else (None, None)
+        )
+        if value is None or value.shape is None or value.is_graph_output():
+            continue
+        while start is not None and start.shape is not None:
+            if len(start.shape) == len(value.shape) and all(map(same, shapes.dims(start), shapes.dims(value))):
+                ir.convenience.replace_all_uses_with(value, start)
+                joined = True
+                break
+            maker = start.producer()
+            start = maker.inputs[0] if maker is not None and maker.op_type in RESHAPES and not maker.domain else None
+    return joined
+
+
+def _fold_constants(graph: ir.Graph) -> bool:
+    constants, folded = Constants(graph), False
+    for node in list(graph):
+        outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]
+        if not outputs or any(value.is_graph_output() for value in outputs):
+            continue
+        known = constant(outputs[0])
+        if len(outputs) == 1 and known is not None:  # from symbolic inference
+            new = constants.add(known, outputs[0].name or "constant", outputs[0].dtype)
+            ir.convenience.replace_all_uses_with(outputs[0], new)
+            folded = True
+        elif all(value is None or is_constant(value) for value in node.inputs):
+            folded |= _fold(node, outputs, constants)
+    return folded
+
+
+def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
+    sizes = {
+        value: value.const_value.size for value in node.inputs if value is not None and value.const_value is not None
+    }
+    if sum(sizes.values()) > LARGEST_FOLDED:  # the transposed table of a head would be in the file twice
+        return False
+    try:
+        results = evaluate_node(node, {})
+    except UnknownOperator:
+        return False
+    freed = sum(size for value, size in sizes.items() if len(value.uses()) == 1)  # other inputs stay in the file
+    if sum(results[value].size for value in outputs) > freed + LARGEST_GROWTH:
+        return False
+    for value in outputs:
+        new = constants.add(results[value], value.name or "constant", value.dtype)
+        ir.convenience.replace_all_uses_with(value, new)
+    return True

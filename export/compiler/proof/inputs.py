@@ -1,0 +1,289 @@
+"""Draws inputs for the proof, or reads the user's.
+
+In: a graph with shapes. Out: sets of arrays of different sizes. Integers that index a table stay below its number of
+rows. Other integers and booleans are masks: ones, with up to half of every second row masked at its end, so each row
+keeps a token; of decoders every second row starts with masked tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from zipfile import is_zipfile
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+from export.compiler.errors import BadRequest, NotSupported
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.proof.memory import free_memory
+
+Feeds = dict[str, NDArray[np.generic]]
+
+PASSING = frozenset(
+    {
+        "Cast",
+        "Clip",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+# Sizes of first axes and of others, per round; some networks accept only 224.
+FIRST = (1, 2, 3)
+OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 224))
+
+# Batch, new tokens and past tokens of decoders: rounds that must run, then others.
+DECODING = (((1, 5, 7), (2, 7, 0)), ((1, 5, 7), (2, 5, 3)), ((1, 32, 48), (2, 48, 32)), ((2, 1, 5), (1, 1, 9)))
+MORE_DECODING = ((1, 1, 5), (2, 1, 7), (3, 1, 1), (2, 5, 1), (1, 5, 5), (2, 2, 2), (3, 5, 7), (1, 1, 0), (2, 33, 0))
+
+MOST_CORNERS = 8
+DRAWN = 8  # bytes of an element, before it gets its dtype
+
+Sizes = dict[str, int]
+
+
+def free_dimensions(graph: ir.Graph) -> list[str]:
+    """Symbols of first axes come first."""
+    shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
+    dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
+    return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim) and _is_symbol(dim)))
+
+
+def _is_symbol(dim: ir.SymbolicDim) -> bool:
+    """Not a sum of symbols."""
+    return dim.value in dim.free_symbols()
+
+
+def bound_sizes(graph: ir.Graph, feeds: Feeds) -> Sizes:
+    """The sizes that `feeds` give to the free dimensions."""
+    return {
+        str(dim.value): size
+        for value in graph.inputs
+        if value.shape is not None
+        for dim, size in zip(value.shape.dims, feeds[value.name or ""].shape, strict=True)
+        if isinstance(dim, ir.SymbolicDim) and _is_symbol(dim)
+    }
+
+
+def first_dimensions(graph: ir.Graph) -> set[str]:
+    dims = [value.shape.dims[0] for value in graph.inputs if value.shape is not None and value.shape.rank()]
+    return {str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)}
+
+
+def channels(graph: ir.Graph) -> Sizes:
+    """The symbols that a Conv reads as channels, or an attention as features of a head or as a window of fixed length;
+    exporters declare them free.
+    """
+    known = {}
+    for value in graph.inputs:
+        for use in value.uses():
+            weight = use.node.inputs[1] if use.node.op_type == "Conv" and use.idx == 0 else None
+            own = value.shape.dims[1] if value.shape is not None and value.shape.rank() > 1 else None
+            each = weight.shape.dims[1] if weight is not None and weight.shape is not None else None
+            if isinstance(own, ir.SymbolicDim) and isinstance(each, int):
+                known[str(own.value)] = each * attribute_int(use.node, "group", 1)
+            if use.node.op_type == "GroupQueryAttention" and use.idx in (3, 4):
+                own, size = value.shape.dims[-1] if value.shape is not None else None, _head_size(use.node)
+                known |= {str(own.value): size} if isinstance(own, ir.SymbolicDim) and size else {}
+                length = value.shape.dims[-2] if value.shape is not None else None
+                if isinstance(length, ir.SymbolicDim) and attribute_int(use.node, "sliding_window_cache", 0):
+                    known[str(length.value)] = attribute_int(use.node, "local_window_size", 1)
+    return known
+
+
+def _head_size(node: ir.Node) -> int | None:
+    """Features of a head of GroupQueryAttention, whose first input has the queries, or queries, keys and values."""
+    query, heads = node.inputs[0], attribute_int(node, "num_heads", 1)
+    wide = query.shape.dims[-1] if query is not None and query.shape is not None else None
+    count = heads if node.inputs[1] is not None else heads + 2 * attribute_int(node, "kv_num_heads", heads)
+    return wide // count if isinstance(wide, int) else None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Sizes of every free dimension for rounds that must run, and for more."""
+
+    needed: list[Sizes]
+    more: list[Sizes]
+
+
+def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[Family]:
+    """Every dimension is once 1, every pair is once equal, and all differ. Dimensions other than first axes
+    vary apart, then together: inputs of one length may name it differently. Decoders come with and without past.
+    Later families keep `fixed`, at first without its first axes.
+    """
+    symbols, first, known = free_dimensions(graph), first_dimensions(graph), channels(graph)
+    yield from _decoding(graph, known | {**(fixed or {})})
+    kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}
+    for held in [known, *([known | kept] if kept else []), *([known | {**fixed}] if fixed else [])]:
+        free = set(symbols) - first - held.keys()
+        for others in OTHERS:
+            for apart in (1, 0) if len(free) > 1 and len(set(others)) > 1 else (1,):
+                rounds = [
+                    {
+                        symbol: FIRST[number]
+                        if symbol in first
+                        else others[(number + apart * symbols.index(symbol)) % len(others)]
+                        for symbol in symbols
+                    }
+                    | held
+                    for number in range(len(FIRST))
+                ]
+                usual = rounds[0] | dict.fromkeys(first - held.keys(), FIRST[1])
+                yield Family(rounds, _corners(usual, [symbol for symbol in symbols if symbol not in held]))
+            if not free:
+                break
+
+
+def _corners(usual: Sizes, free: list[str]) -> list[Sizes]:
+    """Each dimension at 1, and each pair equal."""
+    single = [usual | {symbol: 1} for symbol in free if usual[symbol] != 1]
+    pairs = [usual | {left: usual[right]} for left, right in combinations(free, 2) if usual[left] != usual[right]]
+    return [*single, *pairs][:MOST_CORNERS]
+
+
+def is_past(value: ir.Value) -> bool:
+    """Whether an input holds keys and values of earlier tokens."""
+    words = ("past", "cache", "key_value")
+    floats = value.dtype is not None and value.dtype.is_floating_point()
+    return floats and any(word in (value.name or "").lower() for word in words)
+
+
+def past_dimensions(graph: ir.Graph) -> set[str]:
+    """The free dimensions of a cache alone, without its first axis."""
+    others = {str(dim) for value, dim in _inner(graph) if not is_past(value)}
+    return {str(dim) for value, dim in _inner(graph) if is_past(value) and str(dim) in free_dimensions(graph)} - others
+
+
+def _decoding(graph: ir.Graph, held: Sizes) -> Iterator[Family]:
+    """Rounds of a decoder with a past: a mask has past and new tokens, other integers the new."""
+    if not any(is_past(value) and isinstance(dim, ir.SymbolicDim) for value, dim in _inner(graph)):
+        return
+    past = {str(dim) for value, dim in _inner(graph) if is_past(value)}
+    total = {str(dim) for value, dim in _inner(graph) if "mask" in (value.name or "").lower()} - past
+
+    def sizes(batch: int, new: int, old: int) -> Sizes:
+        chosen = {symbol: batch if symbol in first_dimensions(graph) else new for symbol in free_dimensions(graph)}
+        chosen |= dict.fromkeys(past & chosen.keys(), old)
+        return chosen | dict.fromkeys(total & chosen.keys(), old + new) | held
+
+    for needed in DECODING:
+        more = [sizes(*each) for each in MORE_DECODING if each not in needed]
+        yield Family([sizes(*each) for each in needed], more)
+
+
+def _inner(graph: ir.Graph) -> list[tuple[ir.Value, int | ir.SymbolicDim]]:
+    """The inputs with each of their axes behind the first."""
+    return [(value, dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims[1:]]
+
+
+def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
+    """Raises NotSupported for an input that is not numeric, and for inputs larger than the free memory."""
+    rng = np.random.default_rng(seed)
+    feeds: Feeds = {}
+    past = min((shape_of(value, sizes)[-2] for value in graph.inputs if is_past(value)), default=None)
+    free = free_memory()
+    for value in graph.inputs:
+        shape = shape_of(value, sizes)
+        if (free := free - DRAWN * math.prod(shape)) < 0:
+            raise NotSupported(f"input {value.name!r}: expected a size that fits into memory, found {shape}")
+        if value.dtype is None or value.dtype == ir.DataType.STRING:
+            raise NotSupported(f"input {value.name!r}: expected numbers, found {value.dtype}")
+        dtype = value.dtype.numpy()
+        if value.dtype.is_floating_point():
+            feeds[value.name or ""] = rng.standard_normal(shape).astype(dtype)
+        elif value.dtype == ir.DataType.UINT8:
+            feeds[value.name or ""] = rng.integers(0, 256, shape).astype(dtype)
+        elif (rows := table_rows(value)) is not None:
+            feeds[value.name or ""] = rng.integers(0, rows, shape).astype(dtype)
+        elif past is not None and "position" in (value.name or "").lower() and shape:
+            feeds[value.name or ""] = np.broadcast_to(np.arange(past, past + shape[-1]), shape).astype(dtype)
+        elif past is not None:
+            feeds[value.name or ""] = _left_padded(shape, past, rng).astype(dtype)
+        else:
+            feeds[value.name or ""] = _mask(shape, rng).astype(dtype)
+    return feeds
+
+
+def shape_of(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    dims = value.shape.dims if value.shape is not None else ()
+    return tuple(dim if isinstance(dim, int) else _size(dim, sizes) for dim in dims)
+
+
+def _size(dim: ir.SymbolicDim, sizes: Mapping[str, int]) -> int:
+    size = dim.evaluate({symbol: sizes[symbol] for symbol in dim.free_symbols()})
+    if not isinstance(size, int):
+        raise NotSupported(f"inputs: expected the size of {dim} to follow from the others, found none")
+    return size
+
+
+def _left_padded(shape: tuple[int, ...], past: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Ones; every second row starts with up to `past` zeros, so all new tokens count."""
+    mask = np.ones(shape, np.int64)
+    for row in mask.reshape(-1, shape[-1])[1::2] if len(shape) > 1 and past else ():
+        row[: int(rng.integers(0, min(past, shape[-1] - 1) + 1))] = 0
+    return mask
+
+
+def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
+    mask = np.ones(shape, np.int64)
+    if len(shape) > 1 and shape[-1] > 1:
+        rows = mask.reshape(-1, shape[-1])
+        for row in rows[::2]:
+            row[shape[-1] - int(rng.integers(1, shape[-1] // 2 + 1)) :] = 0
+    return mask
+
+
+def table_rows(value: ir.Value) -> int | None:
+    """Rows of the smallest table that the input indexes; None without a table."""
+    rows: list[int] = []
+    waiting, seen = [value], {value}
+    while waiting:
+        for use in waiting.pop().uses():
+            node, table = use.node, use.node.inputs[0]
+            if node.op_type in ("Gather", "GatherElements") and use.idx == 1 and table is not None:
+                axis = attribute_int(node, "axis", 0)
+                size = table.shape.dims[axis] if table.shape is not None else None
+                rows += [size] if isinstance(size, int) else []
+            elif node.op_type in PASSING:
+                waiting += [output for output in node.outputs if output not in seen]
+                seen |= set(node.outputs)
+    return min(rows, default=None)
+
+
+def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
+    """Reads an .npz file; raises BadRequest if it does not fit the graph's inputs."""
+    names = [str(value.name) for value in graph.inputs]
+    if not is_zipfile(path):
+        raise BadRequest(f"{path}: expected an .npz file of arrays, found another kind of file")
+    try:
+        with path.open("rb") as file:  # np.load leaves a damaged file open
+            held: NpzFile = np.load(file, allow_pickle=False)
+            arrays = {name: np.asarray(held[name]) for name in held.files}
+    except Exception as error:  # zipfile, zlib and numpy share no base class
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadRequest(f"{path}: expected an .npz file of arrays, found {reason}") from error
+    if set(arrays) != set(names):
+        raise BadRequest(f"{path}: expected the inputs {', '.join(names)}, found {', '.join(arrays)}")
+    for value in graph.inputs:
+        array = arrays[str(value.name)]
+        if value.dtype is not None and array.dtype != value.dtype.numpy():
+            expected = value.dtype.numpy()
+            raise BadRequest(f"{path}: {value.name}: expected {expected}, found {array.dtype}")
+        if value.shape is not None and value.shape.rank() != array.ndim:
+            raise BadRequest(f"{path}: {value.name}: expected {value.shape.rank()} axes, found {array.ndim}")
+    return arrays

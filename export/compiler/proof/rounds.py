@@ -1,0 +1,127 @@
+"""Chooses the inputs of the proof: those on which the original gives finite answers.
+
+In: a file, its graph and the reads. Out: a `Round` at a time; none is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.errors import BadRequest, ForeignError, NotSupported
+from export.compiler.graph.files import weight_bytes
+from export.compiler.graph.reads import Read
+from export.compiler.proof.inputs import Feeds, Sizes, bound_sizes, draw, free_dimensions, size_rounds
+from export.compiler.proof.memory import check_memory
+from export.compiler.proof.runs import Arrays, Runner, double_answers, picked
+
+
+@dataclass(frozen=True)
+class Round:
+    """`answers` and `double` are the parts that are read; `double` is None without a proof in double."""
+
+    source: str
+    feeds: Feeds
+    answers: Arrays
+    double: Arrays | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`inputs`: the user's own file and its arrays. `dims`: sizes that some networks need."""
+
+    reads: Sequence[Read] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Path, Feeds] | None = None
+    double: bool = False
+
+
+def rounds(
+    original: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Round]:
+    """The user's inputs, then drawn ones: sizes are tried from small to large, then with --dims fixed.
+
+    Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
+    """
+    runs = _Original(original, graph, path, asked, say)
+    if asked.inputs:
+        file, feeds = asked.inputs
+        runs.check_memory([bound_sizes(graph, feeds)])
+        yield runs.answered(str(file), feeds, runs.answers(feeds))
+    for family in size_rounds(graph, asked.dims):
+        runs.check_memory(family.needed)
+        ran = 0
+        for made in map(runs.attempt, family.needed, count()):
+            if made is None:
+                break
+            yield made
+            ran += 1
+        if ran == len(family.needed):
+            yield from filter(None, map(runs.attempt, family.more, count(ran)))
+            return
+    if not asked.inputs:
+        raise runs.failure()
+
+
+class _Original:
+    def __init__(self, model: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None]) -> None:
+        self.model, self.graph, self.asked, self.say = model, graph, asked, say
+        self.runner = Runner(path, weight_bytes(model))
+        self.reason = ""  # of the first attempt that failed
+        self.unsupported: ForeignError | None = None
+
+    def attempt(self, sizes: Sizes, seed: int) -> Round | None:
+        """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
+        feeds = draw(self.graph, sizes, seed)
+        try:
+            answers = self.answers(feeds)
+        except ForeignError as error:
+            self.reason = self.reason or str(error)
+            return None
+        try:
+            return self.answered(_text(sizes), feeds, answers)
+        except ForeignError as error:  # no output for a window larger than the image
+            self.unsupported = self.unsupported or error
+            return None
+
+    def answers(self, feeds: Feeds) -> Arrays:
+        found = self.runner(feeds)
+        return self._finite([*found], [*found.values()])
+
+    def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
+        if not self.asked.double:
+            return Round(source, feeds, answers, None)
+        self.say(f"the original in float64, {source}")
+        names = [str(value.name) for value in self.model.graph.outputs]
+        return Round(source, feeds, answers, self._finite(names, double_answers(self.model, feeds)))
+
+    def _finite(self, names: Sequence[str], outputs: Arrays) -> Arrays:
+        """What is read; raises BadRequest if there is no such part, NotSupported if it is empty or not finite."""
+        parts = picked(names, outputs, self.asked.reads)
+        for position, array in enumerate(parts):
+            if not array.size or not np.isfinite(array.astype(np.float64)).all():
+                found = f"{array.shape} with others or none"
+                raise NotSupported(f"output {position}: expected finite numbers, found {found}")
+        return parts
+
+    def check_memory(self, sizes: Sequence[Sizes]) -> None:
+        """Raises NotSupported if a proof in double that was asked for needs too much."""
+        if self.asked.double:
+            check_memory(self.graph, {symbol: max(each[symbol] for each in sizes) for symbol in sizes[0]})
+
+    def failure(self) -> ForeignError:
+        dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(self.graph))
+        if self.unsupported:
+            hint = f"; --dims {dims} sets other sizes" if dims else ""
+            return type(self.unsupported)(f"{self.unsupported}{hint}")
+        what = "--inputs" + (f" or --dims {dims}" if dims else "")
+        return BadRequest(f"expected the file to run on drawn inputs, give {what}: {self.reason}")
+
+
+def _text(sizes: Sizes) -> str:
+    return "drawn at " + (", ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes")

@@ -1,0 +1,112 @@
+"""Runs a file in ONNX Runtime, or a graph in float64.
+
+In: a file or a graph, and inputs. Out: its outputs.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.compiler.errors import NotSupported
+from export.compiler.graph.reads import Read
+from export.compiler.operators.evaluate import UnknownOperator, evaluate
+from export.compiler.proof.inputs import Feeds
+
+Array = NDArray[np.generic]
+Arrays = list[Array]
+
+LARGE = 200_000_000  # bytes of weights; below it a second session would cost more time than it saves memory
+SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
+FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
+
+
+class Runner:
+    """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
+    that a session has read or transposed stay in memory as long as it lives.
+
+    Raises NotSupported if ONNX Runtime refuses the file.
+    """
+
+    def __init__(self, path: Path, weights: int = 0, packed: bool = False) -> None:
+        self.path, self.large = path, weights > LARGE
+        self.session = session(path, packed, lean=self.large)
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Raises NotSupported if the file does not run on these inputs."""
+        names = [output.name for output in self.session.get_outputs()]
+        pasts = {array.shape for name, array in feeds.items() if "past" in name}
+        try:
+            found = dict(zip(names, self._ready().run(names, feeds), strict=True))
+            if not pasts & {array.shape for array in found.values()}:
+                return found
+            zeros = {name: np.zeros(array.shape, array.dtype) for name, array in found.items()}
+            del found  # memory holds the outputs once
+            self._run_into(zeros, feeds)
+            return zeros
+        except Exception as error:
+            raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
+
+    def _ready(self) -> ort.InferenceSession:
+        return session(self.path, lean=True) if self.large else self.session
+
+    def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
+        """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
+        runner = self._ready()
+        binding = runner.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name, array in zeros.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        runner.run_with_iobinding(binding)
+
+
+def session(path: Path, packed: bool = False, lean: bool = False) -> ort.InferenceSession:
+    """On one thread; raises NotSupported if ONNX Runtime refuses the file.
+
+    `packed`: faster, in more memory. `lean`: slower, in less.
+    """
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
+    if lean:
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
+    options.enable_cpu_mem_arena = packed
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # the error reports failures
+    try:
+        # Its fallback, to the same provider, prints lines of its own.
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
+
+
+def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
+    """In float64; raises NotSupported if an operator has no such kernel."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # non-finite values are reported later
+            return evaluate(model, feeds)
+    except UnknownOperator as unknown:
+        raise NotSupported(f"proof in double: {unknown}; --proof float32 goes without") from unknown
+
+
+def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> Arrays:
+    """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
+    return [read.of(values[names.index(read.output)]).copy() for read in reads] if reads else list(values)
+
+
+def _line(error: Exception) -> str:
+    """ONNX Runtime's message without its codes and source files."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .+? failed: ?)?", "", text)
+    text = re.sub(rf"\S+\.(?:cc|h):\d+ (?:{SIGNATURE}|\S+ )", "", text)
+    return re.sub(
+        r"^Non-zero status code returned while running (\w+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
+    )[:300]

@@ -1,0 +1,200 @@
+"""An ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
+
+In: a path and a request. Out: `Written`; or an error and nothing written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
+from export.compiler.graph.files import (
+    check_apart,
+    dtype_of,
+    read_model,
+    release,
+    save_model,
+    weight_bytes,
+    weight_files,
+)
+from export.compiler.graph.reads import Read, parse_read, resolve
+from export.compiler.operators.contrib import without_double
+from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import PASSES, Rewritten, rewrite
+from export.compiler.proof.compare import Comparison, Proof, Proved, prove
+from export.compiler.proof.inputs import (
+    channels,
+    first_dimensions,
+    free_dimensions,
+    past_dimensions,
+    read_inputs,
+)
+from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.runs import Runner, session
+from export.publishing.artifact import ONNX_FILE
+from export.publishing.beside import lay, staged
+from export.publishing.foreign import any_artifact
+from export.publishing.sample import Sample
+from export.timing import Timed, time_both
+from models.files import sha256
+
+USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
+LEAST_IR_VERSION = 4  # older files list every weight among the inputs
+
+
+@dataclass(frozen=True)
+class Request:
+    reads: Sequence[str] = ()
+    only: Sequence[str] = tuple(PASSES)
+    require: Sequence[str] = ()
+    inputs: Path | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    proof: str = "float64"
+    time: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    rewritten: Rewritten
+    proofs: tuple[Proof, ...]
+    timed: tuple[Timed, ...]
+    sizes: Mapping[str, int]
+    files: Mapping[str, int]  # the model's own: name -> bytes
+    manifest: dict[str, Any]
+
+
+def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str], None] = lambda _: None) -> Written:
+    """`say` is told each step. Raises ForeignError or OSError."""
+    original = read_model(path)
+    try:
+        return _rewrite(original, path, output, request, say)
+    except (ForeignError, OSError):
+        raise
+    except MemoryError as error:
+        raise NotSupported("expected a graph that fits into memory, found one that needs more") from error
+    except Exception as error:  # libraries fail in many ways on unknown graphs
+        session(path, lean=True)  # a damaged graph has its reason in ONNX Runtime
+        raise NotSupported(f"expected a graph that the passes read, found {type(error).__name__} in it") from error
+
+
+def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say: Callable[[str], None]) -> Written:
+    say("rewriting the graph")
+    reads = resolve([parse_read(text) for text in request.reads], [str(value.name) for value in original.graph.outputs])
+    if outside := [name for name in request.require if name not in request.only]:
+        raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
+    check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
+    dtype = dtype_of(original)
+    Prepare()(prepared := original.clone())
+    sizes = cost_sizes(prepared.graph, request.dims)
+    rewritten = rewrite(prepared, reads, request.only, sizes)
+    missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
+    if missing:
+        refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
+        reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
+        raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
+    plain = without_functions(original)
+    given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
+    without = without_double(plain.graph)
+    asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
+    with staged(output) as written:
+        say("writing the file")
+        save_model(clean(rewritten.model, original, reads), written)
+        release(plain)  # computed weights have read the original's
+        runner = _runner(written, path, weight_bytes(rewritten.model))
+        own = Comparison(dtype, _beside(asked.double, without))
+        proved = prove(rounds(plain, prepared.graph, path, asked, say), rewritten.model, runner, own, say)
+        files = {file.name: file for file in sorted(written.parent.iterdir())}
+        sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
+        about = describe(path, original, rewritten, proved, request, sizes)
+        contents = {ONNX_FILE: files.pop(written.name), **files}
+        artifact = any_artifact(contents, runner.session, Sample(proved.feeds, proved.answers), dtype, about)
+        del runner  # holds all weights
+        timed = time_both(path, written, prepared.graph, sizes) if request.time else ()
+        lay(written, artifact)
+    return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+
+
+def _runner(written: Path, path: Path, weights: int) -> Runner:
+    """Raises NotSupported, for the original `path` if ONNX Runtime refuses that too."""
+    try:
+        return Runner(written, weights)
+    except NotSupported:
+        session(path, lean=True)
+        raise
+
+
+def _beside(double: bool, without: ir.Node | None) -> str:
+    """The reference of the written file."""
+    if without is not None:
+        return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
+    return "the original in float64" if double else "the original"
+
+
+def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """Raises BadRequest for unknown names in `dims`."""
+    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    unknown = sorted(dims.keys() - set(symbols))
+    if unknown:
+        raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
+    usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
+    return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
+
+
+def without_functions(model: ir.Model) -> ir.Model:
+    """Also turns constants into initialisers."""
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
+
+    copy = model.clone()
+    InlinePass()(copy)
+    RemoveInitializersFromInputsPass()(copy)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    return copy
+
+
+def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
+    """Drops inferred shapes and notes; restores the outputs' declared shapes."""
+    for node in model.graph:
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if not value.is_graph_output():
+                value.shape = None
+    declared = {value.name: value.shape for value in original.graph.outputs}
+    whole = {read.output for read in reads if not read.indices} if reads else set(declared)
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+        if value.is_graph_output() and value.name in whole and declared[value.name] is not None:
+            value.shape = declared[value.name]
+    model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
+    model.metadata_props["vitbn.rewritten"] = version("vitbn")
+    return model
+
+
+def describe(
+    path: Path,
+    original: ir.Model,
+    rewritten: Rewritten,
+    proved: Proved,
+    request: Request,
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
+    hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
+    return {
+        "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
+        "reads": list(request.reads),
+        "versions": {name: version(name) for name in libraries},
+        "macs_at": dict(sizes),
+        "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
+        "rewrites": [step.name for step in rewritten.steps if step.sites],
+        "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
+        "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
+        "proofs": [asdict(proof) for proof in proved.proofs],
+        "proof_inputs": proved.source,
+    }

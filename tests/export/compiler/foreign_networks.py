@@ -1,0 +1,174 @@
+"""Small networks in published architectures, exported by both of PyTorch's exporters."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner, Result
+from torch import Tensor, nn
+
+from export.compiler.graph.reads import parse_read
+from export.compiler.passes.prepare import Prepare
+from export.compiler.proof.compare import Comparison, Proof
+from export.compiler.proof.inputs import draw as draw_feeds
+from export.compiler.proof.inputs import size_rounds
+from export.compiler.proof.runs import double_answers, picked
+from export.rewrite import rewrite
+
+VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
+
+
+class Block(nn.Module):
+    """BERT's post-norm block; `joined`: the pre-norm block of timm's ViT with one query-key-value Linear."""
+
+    def __init__(self, joined: bool, dim: int = DIM) -> None:
+        super().__init__()
+        self.joined = joined
+        self.qkv = nn.Linear(dim, 3 * dim) if joined else nn.ModuleList(nn.Linear(dim, dim) for _ in range(3))
+        self.out, self.up, self.down = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        b, n, d = x.shape
+        if isinstance(self.qkv, nn.Linear):
+            q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (layer(x).view(b, n, HEADS, -1).transpose(1, 2) for layer in self.qkv)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y.transpose(1, 2).reshape(b, n, d))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.joined:
+            x = x + self.attend(self.norm1(x), mask)
+            return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = self.norm1(x + self.attend(x, mask))
+        return self.norm2(x + self.down(F.gelu(self.up(x))))
+
+
+class Encoder(nn.Module):
+    """Reads token ids and a mask; the head reads `pool`: cls, last, mean, both, or hidden for all."""
+
+    def __init__(self, pool: str = "cls", joined: bool = False, depth: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pool = pool
+        self.words, self.places = nn.Embedding(VOCABULARY, DIM), nn.Embedding(32, DIM)
+        self.blocks = nn.ModuleList(Block(joined) for _ in range(depth))
+        self.head = nn.Linear(DIM, CLASSES)
+        draw(self)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        n = input_ids.shape[1]
+        x = self.words(input_ids) + self.places(torch.arange(n))
+        mask = (1.0 - attention_mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
+        for block in self.blocks:
+            x = block(x, mask)
+        match self.pool:
+            case "cls":
+                return self.head(torch.tanh(x[:, 0]))
+            case "last":
+                last = (torch.arange(n) * (input_ids != 0).int()).argmax(-1)  # that is no padding
+                return self.head(x)[torch.arange(x.shape[0]), last]
+            case "mean":
+                return self.head(x.mean(1))
+            case "both":
+                return self.head(x[:, 0] + x[:, 1:].mean(1))
+            case _:
+                return x
+
+
+class Vision(nn.Module):
+    """Pre-norm; `rows` = 2: a distilled ViT, with heads on two rows."""
+
+    def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = rows
+        self.patch, self.norm = nn.Conv2d(3, DIM, 4, 4), norm()
+        self.extra = nn.Parameter(torch.randn(1, rows, DIM))
+        self.place = nn.Parameter(torch.randn(1, 16 + rows, DIM))
+        self.blocks = nn.ModuleList(Block(joined=True) for _ in range(2))
+        self.last = nn.LayerNorm(DIM)
+        self.heads = nn.ModuleList(nn.Linear(DIM, CLASSES) for _ in range(rows))
+        draw(self)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patch(image).flatten(2).transpose(1, 2)
+        x = torch.cat([self.extra.expand(x.shape[0], -1, -1), x], dim=1) + self.place
+        for block in self.blocks:
+            x = block(x, None)
+        x = self.last(x)
+        return sum((head(x[:, row]) for row, head in enumerate(self.heads)), torch.zeros(()))
+
+
+def draw(network: nn.Module) -> None:
+    """Defaults would hide faults."""
+    torch.manual_seed(1)
+    for module in network.modules():
+        if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is not None:
+            module.running_mean.uniform_(-0.5, 0.5)
+            assert module.running_var is not None
+            module.running_var.uniform_(0.5, 2.0)
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    network.eval()
+
+
+def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.ModelProto:
+    """Batch is free and, for text, length; `exporter`: old or new."""
+    text = isinstance(network, Encoder)
+    ids = torch.randint(0, VOCABULARY, (2, 6))
+    arguments: tuple[Tensor, ...] = (ids, torch.ones_like(ids)) if text else (torch.randn(2, 3, 16, 16),)
+    names = ["input_ids", "attention_mask"] if text else ["image"]
+    axes = {0: "batch", 1: "seq"} if text else {0: "batch"}
+    free = dict.fromkeys(names, axes)
+    buffer, options = io.BytesIO(), {"input_names": names, "output_names": ["y"], "opset_version": opset}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if exporter == "old":
+            torch.onnx.export(network, arguments, buffer, dynamic_axes=free, dynamo=False, **options)
+        else:
+            program = torch.onnx.export(network, arguments, dynamic_shapes=free, dynamo=True, verbose=False, **options)
+            assert program is not None
+            program.save(buffer)
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def model(proto: onnx.ModelProto) -> ir.Model:
+    return ir.from_proto(proto)
+
+
+def parse(text: str, **initializers: Any) -> ir.Model:
+    proto = onnx.parser.parse_model(text)
+    for name, array in initializers.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return ir.from_proto(proto)
+
+
+def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:
+    """Both in float64, on inputs of three sizes."""
+    Prepare()(drawn := original.clone())
+    double, parts = Comparison("float64", "the original"), [parse_read(read) for read in reads]
+    names = [str(value.name) for value in original.graph.outputs]
+    for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed):
+        feeds = draw_feeds(drawn.graph, sizes, seed)
+        double.add(picked(names, double_answers(original, feeds), parts), double_answers(rewritten, feeds))
+    return double.proof()
+
+
+def run(*arguments: str | Path) -> Result:
+    """Of `vitbn rewrite`."""
+    return CliRunner().invoke(rewrite, [str(argument) for argument in arguments])

@@ -1,0 +1,104 @@
+"""A row chosen at run time, as by decoders that classify by their last token that is no padding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+from foreign_networks import VOCABULARY, Encoder, export, parse
+
+from export.compiler.errors import NothingToRewrite
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.runs import Runner
+from export.rewrite import rewrite as command
+
+SIZES = {"batch": 1, "seq": 32}
+CHOSEN = "computed only for a row that is chosen at run time"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("joined", "exporter", "opset"), [(False, "old", 14), (True, "old", 17), (True, "new", 18)])
+def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: int, tmp_path: Path) -> None:
+    onnx.save(export(Encoder("last", joined), exporter, opset), path := tmp_path / "model.onnx")
+    result = CliRunner().invoke(command, [str(path), "-o", str(out := tmp_path / "out.onnx"), "--json"])
+    assert result.exit_code == 0, result.output
+    manifest = json.loads(result.output)
+    assert sum(site["change"] == CHOSEN for site in manifest["sites"]["read-rows"]) >= 5
+    assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
+    plain, rewritten = Runner(path), Runner(out)
+    for batch, seq in [(1, 1), (1, 2), (2, 2), (3, 5), (2, 32)]:
+        ids = np.random.default_rng(seq).integers(1, VOCABULARY, (batch, seq))
+        for row in range(batch):
+            ids[row, max(1, seq - 2 * row) :] = 0  # each ends elsewhere
+        given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        expected, found = plain(given)["y"], rewritten(given)["y"]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+PAIRS = """
+<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[{size}] chosen) => (float[b, 3] y{more}) {{
+    shape = Shape(x)
+    size = Gather(shape, zero)
+    length = Gather(shape, one)
+    least = Min(length, longest)
+    texts = Unsqueeze(size, front)
+    lines = Unsqueeze(least, front)
+    target = Concat <axis = 0> ({target})
+    part = Reshape(x, target)
+    h = MatMul({rows}, w)
+    counted = Range({start}, size, one)
+    column = Unsqueeze(counted, end)
+    rows = Unsqueeze(chosen, end)
+    pairs = Concat <axis = -1> ({pairs})
+    y = GatherND(h, pairs)
+}}
+"""
+
+
+def pairs(
+    size: str = "b",
+    start: str = "zero",
+    order: str = "column, rows",
+    more: str = "",
+    rows: str = "x",
+    target: str = "texts, lines, width",
+    text: str = PAIRS,
+) -> ir.Model:
+    """`rows="part"`: at most 512, as GPT-Neo reshapes them beside a mask cut from a table."""
+    numbers = {"zero": np.array(0), "one": np.array(1), "longest": np.array(512)}
+    numbers |= {"end": np.array([-1]), "front": np.array([0]), "width": np.array([4])}
+    weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    return parse(
+        text.format(size=size, start=start, pairs=order, more=more, rows=rows, target=target), w=weights, **numbers
+    )
+
+
+@pytest.mark.parametrize("rows", ["x", "part"])
+def test_a_product_before_a_choice_is_computed_for_it(rows: str) -> None:
+    assert [site.change for step in rewrite(pairs(rows=rows)).steps for site in step.sites] == [CHOSEN]
+
+
+def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
+    deep = " ".join(f"z{number} = Tanh({f'z{number - 1}' if number else 'm'})" for number in range(400))
+    text = PAIRS.replace("h = MatMul({rows}, w)", f"m = MatMul({{rows}}, w) {deep} h = Identity(z399)")
+    assert [site.change for step in rewrite(pairs(text=text)).steps for site in step.sites] == [CHOSEN]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pairs(start="one"),  # the batch's rows from the second on
+        pairs(order="rows, column"),  # chosen texts
+        pairs(more=", float[b, n, 3] h"),  # all rows are read
+        pairs(rows="part", target="end, lines, width"),  # rows of another text
+    ],
+)
+def test_other_choices_stay(model: ir.Model) -> None:
+    with pytest.raises(NothingToRewrite):
+        rewrite(model)

@@ -1,0 +1,194 @@
+"""Operators of ONNX Runtime itself and integer arithmetic: ONNX Runtime's answers before and after decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner
+from foreign_networks import parse
+from numpy.typing import NDArray
+
+from export.compiler.analyses.demand import analyse
+from export.compiler.errors import NothingToRewrite, NotSupported
+from export.compiler.graph.inference import infer
+from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
+from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import rewrite
+from export.rewrite import rewrite as rewrite_command
+
+Array = NDArray[Any]
+
+HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[n, s, 16] a, float[n, s, 16] b) => '
+RNG = np.random.default_rng(0)
+
+
+def weights() -> dict[str, Array]:
+    """A float matrix, int4 blocks, int8 matrices with scales, tables, indices."""
+    packed = RNG.integers(0, 256, (16, 1, 8), dtype=np.uint8)
+    return {
+        "w": RNG.standard_normal((16, 16)).astype(np.float32),
+        "v": RNG.standard_normal(16).astype(np.float32),
+        "k": RNG.standard_normal((16, 1, 3)).astype(np.float32),
+        "q4": packed,
+        "s4": RNG.random((16, 1)).astype(np.float32),
+        "w8": RNG.integers(-127, 128, (16, 16)).astype(np.int8),
+        "s8": (RNG.random(16) / 100 + 0.001).astype(np.float32),
+        "z8": np.zeros(16, np.int8),
+        "scale": np.array(0.02, np.float32),
+        "zero": np.array(3, np.uint8),
+        "cos": RNG.random((64, 4)).astype(np.float32),
+        "sin": RNG.random((64, 4)).astype(np.float32),
+        "one": np.array([1], np.int64),
+        "axis": np.array(1, np.int64),
+        "two": np.array([2], np.int64),
+        "heads": np.array([0, 0, 2, 8], np.int64),
+    }
+
+
+QUANTISED = "x = QuantizeLinear(a, scale, zero)"
+PLACES = "t = Shape<start = 1, end = 2>(a) r = Squeeze(t) i = Range(nil, r, step) j = Unsqueeze(i, first)"
+SPREAD = "u = Shape<start = 0, end = 2>(a) p = Expand(j, u)"
+CAUSAL = "t = Transpose<perm = [0, 2, 1]>(a) c, s = com.microsoft.CausalConvWithState(t, k)"
+CUT = [  # the operators that are cut, and nodes from a and b to y
+    ("BiasGelu", "y = com.microsoft.BiasGelu(a, v)"),
+    ("FastGelu", "y = com.microsoft.FastGelu(a)"),
+    ("FastGelu", "y = com.microsoft.FastGelu(a, v)"),
+    ("QuickGelu", "y = com.microsoft.QuickGelu<alpha = 1.702>(a)"),
+    ("Gelu", "y = com.microsoft.Gelu(a)"),
+    ("SkipLayerNormalization", "y = com.microsoft.SkipLayerNormalization<epsilon = 0.00001>(a, b, v, v)"),
+    ("SkipLayerNormalization", "c, , , d = com.microsoft.SkipLayerNormalization(a, b, v, v, v) y = Mul(c, d)"),
+    ("SkipSimplifiedLayerNormalization", "y = com.microsoft.SkipSimplifiedLayerNormalization(a, b, v)"),
+    ("SkipSimplifiedLayerNormalization", "c, , , y = com.microsoft.SkipSimplifiedLayerNormalization(a, b, v)"),
+    ("MatMulNBits", "y = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(a, q4, s4)"),
+    ("FusedMatMul", "y = com.microsoft.FusedMatMul<alpha = 0.5, transB = 1>(a, w)"),
+    ("FusedMatMul", "t = Transpose<perm = [0, 2, 1]>(a) y = com.microsoft.FusedMatMul<transA = 1>(t, w)"),
+    ("RotaryEmbedding", f"{PLACES} {SPREAD} y = com.microsoft.RotaryEmbedding<num_heads = 2>(a, p, cos, sin)"),
+    ("MultiHeadAttention", "y = com.microsoft.MultiHeadAttention<num_heads = 2>(a, b, b)"),
+    ("MatMul", f"{CAUSAL} d = Transpose<perm = [0, 2, 1]>(c) y = MatMul(d, w)"),
+    ("MatMulInteger", "x, c, z = DynamicQuantizeLinear(a) m = MatMulInteger(x, w8, z) y = Cast<to = 1>(m)"),
+    (
+        "MatMulIntegerToFloat",
+        "x, c, z = DynamicQuantizeLinear(a) y = com.microsoft.MatMulIntegerToFloat(x, w8, c, s8, z)",
+    ),
+    ("QLinearMatMul", f"{QUANTISED} m = QLinearMatMul(x, scale, zero, w8, s8, z8, scale, zero) y = Cast<to = 1>(m)"),
+    ("QuantizeLinear", f"{QUANTISED} y = DequantizeLinear(x, scale, zero)"),
+    (
+        "QLinearAdd",
+        f"{QUANTISED} m = com.microsoft.QLinearAdd(x, scale, zero, x, scale, zero, scale, zero) y = Cast<to = 1>(m)",
+    ),
+]
+WHOLE = [  # nothing before the operator is cut
+    ("RotaryEmbedding", "y = com.microsoft.RotaryEmbedding<num_heads = 2>(a, two, cos, sin)"),
+    ("MultiHeadAttention", "y = com.microsoft.MultiHeadAttention<num_heads = 2, unidirectional = 1>(a, b, b)"),
+    ("DynamicQuantizeLinear", "x, c, z = DynamicQuantizeLinear(a) m = Cast<to = 1>(x) y = Mul(m, c)"),
+    ("DynamicQuantizeMatMul", "y = com.microsoft.DynamicQuantizeMatMul(a, w8, s8)"),
+]
+CUTS = [({1: [-1]}, 1), ({1: [0]}, 1), ({0: [0], 1: [-1]}, 1), ({1: [-1], 2: [3, 1]}, 1)]
+
+
+def run(model: ir.Model, feeds: dict[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    content = ir.to_proto(model).SerializeToString()
+    found: list[Array] = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    return found
+
+
+def cut_model(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
+    name, gathers = "y", ""
+    for axis, places in cut.items():
+        gathers += f" c{axis} = Constant<value_ints = {places}>() p{axis} = Gather<axis = {axis}>({name}, c{axis})"
+        name = f"p{axis}"
+    given = weights() | {"nil": np.array(0), "step": np.array(1), "first": np.array([0])}
+    return parse(f"{HEADER}(float {name}) {{ {nodes}{gathers} }}", **given)
+
+
+def cut_and_run(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
+    original = cut_model(nodes, cut)
+    rewritten = original.clone()
+    Prepare()(rewritten)
+    shapes = Shapes(rewritten.graph)
+    Materialiser(shapes, analyse(shapes)).run()
+    remove_unused(rewritten)
+    rewritten.graph.sort()
+    for batch, length in ((2, 5), (1, 7), (2, 1)):
+        feeds = {name: RNG.standard_normal((batch, length, 16)).astype(np.float32) for name in "ab"}
+        for before, after in zip(run(original, feeds), run(rewritten, feeds), strict=True):
+            assert before.shape == after.shape
+            np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    return rewritten
+
+
+@pytest.mark.parametrize(("operator", "nodes"), CUT)
+@pytest.mark.parametrize(("cut", "rows"), CUTS)
+def test_rows_of_an_operator_of_onnx_runtime(operator: str, nodes: str, cut: dict[int, list[int]], rows: int) -> None:
+    rewritten = cut_and_run(nodes, cut)
+    shapes = Shapes(rewritten.graph)
+    infer(rewritten)
+    made = [node for node in rewritten.graph if node.op_type == operator]
+    outputs = [value for node in made for value in node.outputs if value.name]
+    assert outputs
+    assert all(shapes.static(value, 1) == rows for value in outputs)
+
+
+@pytest.mark.parametrize(("operator", "nodes"), WHOLE)
+def test_an_operator_whose_rows_depend_on_each_other_stays_whole(operator: str, nodes: str) -> None:
+    rewritten = cut_and_run(nodes, {1: [-1]})
+    node = next(node for node in rewritten.graph if node.op_type == operator)
+    assert node.inputs[0] is rewritten.graph.inputs[0]
+
+
+def test_new_weights_are_not_made_where_no_exact_reference_exists() -> None:
+    nodes = "m = Mul(a, v) t = MatMul(m, w) g = com.microsoft.QuickGelu(t) y = MatMul(g, w)"
+    rewritten = rewrite(cut_model(nodes, {1: [-1]}))
+    assert [step.name for step in rewritten.steps] == ["read-rows"]
+    assert rewritten.steps[0].macs * 64 == rewritten.macs
+    with pytest.raises(NothingToRewrite):
+        rewrite(cut_model(nodes, {1: [-1]}), passes=["fold-affine"])
+
+
+OTHERS = ["com.microsoft.Sampling", "com.microsoft.Inverse", "ai.else.MatMulNBits", "MatMull"]
+
+
+@pytest.mark.parametrize("operator", OTHERS)
+def test_other_operators_are_named(operator: str) -> None:
+    with pytest.raises(NotSupported, match=f"found {operator}"):
+        rewrite(cut_model(f"y = {operator}(a)", {1: [0]}))
+
+
+@pytest.mark.parametrize("slack", [0, 1])
+def test_a_cache_of_a_fixed_length_is_compared_where_tokens_are(slack: int, tmp_path: Path) -> None:
+    """As onnxruntime-genai builds Gemma 3; behind its tokens such a cache holds what the memory held."""
+    attributes = "num_heads = 2, kv_num_heads = 1, do_rotary = 0, local_window_size = 16, sliding_window_cache = 1"
+    counts = "c = ReduceSum<keepdims = 0>(attention_mask, one) d = Sub(c, one) e = Cast<to = 6>(d)"
+    total = "u = Shape<start = 1, end = 2>(attention_mask) v = Cast<to = 6>(u) t = Squeeze(v)"
+    gqa = f"h, present_key, present_value = com.microsoft.GroupQueryAttention<{attributes}>"
+    nodes = f"{counts} {total} {gqa}(a, b, b, past_key, past_value, e, t) logits = MatMul(h, w)"
+    caches = [f"float[n, 1, held, 8] {name}" for name in ("past_key", "past_value")]
+    given = ", ".join(["float[n, s, 16] a", "float[n, s, 8] b", "int64[n, all] attention_mask", *caches])
+    text = f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g ({given}) => '
+    text += f"(float logits, float present_key, float present_value) {{ {nodes} }}"
+    model = parse(text, w=weights()["w"], one=np.array([1]))
+    ir.save(model, path := tmp_path / "model.onnx")
+    dims = ["--dims", f"held={16 + slack}"] if slack else []
+    arguments = [str(path), "-o", str(tmp_path / "out.onnx"), "--read", "logits[:,-1:]", "--read", "*", *dims]
+    result = CliRunner().invoke(rewrite_command, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_weight_of_two_forms_is_in_the_file_once() -> None:
+    """As an int4 head that is the table of embeddings too."""
+    made = "com.microsoft.MatMulNBits<K = 16, N = 16384, bits = 4, block_size = 16>(a, q4, s4)"
+    nodes = f"y = {made} t = Reshape(q4, form) i = Cast<to = 7>(b) g = Gather(t, i)"
+    packed, scales = RNG.integers(0, 256, (16384, 1, 8), dtype=np.uint8), RNG.random((16384, 1)).astype(np.float32)
+    model = parse(f"{HEADER}(float y, uint8 g) {{ {nodes} }}", q4=packed, s4=scales, form=np.array([16384, 8]))
+    Prepare()(model)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    assert sum(weight is not None and weight.size == packed.size for weight in weights) == 1

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner, Result
+from decoder_networks import PRESENT, export, feeds
+from numpy.typing import NDArray
+
+from export.compiler.graph.reads import parse_read
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.costs import graph_macs
+from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import model_macs
+from export.compiler.proof.runs import Runner
+from export.rewrite import rewrite
+from export.rewrite_file import cost_sizes
+
+Array = NDArray[Any]
+LENGTHS = [(batch, new, past) for batch in (1, 2) for new in (1, 2, 5, 33) for past in (0, 7)]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("decoder") / "model.onnx"
+    onnx.save(export(), path)
+    return path
+
+
+def run(path: Path, out: Path, *reads: str) -> Result:
+    arguments = [argument for read in reads for argument in ("--read", read)]
+    return CliRunner().invoke(rewrite, [str(path), "-o", str(out), "--json", *arguments])
+
+
+def check_same(before: Path, after: Path, part: Callable[[Array], Array], kept: list[str]) -> None:
+    plain, rewritten = Runner(before), Runner(after)
+    assert [value.name for value in plain.session.get_inputs()] == [
+        value.name for value in rewritten.session.get_inputs()
+    ]
+    for batch, new, past in LENGTHS:
+        given = feeds(batch, new, past)
+        expected, found = plain(given), rewritten(given)
+        assert list(found) == ["logits", *kept]
+        expected["logits"] = part(expected["logits"])
+        for name, array in found.items():
+            assert array.shape == expected[name].shape, (name, batch, new, past)
+            np.testing.assert_allclose(array, expected[name], atol=1e-5 * np.abs(expected[name]).max(initial=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 18), ("new", 23)])
+def test_the_last_row_of_a_decoder_cuts_its_last_layer_and_its_head(exporter: str, opset: int, tmp_path: Path) -> None:
+    onnx.save(export(exporter, opset), path := tmp_path / "model.onnx")
+    result = run(path, out := tmp_path / "last.onnx", "logits[:,-1:]", "*")
+    assert result.exit_code == 0, result.output
+    manifest = json.loads(result.output)
+    assert len(manifest["sites"]["read-rows"]) == 8  # queries, scores, pooled, output, three of the MLP, head
+    assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
+    assert manifest["proofs"][0]["precision"] == "float64"
+    assert "past=0" in manifest["proof_inputs"]
+    assert "new=1, " in manifest["proof_inputs"]
+    check_same(path, out, lambda logits: logits[:, -1:], PRESENT)
+
+
+PARTS: list[tuple[str, Callable[[Array], Array]]] = [
+    ("logits[:,-1]", lambda logits: logits[:, -1]),
+    ("logits[:,-3:]", lambda logits: logits[:, -3:]),
+    ("logits[:,0:3]", lambda logits: logits[:, :3]),
+    ("logits[:,1:3]", lambda logits: logits[:, 1:3]),
+    ("logits[0:3,0]", lambda logits: logits[0:3, 0]),
+    ("logits[:,-1,[9,2]]", lambda logits: logits[:, -1][:, [9, 2]]),
+    ("logits[:,-2:,[-1]]", lambda logits: logits[:, -2:, [-1]]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("read", "part"), PARTS)
+def test_a_read_is_numpy_s_slice_of_inputs_of_any_length(
+    read: str, part: Callable[[Array], Array], decoder: Path, tmp_path: Path
+) -> None:
+    result = run(decoder, out := tmp_path / "part.onnx", read, "present.*")
+    assert result.exit_code == 0, result.output
+    check_same(decoder, out, part, PRESENT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["logits[:,3]", "logits[:,-4]"])
+def test_a_row_that_an_input_lacks_fails(read: str, decoder: Path, tmp_path: Path) -> None:
+    result = run(decoder, out := tmp_path / "row.onnx", read)
+    assert result.exit_code == 0, result.output
+    runner = Runner(out)
+    assert runner(feeds(2, 4, 3))["logits"].shape == (2, 40)
+    for new in (1, 2, 3):
+        with pytest.raises(Exception, match="expected the file to run"):
+            runner(feeds(2, new, 3))
+
+
+@pytest.mark.slow
+def test_two_columns_of_a_reranker_cut_its_head(decoder: Path, tmp_path: Path) -> None:
+    result = run(decoder, out := tmp_path / "columns.onnx", "logits[:,-1,[9,2]]")
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size < decoder.stat().st_size
+    assert [value.name for value in Runner(out).session.get_outputs()] == ["logits"]
+    shapes = [tuple(tensor.dims) for tensor in onnx.load(out).graph.initializer]
+    assert (16, 2) in shapes
+    assert (16, 40) not in shapes
+
+
+def test_reads_are_written_as_numpy_writes_them() -> None:
+    for text in ("logits[:,-1,[5,3]]", "y", "y[:,-3:]", "present.*", "y[[1,2],0]"):
+        assert str(parse_read(text)) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        (["logits[:,-1", "*"], "expected"),
+        (["logits[:,[]]"], "expected a number, START:END or [NUMBER,...] between the brackets, found '[]'"),
+        (["logits[:,-1,[40]]"], "expected indices within the shape (batch, new, 40), found logits[:,-1,[40]]"),
+        (["logits[:,-1,[-41]]"], "expected indices within the shape"),
+        (["past*"], "found none like 'past*'"),
+        (["logits[:,-1]", "logits"], "expected each output once, found an output twice"),
+    ],
+)
+def test_a_read_that_does_not_fit_is_named(reads: list[str], message: str, decoder: Path, tmp_path: Path) -> None:
+    result = run(decoder, tmp_path / "out.onnx", *reads)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert message in result.output
+
+
+def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
+    """As GPT-Neo writes it: the sizes of the part do not follow from the symbols of the inputs."""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[b, n, 8] x, float[b, p, 8] past_key, bool[512, 512] table, float[8, 8] w) => (float[b, n, 8] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, float fill = {-10000.0}> {
+        k = Concat <axis = 1> (past_key, x)
+        turned = Transpose <perm = [0, 2, 1]> (k)
+        scores = MatMul (x, turned)
+        n = Shape <start = 1, end = 2> (x)
+        t = Shape <start = 1, end = 2> (k)
+        first = Sub (t, n)
+        rows = Slice (table, first, t, zero)
+        part = Slice (rows, zero, t, one)
+        seen = Unsqueeze (part, zero)
+        masked = Where (seen, scores, fill)
+        a = Softmax (masked)
+        h = MatMul (a, k)
+        y = MatMul (h, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    for name, array in (("table", np.tri(512, dtype=bool)), ("w", np.ones((8, 8), np.float32))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        proto.graph.input.remove(next(value for value in proto.graph.input if value.name == name))
+    Prepare()(model := ir.from_proto(proto))
+    assert cost_sizes(model.graph, {"b": 2}) == {"b": 2, "n": 128, "p": 0}
+    for new, past in ((128, 0), (100, 28), (1, 60)):
+        total = 2 * (2 * new * (past + new) * 8 + new * 64)
+        assert model_macs(model, sizes := {"b": 2, "n": new, "p": past}) == total
+    assert graph_macs(Shapes(model.graph, sizes)) != total  # the symbols alone do not tell
+
+
+def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> None:
+    """As Mamba's loop, unrolled over a drawn length: only that length runs."""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[b, n, 8] x, float[b, m, 8] z, float[b, 9, 8] nine, float[8, 8] w) => (float[b, n, 8] y) {
+        s = Add (x, z)
+        h = MatMul (s, w)
+        t = Add (h, nine)
+        y = MatMul (t, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    del proto.graph.input[3]
+    Prepare()(model := ir.from_proto(proto))
+    assert model_macs(model, cost_sizes(model.graph, {})) == (128 + 9) * 8 * 8
+
+
+def test_nodes_may_be_out_of_order(tmp_path: Path) -> None:
+    """As ONNX Runtime's own float16 converter writes them."""
+    nodes = "h = MatMul(a, w) r = Relu(h) y = MatMul(r, w)"
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] a) => (float[n, s, 4] y) {{ {nodes} }}'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    turned = list(reversed(proto.graph.node))
+    del proto.graph.node[:]
+    proto.graph.node.extend(turned)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    result = run(path, tmp_path / "out.onnx", "y[:,-1]")
+    assert result.exit_code == 0, result.output

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import parse
+from numpy.typing import NDArray
+
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes.fold_affine import FoldAffine
+from export.compiler.passes.prepare import Prepare
+
+NORM = "BatchNormalization(x, g, b, m, v)"
+FOLDS = [
+    "t = MatMul(a, w) x = Transpose<perm = [0, 2, 1]>(t) n = {norm} y = Add(n, x)",
+    "t = MatMul(a, w) x = Transpose<perm = [0, 2, 1]>(t) n = {norm} y = Transpose<perm = [0, 2, 1]>(n)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} t = Transpose<perm = [0, 2, 1]>(n) y = MatMul(t, w)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv(n, c)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<group = 3>(n, d)",
+    "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<pads = [1, 1]>(t, k) y = {norm}",
+    "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<group = 3>(t, d) y = {norm}",
+    "r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w) y = {norm}",
+    "r = ReduceMean<keepdims = 0>(a, two) x = Gemm<transB = 0>(r, w5) y = {norm}",
+    "t = MatMul(a, w) s = Add(g, t) x = Reshape(s, flat) n = {norm} y = Reshape(n, back)",
+    "x = Reshape(a, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = ReduceMean<keepdims = 0>(n, two) y = Gemm<transB = 1>(r, w)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = Gather<axis = 2>(n, zero) y = Gemm(r, w)",
+    "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} s = Add(n, x) t = Transpose<perm = [0, 2, 1]>(s) y = MatMul(t, w)",
+]
+STAYS = [
+    ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
+    ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Relu(n)", "no linear layer"),
+    ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = MatMul(n, w5)", "expected a map along axis 2"),
+    ("r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w, column) y = {norm}", "expected a constant row as bias"),
+]
+
+
+def network(nodes: str) -> ir.Model:
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> NDArray[np.float32]:
+        return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+
+    return parse(
+        f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, 5, 6] a) => (float y) {{
+            {nodes.format(norm=NORM)} }}""",
+        **{name: drawn(6) for name in "gbmv"},
+        w=drawn(6, 6),
+        w5=drawn(5, 6),
+        c=drawn(6, 6, 1),
+        k=drawn(6, 6, 3),
+        d=drawn(6, 2, 1),
+        column=drawn(6, 1),
+        one=np.array([1]),
+        two=np.array([2]),
+        flat=np.array([-1, 6]),
+        back=np.array([-1, 5, 6]),
+        zero=np.array(0),
+        half=np.array(0.5, np.float32),
+    )
+
+
+def norms(model: ir.Model) -> int:
+    return sum(node.op_type == "BatchNormalization" for node in model.graph)
+
+
+@pytest.mark.parametrize("nodes", FOLDS)
+def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
+    original, folded = network(nodes), network(nodes)
+    assert FoldAffine()(folded).modified
+    assert (norms(original), norms(folded)) == (1, 0)
+    feeds = {"a": np.random.default_rng(1).standard_normal((3, 5, 6))}
+    before, after = evaluate(original, feeds)[0], evaluate(folded, feeds)[0]
+    assert before.shape == after.shape
+    assert np.abs(before - after).max() < 1e-13 * np.abs(before).max()
+
+
+def test_a_scale_folds_once_the_norm_behind_it_has() -> None:
+    model = network("s = Mul(a, half) x = Reshape(s, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)")
+    assert [site.operator for site in FoldAffine()(model).sites] == ["BatchNormalization", "Mul"]
+    assert [node.op_type for node in Prepare()(model).model.graph] == ["MatMul", "Add"]
+
+
+@pytest.mark.parametrize(("nodes", "reason"), STAYS)
+def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> None:
+    model = network(nodes)
+    result = FoldAffine()(model)
+    assert norms(model) == 1
+    assert any(re.search(reason, refusal.reason) for refusal in result.refusals)
+
+
+def test_a_norm_without_variance_stays() -> None:
+    model = network("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} t = Transpose<perm = [0, 2, 1]>(n) y = MatMul(t, w)")
+    model.graph.initializers["v"].const_value = ir.tensor(np.full(6, -1, np.float32))
+    FoldAffine()(model)
+    assert norms(model) == 1

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import VOCABULARY, Encoder, export, model, parse, proved
+
+from export.compiler.errors import BadRequest, NotSupported, ProofFailed
+from export.compiler.graph.reads import parse_read
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.compare import compare
+from export.compiler.proof.inputs import draw, free_dimensions, size_rounds, table_rows
+from export.rewrite_file import Request, rewrite_file
+
+
+def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Drops the double that a pass stored."""
+    assert value.const_value is not None
+    array = change(value.const_value.numpy().astype(np.float64))
+    value.meta.pop("vitbn.exact", None)
+    value.const_value = ir.tensor(array, name=value.name)
+
+
+def drop_bias(graph: ir.Graph) -> None:
+    value = next(v for name, v in graph.initializers.items() if "values" not in name and "value_bias" in name)
+    changed(value, np.zeros_like)
+
+
+def read_another_row(graph: ir.Graph) -> None:
+    node = next(n for n in graph if n.op_type == "Gather" and n.outputs[0].dtype == ir.DataType.FLOAT and _row(n))
+    value = node.inputs[1]
+    assert value is not None
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy() + 1, name=value.name)
+
+
+def _row(node: ir.Node) -> bool:
+    indices = node.inputs[1]
+    return indices is not None and indices.const_value is not None and indices.const_value.numpy().tolist() == [0]
+
+
+def move_a_weight(graph: ir.Graph) -> None:
+    value = next(v for name, v in graph.initializers.items() if name.endswith("_keys"))
+
+    def change(array: np.ndarray) -> np.ndarray:
+        array.flat[3] += 1e-6
+        return array
+
+    changed(value, change)
+
+
+def ignore_the_mask(graph: ir.Graph) -> None:
+    softmax = [node for node in graph if node.op_type == "Softmax"][-1]
+    add = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    assert add is not None
+    assert add.op_type == "Add"
+    softmax.replace_input_with(0, add.inputs[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, drop_bias, read_another_row, move_a_weight, ignore_the_mask])
+def test_every_planted_fault_fails_the_proof(fault: Callable[[ir.Graph], None] | None) -> None:
+    original = model(export(Encoder()))
+    rewritten = rewrite(original).model
+    if fault is None:
+        assert proved(original, rewritten).error < 1e-13
+        return
+    fault(rewritten.graph)
+    with pytest.raises(ProofFailed, match="float64: output 0: expected an error of at most 1e-10"):
+        proved(original, rewritten)
+
+
+def test_a_comparison_needs_elements_that_are_finite() -> None:
+    ones, none, nan = np.ones((1, 2)), np.ones((0, 2)), np.full((1, 2), np.nan)
+    assert compare([ones], [ones], "float64", 1e-10) == 0
+    for expected, found in ([ones], [nan]), ([nan], [nan]), ([none], [none]), ([], []), ([ones], [ones[0]]):
+        with pytest.raises(ProofFailed):
+            compare(expected, found, "float64", 1e-10)
+
+
+def test_numbers_that_fill_masked_places_do_not_hide_an_error() -> None:
+    right, wrong = (np.array([[-3e38, 1.0, other]]) for other in (0.5, 0.51))
+    for found, error in (wrong, "1.0e-02"), (np.array([[-3e38, 1.0, np.nan]]), "nan"):
+        with pytest.raises(ProofFailed, match=f"found {error}"):
+            compare([right], [found], "float32", 1e-5)
+
+
+def test_fills_without_a_value_are_double_as_all_else() -> None:
+    """As DeepSeek joins its heads: a reference refuses float32 beside double."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 3] y) {
+        size = Shape (x)
+        zeros = ConstantOfShape (size)
+        y = Add (zeros, x)
+    }"""
+    values = np.arange(6, dtype=np.float64).reshape(2, 3)
+    (found,) = evaluate(ir.from_onnx_text(text), {"x": values})
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, values)
+
+
+def test_inputs_fit_the_graph() -> None:
+    graph = model(export(Encoder())).graph
+    ids, mask = graph.inputs
+    assert table_rows(ids) == VOCABULARY
+    assert table_rows(mask) is None
+    feeds = draw(graph, {"batch": 4, "seq": 7})
+    assert feeds["attention_mask"][:, 0].all()
+    assert feeds["attention_mask"].sum(1).min() < 7
+    sizes = next(size_rounds(graph)).needed
+    assert len({round_["seq"] for round_ in sizes}) == len({round_["batch"] for round_ in sizes}) == 3
+
+
+def test_sizes_are_tried_apart_then_together() -> None:
+    inputs = "int64[batch_1, seq_1] ids, int64[batch_2, seq_2] mask"
+    graph = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (int64 y) {{ y = Mul(ids, mask) }}').graph
+    apart, together, *_ = (family.needed for family in size_rounds(graph))
+    assert all(sizes["seq_1"] != sizes["seq_2"] for sizes in apart)
+    assert all(sizes["seq_1"] == sizes["seq_2"] for sizes in together)
+    assert all(sizes["batch_1"] == sizes["batch_2"] for sizes in (*apart, *together))
+
+
+def test_unnamed_axes_get_symbols_of_their_own() -> None:
+    inputs = "float[?] zero, float[?] x, float[x_0] z"
+    network = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float y) {{ y = Sum(zero, x, z) }}')
+    network.graph.inputs[0].name = "0"
+    Prepare()(network)
+    assert free_dimensions(network.graph) == ["dim_0_0", "x_0_", "x_0"]
+
+
+def test_free_channels_are_those_of_the_filters() -> None:
+    image = "float[batch, channels, height, width] image"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({image}) => (float y) {{ y = Conv(image, w) }}'
+    graph = parse(text, w=np.ones((4, 3, 8, 8), np.float32)).graph
+    families = list(size_rounds(graph))
+    assert {sizes["channels"] for family in families for sizes in [*family.needed, *family.more]} == {3}
+    assert any({sizes["height"] for sizes in family.needed} == {224} for family in families)
+
+
+HEADER = '<ir_version: 8, opset_import: ["": {opset}{more}]> g (float[n, 4] a) => (float[n, 4] y) {{ {nodes} }}'
+BODY = "(float[n, 4] b) { b = Relu(a) }"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opset", "more", "reason"),
+    [
+        (f"y = If(c) <then_branch = t() => {BODY}, else_branch = e() => {BODY}>", 17, "", "found If with a body"),
+        ("y = com.microsoft.Inverse(a)", 17, ', "com.microsoft": 1', "found com.microsoft.Inverse"),
+        ("y = Relu(a)", 7, "", "opset: expected 10 to"),
+        ("y = RandomNormalLike(a)", 17, "", "found RandomNormalLike"),
+        ("y, m, v, p, q = BatchNormalization(a, w, w, w, w) k = Add(m, v)", 11, "", "found statistics"),
+    ],
+)
+def test_what_the_passes_do_not_read_is_named(nodes: str, opset: int, more: str, reason: str) -> None:
+    text = HEADER.format(opset=opset, more=more, nodes=nodes)
+    with pytest.raises(NotSupported, match=reason):
+        rewrite(parse(text, c=np.array(True), w=np.ones(4, np.float32)))
+
+
+@pytest.mark.parametrize("read", ["z[:,0]", "y[0", "y[a]", "y[0,0,0,0]", "y[:,:,16]", "y[:,:,16:]"])
+def test_a_read_that_does_not_fit_is_named(read: str) -> None:
+    with pytest.raises(BadRequest, match=r"read: expected"):
+        rewrite(model(export(Encoder("hidden"))), [read])
+
+
+def test_a_read_keeps_its_text() -> None:
+    for text in ("y", "y[0]", "y[:,0]", "y[1:3,-1]"):
+        assert str(parse_read(text)) == text
+
+
+def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
+    """For a window larger than the image ONNX Runtime outputs nothing."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[n, 2, h, w] a) => (float[n, 2, p, q] y) {
+            x = Conv(a, k) b = BatchNormalization(x, s, s, s, s)
+            y = AveragePool<kernel_shape = [12, 12], strides = [12, 12]>(b) }""",
+        k=np.full((2, 2, 1, 1), 0.5, np.float32),
+        s=np.array([0.5, 1.5], np.float32),
+    )
+    ir.save(network, tmp_path / "plain.onnx")
+    written = rewrite_file(tmp_path / "plain.onnx", tmp_path / "folded.onnx", Request())
+    assert [step.name for step in written.rewritten.steps if step.sites] == ["fold-affine"]

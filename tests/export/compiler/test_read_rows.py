@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import Encoder, Vision, export, model, parse, proved
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.compiler.analyses.demand import analyse
+from export.compiler.errors import NothingToRewrite
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes.absorb_queries import AbsorbQueries
+from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.read_rows import ReadRows
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.runs import session
+
+SIZES = {"batch": 1, "seq": 24}
+EXPORTERS = [("old", 17), ("new", 18), ("new", 20), ("new", 23)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exporter", "opset"), EXPORTERS)
+def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: int) -> None:
+    original = model(export(Encoder(), exporter, opset))
+    rewritten = rewrite(original, sizes=SIZES)
+    rows, absorbed = rewritten.steps[1:]
+    assert rows.macs < 0.68 * rewritten.macs
+    assert absorbed.macs < 0.56 * rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 20)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_vit_whose_heads_read_one_or_two_rows(rows: int, exporter: str, opset: int) -> None:
+    original = model(export(Vision(rows), exporter, opset))
+    rewritten = rewrite(original, sizes=SIZES)
+    assert all(step.sites for step in rewritten.steps[1:])
+    assert rewritten.steps[-1].macs < 0.7 * rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+@pytest.mark.parametrize("pool", ["mean", "both", "hidden"])
+def test_where_every_row_is_read_nothing_is_rewritten(pool: str) -> None:
+    with pytest.raises(NothingToRewrite, match="no multiplying operator computes more than the outputs read"):
+        rewrite(model(export(Encoder(pool))), sizes=SIZES)
+
+
+@pytest.mark.parametrize("read", ["y[:,0]", "y[:,0:2]", "y[:,1,3:9]"])
+def test_a_read_of_an_output_makes_the_rest_superfluous(read: str) -> None:
+    original = model(export(Encoder("hidden")))
+    rewritten = rewrite(original, [read], sizes=SIZES)
+    assert rewritten.steps[-1].macs < 0.75 * rewritten.macs
+    assert proved(original, rewritten.model, [read]).error < 1e-13
+    with pytest.raises(Exception, match="expected"):
+        proved(original, rewritten.model, ["y[:,2]"])
+
+
+def test_the_passes_compose_with_others_and_leave_the_given_model_alone() -> None:
+    original = model(export(Encoder()))
+    nodes = len(original.graph)
+    copy = original.clone()
+    result = ir.passes.Sequential(ReadRows(SIZES), AbsorbQueries(SIZES), RemoveUnusedNodesPass())(copy)
+    assert len(original.graph) == nodes
+    assert len(result.model.graph) != nodes
+
+
+RULES = [
+    ("y = Add(a, b)", (2, 1, 4), (5, 1)),
+    ("y = Where(k, a, b)", (2, 5, 4), (4,)),
+    ("y = MatMul(a, b)", (2, 5, 4), (4, 4)),
+    ("y = MatMul(a, b)", (1, 5, 4), (2, 4, 4)),
+    ("y = Softmax<axis = 1>(a)", (2, 5, 4), (1,)),
+    ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (4,)),
+    ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (5, 4)),
+    ("y = BatchNormalization(a, b, b, b, b)", (2, 5, 4), (5,)),
+    ("y = Transpose<perm = [2, 0, 1]>(a)", (5, 4, 2), (1,)),
+    ("y = Reshape(a, two_five_four)", (10, 4), (1,)),
+    ("y = Reshape(a, two_five_four)", (2, 20), (1,)),
+    ("y = Reshape(a, two_five_four)", (4, 5, 2), (1,)),
+    ("y = Squeeze(a, zero)", (1, 2, 5, 4), (1,)),
+    ("y = Slice(a, one, six, one)", (2, 7, 4), (1,)),
+    ("y = Slice(a, six, zero, one, back)", (2, 7, 4), (1,)),
+    ("z, y = Split<axis = 1>(a, two_and_five)", (2, 7, 4), (1,)),
+    ("y = Concat<axis = 1>(a, b)", (2, 2, 4), (2, 3, 4)),
+    ("y = Expand(a, two_five_four)", (1, 5, 1), (1,)),
+    ("y = Gather<axis = 1>(a, places)", (2, 7, 4), (1,)),
+    ("y = Gather<axis = 1>(a, last)", (2, 7, 5, 4), (1,)),
+    ("y = Einsum<equation = 'bik,kj->bij'>(a, b)", (2, 5, 3), (3, 4)),
+    ("y = Attention(a, a, a, b)", (2, 4, 5, 4), (5, 5)),
+    ("y = ReduceSum<keepdims = 0>(a, one)", (2, 3, 5, 4), (1,)),
+    ("y = Conv(a, b)", (2, 3, 4), (5, 3, 1)),
+    ("y = CumSum(a, first)", (2, 5, 4), (1,)),
+]
+
+
+@pytest.mark.parametrize(("nodes", "first", "second"), RULES)
+@pytest.mark.parametrize("cut", [{0: [1]}, {1: [0]}, {1: [3, 1]}, {2: [2, 0]}, {0: [1], 2: [1, 2, 3]}])
+def test_a_part_of_each_operator_is_that_part_of_the_whole(
+    nodes: str, first: tuple[int, ...], second: tuple[int, ...], cut: dict[int, list[int]]
+) -> None:
+    rng = np.random.default_rng(0)
+    gathers, name = "", "y"
+    for axis, places in cut.items():
+        gathers += f"c{axis} = Constant<value_ints = {places}>() p{axis} = Gather<axis = {axis}>({name}, c{axis})\n"
+        name = f"p{axis}"
+    original = parse(
+        f"""<ir_version: 10, opset_import: ["": 23]> g (float{[*first]} a, float{[*second]} b) => (float {name}) {{
+            {nodes}
+            {gathers} }}""".replace("'", '"'),
+        zero=np.array([0]),
+        one=np.array([1]),
+        six=np.array([6]),
+        back=np.array([-1]),
+        first=np.array(1),
+        last=np.array(-1),
+        places=np.array([6, 0, 2, 2, 1]),
+        two_and_five=np.array([2, 5]),
+        two_five_four=np.array([2, 5, 4]),
+        k=rng.random((2, 5, 1)) < 0.5,
+    )
+    feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
+    expected = evaluate(original, feeds)
+    Prepare()(original)
+    shapes = Shapes(original.graph)
+    Materialiser(shapes, analyse(shapes)).run()
+    RemoveUnusedNodesPass()(original)
+    original.graph.sort()
+    for before, after in zip(expected, evaluate(original, feeds), strict=True):
+        assert before.shape == after.shape
+        np.testing.assert_allclose(after, before, rtol=1e-13, atol=1e-13)
+
+
+def test_sizes_pass_through_filled_tensors() -> None:
+    """The older exporter makes absent token_type_ids so."""
+    original = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] ids) => (float[batch, 4] y) {
+            sizes = Shape(ids)
+            zeros = ConstantOfShape<value = int64[1] {0}>(sizes)
+            kinds = Gather(table, zeros)
+            words = Gather(table, ids)
+            tokens = Add(words, kinds)
+            made = MatMul(tokens, weight)
+            first = Constant<value_int = 0>()
+            y = Gather<axis = 1>(made, first) }""",
+        table=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32),
+        weight=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
+    )
+    rewritten = rewrite(original, sizes=SIZES)
+    assert rewritten.steps[-1].macs * SIZES["seq"] == rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+HALVES = {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 16, "zero": np.array(0)}
+ROWS = '<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => '
+
+
+def test_a_size_less_a_number_may_be_zero() -> None:
+    nodes = """sizes = Shape<start = 1>(a) less = Sub(sizes, six_four) none = Equal(less, zeros)
+        both = Where(none, six_four, zeros) shift = Cast<to = 1>(both)
+        made = MatMul(a, w) row = Gather<axis = 1>(made, zero) few = ReduceSum<keepdims = 0>(shift) y = Add(row, few)"""
+    given = {"six_four": np.array([6, 4]), "zeros": np.array([0, 0])} | HALVES
+    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", **given)
+    feeds = {"a": np.random.default_rng(0).standard_normal((2, 6, 4))}
+    after = evaluate(rewrite(original).model, feeds)
+    np.testing.assert_allclose(after[0], evaluate(original, feeds)[0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 7])
+def test_a_cut_of_at_most_four_rows_may_have_fewer(length: int) -> None:
+    nodes = """cut = Slice(a, none, four, one) made = MatMul(cut, w) sizes = Shape(cut) rows = Gather(sizes, one)
+        number = Cast<to = 1>(rows) all = ReduceSum<keepdims = 0>(made, one) mean = Div(all, number)
+        row = Gather<axis = 1>(made, zero) y = Add(mean, row) more = MatMul(a, w) z = Gather<axis = 1>(more, zero)"""
+    given = {"none": np.array([0]), "one": np.array([1]), "four": np.array([4])} | HALVES
+    original = parse(ROWS + f"(float[n, 4] y, float[n, 4] z) {{ {nodes} }}", **given)
+    feeds = {"a": np.random.default_rng(0).standard_normal((2, length, 4))}
+    for before, after in zip(evaluate(original, feeds), evaluate(rewrite(original).model, feeds), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-13)
+
+
+def test_a_slice_may_name_axes_that_it_does_not_cut() -> None:
+    """As TensorFlow's exporter writes x[:, 0]."""
+    nodes = "made = MatMul(a, w) row = Slice(made, none, ends, axes) y = Squeeze(row, one)"
+    given = {"none": np.zeros(3, np.int64), "ends": np.array([2**31 - 1, 1, 2**31 - 1]), "axes": np.arange(3)}
+    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", one=np.array([1]), **given, **HALVES)
+    rewritten = rewrite(original, sizes={"n": 1, "s": 24})
+    assert rewritten.steps[-1].macs * 24 == rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("outputs", "nodes"),
+    [
+        ("float[n, 4] y, float[n, 4] z", "y = Gather<axis = 1>(made, zero) z = Identity(y)"),
+        ("float[n, 4] y, float[n, 4] z", "r = Gather<axis = 1>(made, zero) y = Identity(r) z = Identity(r)"),
+        ("float[n, 4] y, bool[n, s, 4] z", "kept, z = Dropout(a) y = Gather<axis = 1>(made, zero)"),
+    ],
+)
+def test_all_outputs_keep_their_names(outputs: str, nodes: str) -> None:
+    original = parse(ROWS + f"({outputs}) {{ made = MatMul(a, w) {nodes} }}", **HALVES)
+    rewritten = rewrite(original)
+    assert [value.name for value in rewritten.model.graph.outputs] == ["y", "z"]
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+def test_a_split_may_have_whole_and_partial_outputs() -> None:
+    nodes = """part = Slice(a, start, end, last) x = Relu(part)
+        left, right = Split<axis = 2>(part, sizes) y = Relu(left)
+        made = MatMul(right, single) z = Gather<axis = 1>(made, zero)"""
+    given = {
+        name: np.array(numbers) for name, numbers in {"start": [0], "end": [2], "last": [2], "sizes": [1, 1]}.items()
+    }
+    outputs = "float[n, s, 2] x, float[n, s, 1] y, float[n, 1] z"
+    original = parse(ROWS + f"({outputs}) {{ {nodes} }}", **given, zero=np.array(0), single=np.ones((1, 1), np.float32))
+    assert proved(original, rewrite(original).model).error < 1e-13
+
+
+FIRST_TOKEN = "tokens = Slice(a, zero, one, one)"
+SCORES = "t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t)"
+
+
+def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, tokens: str = FIRST_TOKEN) -> ir.Model:
+    """Two heads; `nodes` lead from q, k and v to y."""
+    rng = np.random.default_rng(0)
+    given = {f"{kind}{name}": rng.standard_normal((8, 8) if kind == "w" else 8) for kind in "wb" for name in "qkv"}
+    return parse(
+        f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[n, s, 8] a{more}) => (float y{outputs}) {{ {tokens}
+            qw = MatMul(tokens, wq) qb = Add(qw, bq) qh = Reshape(qb, heads) q = Transpose<perm = [0, 2, 1, 3]>(qh)
+            kw = MatMul(a, wk) kb = Add(kw, bk) kh = Reshape(kb, heads) k = Transpose<perm = [0, 2, 1, 3]>(kh)
+            vw = MatMul(a, wv) vb = Add(vw, bv) vh = Reshape(vb, heads) v = Transpose<perm = [0, 2, 1, 3]>(vh)
+            {nodes} }}""",
+        **{name: array.astype(np.float32) for name, array in given.items()},
+        table=rng.standard_normal((2, 8)).astype(np.float32),
+        heads=np.array([0, 0, 2, 4]),
+        zero=np.array([0]),
+        one=np.array([1]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("h = Tanh(s) z = Add(s, h) p = Softmax(z) y = MatMul(p, v)", ""),
+        ("p = Softmax(s) y = MatMul(p, v) z = Sigmoid(s)", ", float z"),
+    ],
+)
+def test_scores_that_another_node_reads_stay_as_they_are(nodes: str, outputs: str) -> None:
+    original = attention(f"{SCORES} {nodes}", outputs=outputs)
+    assert proved(original, rewrite(original).model).error < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "opset", "reason"),
+    [
+        ("p = Softmax(s) y = MatMul(p, v)", ", float s", 17, "its scores are an output of the graph"),
+        ("p = Softmax(s) y = MatMul(p, v)", "", 11, "expected scores (batch, heads, queries, tokens)"),
+        ("y = Attention(q, k, v)", "", 23, "expected (batch, heads, queries, features) inside the graph, and no cache"),
+    ],
+)
+def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str, opset: int, reason: str) -> None:
+    """Up to opset 12 a Softmax without an axis joins heads, queries and tokens."""
+    refusals = AbsorbQueries()(attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)).refusals
+    assert [refusal.reason for refusal in refusals] == [reason]
+
+
+def test_queries_that_an_input_picks_are_not_alike() -> None:
+    ids, tokens = ", int64[n, 2] ids", "tokens = Gather(table, ids)"
+    original = attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)", ids, tokens=tokens)
+    assert proved(original, rewrite(original).model).error < 1e-13
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_query_without_a_key_gives_what_onnx_runtime_gives(kind: str, tmp_path: Path) -> None:
+    original = attention("p = Attention(q, k, v, m) y = Relu(p)", f", {kind}[n, 1, 1, s] m", opset=23)
+    rewritten = rewrite(original)
+    assert rewritten.steps[-1].sites
+    ir.save(original, tmp_path / "plain.onnx")
+    ir.save(rewritten.model, tmp_path / "few.onnx")
+    seen = np.arange(3 * 5).reshape(3, 1, 1, 5) < 7  # none of the last row
+    fills = [np.finfo(np.float32).min, -np.inf] if kind == "float" else [0]
+    for fill in fills:
+        mask = seen if kind == "bool" else np.where(seen, 0, fill).astype(np.float32)
+        feeds = {"a": np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32), "m": mask}
+        before, after = (session(tmp_path / name).run(None, feeds)[0] for name in ("plain.onnx", "few.onnx"))
+        np.testing.assert_allclose(after, before, atol=1e-5)
+        np.testing.assert_allclose(evaluate(original, feeds)[0], before, atol=1e-5)
+
+
+def test_a_value_of_unknown_shape_is_named() -> None:
+    nodes = "made = MatMul(a, weight) y = Reshape(made, shape)"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] a, int64[k] shape) => (float y) {{ {nodes} }}'
+    with pytest.raises(NothingToRewrite, match=r"read-rows: y \(Reshape\): its shape does not follow from the graph"):
+        rewrite(parse(text, weight=np.ones((4, 4), np.float32)))
+
+
+def test_a_row_is_read_through_a_graph_deeper_than_python_s_stack() -> None:
+    deep = " ".join(f"z{number} = Tanh({f'z{number - 1}' if number else 'a'})" for number in range(400))
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => (float[n, 4] y)
+        {{ {deep} made = MatMul(z399, weight) y = Gather<axis = 1>(made, zero) }}"""
+    rewritten = rewrite(parse(text, weight=np.ones((4, 4), np.float32), zero=np.array(0)))
+    assert rewritten.steps[-1].macs * 64 == rewritten.macs

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import Encoder, export, parse, run
+
+from export.compiler import pipeline
+from export.compiler.proof import compare
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("foreign") / "hidden.onnx"
+    onnx.save(export(Encoder("hidden")), path)
+    return path
+
+
+@pytest.mark.slow
+def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    result = run(encoder, "-o", out, "--dims", "batch=1,seq=24", "--require", "read-rows,absorb-queries", "--time")
+    assert result.exit_code == 0, result.output
+    for line in ("multiply-accumulates at batch=1, seq=24", "Proved float64", "Proved float32", "times as fast"):
+        assert line in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.npz", "out.onnx"]
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries"]
+    assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
+    sample = np.load(out.with_suffix(".npz"))
+    feeds = {name[3:]: sample[name] for name in sample.files if name.startswith("in:")}
+    np.testing.assert_allclose(ort.InferenceSession(out).run(None, feeds)[0], sample["out:y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    refused = run(hidden, "-o", out)
+    assert refused.exit_code == 3
+    assert refused.output.endswith("if you use only a part of an output, name it: --read 'OUTPUT[:,0]'\n")
+    assert not list(tmp_path.iterdir())
+    result = run(hidden, "-o", out, "--read", "y[:,0]", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.output)["reads"] == ["y[:,0]"]
+
+
+@pytest.mark.slow
+def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
+    given = tmp_path / "given.npz"
+    ids = np.arange(12).reshape(2, 6)
+    np.savez(given, input_ids=ids, attention_mask=np.ones_like(ids))
+    result = run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given, "--json")
+    assert json.loads(result.output)["proof_inputs"].startswith(f"{given}; drawn at ")
+    np.savez(given, input_ids=ids)
+    assert (
+        "expected the inputs input_ids, attention_mask"
+        in run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given).output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--only", "fold-affine"), 3, "2 places rewritten, which saves no multiplication"),
+        (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
+        (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
+        (("--dims", "batch"), 2, "expected NAME=SIZE"),
+        (("--dims", "batch=²"), 2, "expected NAME=SIZE, found 'batch' and '²'"),
+        (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),
+        (("--read", "z[0]"), 2, "expected one of the outputs y, found 'z'"),
+    ],
+)
+def test_each_refusal_has_its_exit_code(
+    encoder: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run(encoder, "-o", tmp_path / "out.onnx", *arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (code, [])
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.slow
+def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compare.TOLERANCES, "float64", 0.0)
+    result = run(encoder, "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (5, [])
+    assert "expected an error of at most 0e+00" in result.output
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """Of at most 64 tokens; `--read` saves the work of all others."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[B, S, 16] a) => (float[B, S, 16] y) {
+            s = Shape<start = 1, end = 2>(a) p = Slice(places, zero, s) x = Add(a, p)
+            h = MatMul(x, w) t = Relu(h) y = MatMul(t, w) }""",
+        places=np.ones((64, 16), np.float32),
+        zero=np.zeros(1, np.int64),
+        w=np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32),
+    )
+    ir.save(network, tmp_path / "tokens.onnx")
+    return tmp_path / "tokens.onnx"
+
+
+@pytest.mark.parametrize("read", ["y[:,15]", "y[:,12:16]"])
+def test_a_read_beyond_the_first_sizes_is_proved_at_larger_ones(tokens: Path, tmp_path: Path, read: str) -> None:
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", read, "--json")
+    assert result.exit_code == 0, result.output
+    assert "S=32" in json.loads(result.output)["proof_inputs"]
+
+
+def test_the_standard_domain_may_have_its_long_name(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.opset_import[0].domain = "ai.onnx"
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_file_whose_weights_are_inputs_gives_a_valid_file(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.ir_version = 3
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.checker.check_model(proto)
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    assert [value.name for value in ort.InferenceSession(tmp_path / "out.onnx").get_inputs()] == ["a"]
+
+
+def test_a_part_of_an_output_that_is_an_input_is_refused(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.graph.output.append(proto.graph.input[0])
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--read", "a[:,0]")
+    assert result.exit_code == 2
+    assert "read: expected an output that a node computes, found the input a[:,0]" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--read", "y[0,0,50]"), 2, "read: expected indices within the shape (B, S, 16), found y[0,0,50]"),
+        (("--read", "y[:,2:2]"), 2, "read: expected indices within the shape (B, S, 16), found y[:,2:2]"),
+        (("--read", "y[:,500]"), 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (1, 7, 16), found"),
+        (("--read", "y[:,0]", "--time"), 4, "expected the file to run on its inputs"),
+        (("--read", "y[:,0]", "--require", "absorb-queries"), 3, "found none: nothing of its kind"),
+        (("--read", "y[:,0]", "-o", "out.json"), 2, "out.json: expected a name as OUT.onnx, found that of its"),
+        (("--read", "y[:,0]", "-o", "out.npz"), 2, "out.npz: expected a name as OUT.onnx, found that of its"),
+    ],
+)
+def test_a_refusal_writes_nothing(
+    tokens: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.chdir(tokens.parent)
+    result = run(tokens, "-o", "out.onnx", *arguments)
+    assert (result.exit_code, [*tokens.parent.iterdir()]) == (code, [tokens])
+    assert message in result.output
+
+
+def test_a_manifest_that_cannot_be_written_leaves_nothing(tokens: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.json").mkdir()
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert (result.exit_code, len([*tmp_path.iterdir()])) == (2, 2)
+    assert "out.json: expected a file, found a folder" in result.output
+
+
+def test_given_inputs_are_not_overwritten(tokens: Path, tmp_path: Path) -> None:
+    np.savez(given := tmp_path / "out.npz", a=np.ones((1, 4, 16), np.float32))
+    before = given.read_bytes()
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--inputs", given, "--read", "y[:,0]")
+    assert (result.exit_code, given.read_bytes()) == (2, before)
+    assert f"expected other files than those that are read, found {given}" in result.output
+
+
+def test_given_inputs_that_are_no_archive_are_named(tokens: Path, tmp_path: Path) -> None:
+    np.savez(given := tmp_path / "given.npz", a=np.ones((1, 4, 16), np.float32))
+    whole = given.read_bytes()
+    np.save(tmp_path / "single.npy", np.ones(3))
+    other = "another kind of file"
+    contents = [(whole[:-40], other), (whole[:200] + b"damage" + whole[206:], "Bad CRC-32"), (b"text", other)]
+    for content, reason in [*contents, ((tmp_path / "single.npy").read_bytes(), other)]:
+        given.write_bytes(content)
+        result = run(tokens, "-o", tmp_path / "out.onnx", "--inputs", given, "--read", "y[:,0]")
+        assert result.exit_code == 2
+        assert f"{given}: expected an .npz file of arrays, found {reason}" in result.output
+
+
+def test_the_sizes_of_given_inputs_count_as_memory(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.compiler.proof.memory.free_memory", lambda: 1_000_000)
+    np.savez(given := tmp_path / "given.npz", a=np.ones((200, 60, 16), np.float32))
+    arguments = tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]"
+    assert "proof in double: expected to need at most" in run(*arguments, "--inputs", given).output
+    assert run(*arguments).exit_code == 0
+
+
+def test_the_passes_run_once_and_in_their_own_order(tokens: Path) -> None:
+    rewritten = pipeline.rewrite(ir.load(tokens), ["y[:,0]"], ("absorb-queries", "read-rows", "read-rows"))
+    assert [step.name for step in rewritten.steps] == ["read-rows", "absorb-queries"]

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import DIM, Encoder, export, run
+from torch import nn
+
+from export.compiler import pipeline
+
+
+@pytest.mark.slow
+def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -> None:
+    onnx.save(
+        onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0
+    )
+    out = tmp_path / "out" / "out.onnx"
+    result = run(tmp_path / "in.onnx", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert (out.parent / "out.onnx.data").stat().st_size > out.stat().st_size / 10
+    assert f"Wrote {out} and {out}.data (" in result.output
+    assert ort.InferenceSession(out).get_outputs()[0].name == "y"
+
+
+@pytest.fixture
+def cached(encoder: Path, tmp_path: Path) -> Path:
+    """As Hugging Face's cache: links to `blobs`."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    onnx.save(onnx.load(encoder), blobs / "model", save_as_external_data=True, location="weights", size_threshold=0)
+    linked = onnx.load(blobs / "model", load_external_data=False)
+    for tensor in linked.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = "in.data"
+    (blobs / "model").write_bytes(linked.SerializeToString())
+    (snapshot / "in.onnx").symlink_to("../../blobs/model")
+    (snapshot / "in.data").symlink_to("../../blobs/weights")
+    return snapshot / "in.onnx"
+
+
+@pytest.mark.slow
+def test_links_of_a_cache_are_followed(cached: Path, tmp_path: Path) -> None:
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 0, result.output
+    assert ort.InferenceSession(tmp_path / "out.onnx").get_outputs()[0].name == "y"
+
+
+def test_a_link_that_leads_elsewhere_is_refused(cached: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs" / "weights").rename(tmp_path / "secret")
+    cached.with_name("in.data").unlink()
+    cached.with_name("in.data").symlink_to("../../secret")
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, (tmp_path / "out.onnx").exists()) == (4, False)
+    assert f"in.data: expected a link into {tmp_path / 'blobs'}, found a link to {tmp_path / 'secret'}" in result.output
+
+
+def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:
+    (weights := tmp_path / "blobs" / "weights").unlink()
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    assert result.output == f"Error: {cached}: expected its weights in {weights}, found no such file; nothing written\n"
+
+
+def test_weights_that_were_cut_off_are_named(cached: Path, tmp_path: Path) -> None:
+    (weights := tmp_path / "blobs" / "weights").write_bytes(weights.read_bytes()[:-100])
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    size = weights.stat().st_size
+    assert f"expected at least {size + 100:,} bytes in {weights}, found {size:,}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "reason"),
+    [
+        ("../weights", 4, "its weights in its folder, found {folder}/model/../weights"),
+        ("/dev/zero", 4, "its weights in its folder, found /dev/zero"),
+        ("", 2, "its weights in {folder}/model, found no such file"),
+        ("second", 4, "weights in a file of one name, found a hard link, {folder}/model/second"),
+    ],
+)
+def test_weights_at_an_odd_place_are_named(place: str, code: int, reason: str, encoder: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    model = onnx.load(encoder)
+    onnx.save(model, path := folder / "in.onnx", save_as_external_data=True, location="first", size_threshold=0)
+    (folder / "second").hardlink_to(folder / "first")
+    (tmp_path / "weights").write_bytes((folder / "first").read_bytes())
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = place
+    path.write_bytes(model.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == code
+    assert result.output == f"Error: {path}: expected {reason.format(folder=tmp_path)}; nothing written\n"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 MB, almost all in a file beside the model."""
+    network = Encoder()
+    network.words = nn.Embedding(400_000, DIM)
+    path = tmp_path_factory.mktemp("large") / "large.onnx"
+    onnx.save(export(network), path, save_as_external_data=True, location="large.onnx_data", size_threshold=0)
+    return path
+
+
+@pytest.mark.slow
+def test_only_weights_that_change_are_read(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    for name in ("numpy", "tobytes", "__array__"):
+        called = getattr(ir.ExternalTensor, name)
+
+        def recorded(self: ir.ExternalTensor, *given: Any, called: Any = called) -> Any:
+            read.append(self)
+            return called(self, *given)
+
+        monkeypatch.setattr(ir.ExternalTensor, name, recorded)
+    rewritten = pipeline.rewrite(ir.load(large)).model
+    table = rewritten.graph.initializers["words.weight"].const_value
+    assert isinstance(table, ir.ExternalTensor)
+    assert table.name not in {tensor.name for tensor in read}
+    assert 0 < sum(tensor.nbytes for tensor in {tensor.name: tensor for tensor in read}.values()) < 100_000
+
+
+@pytest.mark.slow
+def test_a_proof_without_memory_is_refused_with_the_way_out(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.compiler.proof.memory.SHARE", 1e-6)
+    out = tmp_path / "out.onnx"
+    refused = run(large, "-o", out)
+    assert (refused.exit_code, list(tmp_path.iterdir())) == (4, [])
+    assert "proof in double: expected to need at most 0.0 GB, found 0.1 GB; --proof float32" in refused.output
+    result = run(large, "-o", out, "--proof", "float32", "--json")
+    assert [proof["precision"] for proof in json.loads(result.output)["proofs"]] == ["float32"]
+    assert out.with_name("out.onnx.data").stat().st_size > 4 * 400_000 * DIM
+
+
+def test_the_weights_that_are_read_are_not_overwritten(encoder: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "out.onnx.data"
+    onnx.save(onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location=weights.name)
+    before = weights.read_bytes()
+    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, weights.read_bytes()) == (2, before)
+    assert "expected other files than those that are read" in result.output

@@ -1,0 +1,106 @@
+"""Linear layers on flattened tokens, as exporters write those of GPT-2 and OPT."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from export.compiler.errors import NothingToRewrite
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.pipeline import Rewritten, rewrite
+
+WIDTH, HEADS = 6, 2
+LINEAR = "f = Reshape(x, flat) g = Gemm(f, w, c) s = Shape(x) y = Reshape(g, s)"
+RNG = np.random.default_rng(0)
+WEIGHTS = {
+    "w": RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32),
+    "c": RNG.standard_normal(WIDTH).astype(np.float32),
+    "rows": RNG.standard_normal((4, WIDTH)).astype(np.float32),
+    "slope": RNG.standard_normal((1, WIDTH)).astype(np.float32),
+    "flat": np.array([-1, WIDTH]),
+    "across": np.array([-1, 2 * WIDTH]),
+    "square": np.array([WIDTH, -1]),
+    "heads": np.array([0, 0, HEADS, WIDTH // HEADS]),
+    "zeros": np.array([0, 1, WIDTH]),
+    "two": np.array(2.0, np.float32),
+}
+
+
+def model(nodes: str, outputs: str = "float[n, s, m] y") -> ir.Model:
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[n, s, {WIDTH}] x) => ({outputs}) {{ {nodes} }}'
+    proto = onnx.parser.parse_model(text)
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for name, array in WEIGHTS.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return ir.from_proto(proto)
+
+
+def check_same(original: ir.Model, rewritten: Rewritten, kept: int = 0) -> None:
+    """The last row of output 0, and `kept` whole outputs."""
+    for batch, length in [(1, 1), (1, 4), (3, 1), (2, 5), (4, 4)]:
+        x = np.random.default_rng(length).standard_normal((batch, length, WIDTH))
+        before, after = evaluate(original, {"x": x}), evaluate(rewritten.model, {"x": x})
+        assert len(after) == 1 + kept
+        np.testing.assert_allclose(after[0], before[0][:, -1], rtol=1e-12)
+        for left, right in zip(before[1:], after[1:], strict=True):
+            np.testing.assert_allclose(right, left, rtol=1e-12)
+
+
+LIFTED = {
+    "with a bias": LINEAR,
+    "with w transposed": LINEAR.replace("Gemm(f, w, c)", "Gemm<transB = 1>(f, w, c)"),
+    "without a bias": LINEAR.replace("(f, w, c)", "(f, w)"),
+    "with an unused beta": LINEAR.replace("Gemm(f, w, c)", "Gemm<beta = 3.0>(f, w)"),
+    "two layers, residual and norm": (
+        "f = Reshape(x, flat) l = LayerNormalization<axis = -1>(f, c, c) g = Gemm(l, w, c) r = Relu(g) "
+        "h = Gemm(r, w, c) a = Add(f, h) k = Mul(a, slope) q = MatMul(k, w) s = Shape(x) y = Reshape(q, s)"
+    ),
+    "behind the heads of an attention": (
+        "u = Reshape(x, heads) v = Transpose<perm = [0, 2, 1, 3]>(u) r = Relu(v) "
+        "t = Transpose<perm = [0, 2, 1, 3]>(r) f = Reshape(t, flat) g = Gemm(f, w, c) s = Shape(x) y = Reshape(g, s)"
+    ),
+}
+
+
+@pytest.mark.parametrize("nodes", LIFTED.values(), ids=LIFTED)
+def test_a_linear_layer_on_flattened_tokens_is_computed_for_the_row_that_is_read(nodes: str) -> None:
+    original = model(nodes)
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    assert not any(node.op_type == "Gemm" for node in rewritten.model.graph)
+    check_same(original, rewritten)
+
+
+def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
+    original = model(f"{LINEAR} z = Relu(g)", "float y, float z")
+    with pytest.raises(NothingToRewrite):
+        rewrite(original, ["y[:,-1]", "z"], sizes={"n": 2, "s": 10})
+    more = model(f"{LINEAR.replace('y =', 'p =')} z = Relu(g) y = MatMul(p, w)", "float y, float z")
+    rewritten = rewrite(more, ["y[:,-1]", "z"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs * 11 / 20
+    check_same(more, rewritten, kept=1)
+
+
+KEPT = {
+    "alpha": LINEAR.replace("Gemm(f, w, c)", "Gemm<alpha = 2.0>(f, w, c)"),
+    "beta": LINEAR.replace("Gemm(f, w, c)", "Gemm<beta = 2.0>(f, w, c)"),
+    "transA": "f = Reshape(x, square) g = Gemm<transA = 1>(f, w) s = Shape(x) y = Reshape(g, s)",
+    "a bias of each row": LINEAR.replace("(f, w, c)", "(f, w, rows)"),
+    "tokens joined in pairs": (
+        "f = Reshape(x, across) r = Relu(f) k = Reshape(r, flat) g = Gemm(k, w, c) p = Reshape(g, across) "
+        "e = Softmax<axis = 1>(p) s = Shape(x) y = Reshape(e, s)"
+    ),
+    "rows mixed": LINEAR.replace("g = ", "e = Softmax<axis = 0>(f) g = ").replace("(f, w, c)", "(e, w, c)"),
+    "all rows normed together": (
+        "f = Reshape(x, flat) l = LayerNormalization<axis = 0>(f, two) g = Gemm(l, w, c) s = Shape(x) y = Reshape(g, s)"
+    ),
+}
+
+
+@pytest.mark.parametrize("nodes", KEPT.values(), ids=KEPT)
+def test_a_layer_that_is_no_product_of_rows_stays(nodes: str) -> None:
+    with pytest.raises(NothingToRewrite, match="no multiplying operator computes more than the outputs read"):
+        rewrite(model(nodes), ["y[:,-1]"], sizes={"n": 2, "s": 10})

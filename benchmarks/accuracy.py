@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.candidate import candidates
 from benchmarks.measure.choices import chosen, dataset_options, digits, json_option, several
-from benchmarks.measure.engines import COMPARED
+from benchmarks.measure.engines import COMPARED, candidates, label_of
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, shipped
@@ -113,6 +112,8 @@ def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any
 
 
 def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
+    from benchmarks.measure.called import build
+
     exact = candidates([(model, checkpoint.config)], EXACT, ["fp32"], cores(), "cpu")
 
     @cache
@@ -121,7 +122,7 @@ def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str,
 
         return export_checkpoint(checkpoint.path, ExportOptions(rewrites="all")).onnx
 
-    makers: dict[str, Callable[[], Classifier]] = {each.label: each.build for each in exact}
+    makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(build, each) for each in exact}
     for precision in ("fp16", "int8"):
         makers[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
     for bfloat16 in (False, True):
@@ -131,7 +132,7 @@ def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str,
 
 
 def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import start
     from export.graph import export
     from export.precision import lower
     from export.rewrites.pipeline import ALL

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.measure.candidate import Candidate, candidates
+from benchmarks.measure.candidate import PRECISIONS, Candidate, Precision
 from benchmarks.measure.choices import (
     PRECISION_HELP,
     WithPresets,
@@ -20,9 +20,8 @@ from benchmarks.measure.engines import (
     COMPARED,
     DEFAULT_PRECISIONS,
     DEFAULT_RUNTIMES,
-    PRECISIONS,
     RUNTIMES,
-    Precision,
+    candidates,
 )
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload

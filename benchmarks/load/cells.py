@@ -71,7 +71,7 @@ def publish_all(cells: Sequence[Cell], repository: Path) -> tuple[dict[Candidate
         own = [cell for cell in turns(cells) if replace(cell[0], threads=0) == form]
         names = {served_name(*cell): (cell[1].instances, cell[0].threads) for cell in own}
         try:
-            if reason := why_not(form.engine, form.precision, form.device):
+            if reason := why_not(form):
                 raise Failed(reason)
             made = publish(form, repository, names, largest)
             published |= {candidate: made for candidate, _ in own}
@@ -101,7 +101,7 @@ class Bench:
         return wrong
 
     def _check(self, candidate: Candidate, workload: Workload) -> None:
-        from benchmarks.measure.candidate import start
+        from benchmarks.measure.engines import start
         from clients.classifier import Classifier, Options
 
         images = self._images(candidate)

@@ -14,7 +14,7 @@ from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published import Published
-    from benchmarks.measure.engines import Classify, Device
+    from benchmarks.measure.candidate import Classify, Device
     from export.equivalence import Images, Logits
 
 
@@ -60,7 +60,7 @@ def _instance(published: Published, candidate: Candidate) -> Instance:
 
 
 def _start(published: Published, candidate: Candidate) -> Classify:
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import start
     from benchmarks.measure.in_onnx import execution
 
     if published.plan is not None:

@@ -14,7 +14,7 @@ from benchmarks.measure.candidate import Candidate
 from models.catalog import shipped
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Device, Precision
+    from benchmarks.measure.candidate import Device, Precision
     from export.equivalence import Logits
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.measure import networks
 from benchmarks.measure.calls import BUFFERS, Calls, classify
-from benchmarks.measure.candidate import Candidate, start
-from benchmarks.measure.engines import ENGINES, Classify, Device, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Device, Program, Sizes
+from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start
 from benchmarks.measure.floors import Work
-from benchmarks.measure.networks import Program, Reference, reference
+from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
@@ -61,10 +61,17 @@ class Missing:
     def add(self, candidate: Candidate, reason: Exception) -> None:
         self.wrong |= isinstance(reason, EquivalenceError)
         words = one_line(reason)
-        row = {name: getattr(candidate, name) for name in ("model", "runtime", "precision")} | {"reason": words}
+        kind = {"model": candidate.model, "runtime": runtime_of(candidate), "precision": candidate.precision}
+        row = kind | {"reason": words}
         if row not in self.rows:
             self.rows.append(row)
-            note(f"Not measured: {candidate.model}, {candidate.label}, {candidate.precision}: {words}")
+            note(f"Not measured: {candidate.model}, {label_of(candidate)}, {candidate.precision}: {words}")
+
+
+def build(candidate: Candidate, sizes: Sizes = (1,)) -> Classify:
+    """For calls with `sizes` images. Raises Unavailable without the library or the device."""
+    program, _ = networks.program(reference(candidate.config), candidate)
+    return start(program, candidate, sizes)
 
 
 def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
@@ -115,7 +122,7 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Called
     # The other engines have their own allocators.
     known = before is not None and ENGINES[candidate.engine].program == "network"
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
-    error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
+    error = built.reference.check(name_of(candidate), candidate.precision, len(part), logits)
     if memory and device == "cpu":
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peak_mb = pool.submit(_peak_memory_mb, built.program, candidate, built.sizes, images[:batch]).result()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.measure.engines import Device
+from benchmarks.measure.candidate import Device
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Classify
+    from benchmarks.measure.candidate import Classify
     from export.equivalence import Images, Logits
 
 BUFFERS = 4

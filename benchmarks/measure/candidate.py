@@ -1,18 +1,33 @@
-"""What is measured: a network after rewrites in an engine. Imports no torch."""
+"""What is measured: a network after rewrites in an engine. Data alone; `engines.py` starts it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from benchmarks.measure.engines import ENGINES, RUNTIMES, Classify, Device, Precision, Rewrites, Sizes, why_not
-from benchmarks.measure.machine import cores
 from models.catalog import shipped
 from models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from benchmarks.measure.networks import Program
+    from export.graph import Served
+
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8"]
+"""fp16 leaves the Softmax in float32, fp16-softmax does not; int8 and fp8 leave all but products with weights."""
+Rewrites = Literal["none", "folded", "all"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Program: TypeAlias = "Served | bytes"
+"""A PyTorch network, or the bytes of an ONNX file."""
+Classify = Callable[[Any], Any]
+"""uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
+
+On CUDA it may return before the device has done its work.
+"""
+Sizes = tuple[int, ...]
+"""Images of the calls to come; TensorRT has a profile for each."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +42,6 @@ class Candidate:
     rewrites: Rewrites = "all"
     geometry: ModelConfig | None = None
 
-    def build(self, sizes: Sizes = (1,)) -> Classify:
-        """For calls with `sizes` images. Raises Unavailable without the library or the device."""
-        from benchmarks.measure.networks import program, reference
-
-        return start(program(reference(self.config), self)[0], self, sizes)
-
     @property
     def config(self) -> ModelConfig:
         from models.checkpoint import read_config
@@ -44,50 +53,3 @@ class Candidate:
         """Its fields in a result."""
         names = ("model", "engine", "precision", "threads", "device", "rewrites")
         return {name: getattr(self, name) for name in names}
-
-    @property
-    def name(self) -> str:
-        return f"{self.model} {self.runtime} {self.precision}"
-
-    @property
-    def runtime(self) -> str:
-        """Its name for `--runtime`."""
-        return next(name for name, form in RUNTIMES.items() if form == (self.engine, self.rewrites))
-
-    @property
-    def label(self) -> str:
-        engine = ENGINES[self.engine]
-        return f"{engine.label}, {engine.runtimes[self.runtime][1]}"
-
-    def why_not(self) -> str | None:
-        """None if it can be measured, as far as is known without a try."""
-        if reason := why_not(self.engine, self.precision, self.device):
-            return reason
-        if self.engine == "torch-sdpa" and not self.config.is_transformer:
-            return "the network has no attention"
-        if self.precision == "fp16-softmax" and not self.config.is_transformer:
-            return "the network has no softmax"
-        return None
-
-
-IN_ONNX_RUNTIME = Candidate()
-
-
-def start(program: Program, candidate: Candidate = IN_ONNX_RUNTIME, sizes: Sizes = (1,)) -> Classify:
-    """Of the candidate's engine and device alone. Raises Unavailable without the library or the device."""
-    return ENGINES[candidate.engine].start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
-
-
-def candidates(
-    models: Sequence[tuple[str, ModelConfig]],
-    runtimes: Sequence[str],
-    precisions: Sequence[Precision],
-    threads: int,
-    device: Device,
-) -> list[Candidate]:
-    return [
-        Candidate(model, engine, precision, threads, device, rewrites, config)
-        for model, config in models
-        for engine, rewrites in map(RUNTIMES.__getitem__, runtimes)
-        for precision in precisions
-    ]

@@ -4,7 +4,7 @@ import gc
 
 import click
 
-from benchmarks.measure.engines import Device
+from benchmarks.measure.candidate import Device
 
 
 def choose(wanted: str) -> Device:

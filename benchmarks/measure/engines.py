@@ -5,29 +5,17 @@ A new engine is a function and a line in ENGINES.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from benchmarks.measure.candidate import PRECISIONS, Candidate, Classify, Device, Precision, Program, Rewrites, Sizes
+from benchmarks.measure.machine import cores
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Candidate
-    from models.config import ModelName
+    from models.config import ModelConfig, ModelName
 
-Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8"]
-"""fp16 leaves the Softmax in float32, fp16-softmax does not; int8 and fp8 leave all but products with weights."""
-Rewrites = Literal["none", "folded", "all"]
-
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SERVED_PRECISIONS = tuple(precision for precision in PRECISIONS if precision not in ("fp16-softmax", "fp8"))
-
-Classify = Callable[[Any], Any]
-"""uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
-
-On CUDA it may return before the device has done its work.
-"""
-Sizes = tuple[int, ...]
-"""Images of the calls to come; TensorRT has a profile for each."""
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -51,7 +39,9 @@ def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
 def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_onnx import on_cpu, on_cuda
 
-    return on_cpu(data, candidate) if candidate.device == "cpu" else on_cuda(data, candidate, sizes)
+    if candidate.device == "cpu":
+        return on_cpu(data, candidate)
+    return on_cuda(data, candidate, sizes, ENGINES[candidate.engine].graph)
 
 
 def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -63,7 +53,7 @@ def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_onnx import in_tensorrt
 
-    return in_tensorrt(data, candidate, sizes)
+    return in_tensorrt(data, candidate, sizes, ENGINES[candidate.engine].graph)
 
 
 @dataclass(frozen=True)
@@ -190,11 +180,53 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
 
 
-def why_not(engine: str, precision: Precision, device: Device) -> str | None:
-    """None if the engine runs in that precision on the device."""
-    precisions = ENGINES[engine].precisions(device)
+USUAL = Candidate()
+
+
+def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -> Classify:
+    """For calls with `sizes` images. Raises Unavailable without the library or the device."""
+    return ENGINES[candidate.engine].start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
+
+
+def candidates(
+    models: Sequence[tuple[str, ModelConfig]],
+    runtimes: Sequence[str],
+    precisions: Sequence[Precision],
+    threads: int,
+    device: Device,
+) -> list[Candidate]:
+    return [
+        Candidate(model, engine, precision, threads, device, rewrites, config)
+        for model, config in models
+        for engine, rewrites in map(RUNTIMES.__getitem__, runtimes)
+        for precision in precisions
+    ]
+
+
+def name_of(candidate: Candidate) -> str:
+    return f"{candidate.model} {runtime_of(candidate)} {candidate.precision}"
+
+
+def runtime_of(candidate: Candidate) -> str:
+    """Its name for `--runtime`."""
+    return next(name for name, form in RUNTIMES.items() if form == (candidate.engine, candidate.rewrites))
+
+
+def label_of(candidate: Candidate) -> str:
+    engine = ENGINES[candidate.engine]
+    return f"{engine.label}, {engine.runtimes[runtime_of(candidate)][1]}"
+
+
+def why_not(candidate: Candidate) -> str | None:
+    """None if it can be measured, as far as is known without a try."""
+    engine, precision, device = ENGINES[candidate.engine], candidate.precision, candidate.device
+    precisions = engine.precisions(device)
     if not precisions:
-        return f"{ENGINES[engine].label} needs another device than {device}"
+        return f"{engine.label} needs another device than {device}"
     if precision not in precisions:
-        return f"{ENGINES[engine].label} on {device} is measured only in {', '.join(precisions)}"
+        return f"{engine.label} on {device} is measured only in {', '.join(precisions)}"
+    if candidate.engine == "torch-sdpa" and not candidate.config.is_transformer:
+        return "the network has no attention"
+    if precision == "fp16-softmax" and not candidate.config.is_transformer:
+        return "the network has no softmax"
     return None

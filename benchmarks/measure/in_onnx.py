@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import ENGINES, Classify, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.progress import note
 from benchmarks.measure.tensorrt_execution import Execution, refit
 from export.engines.gpu import require
@@ -45,9 +44,8 @@ def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
+def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
     """Raises Unavailable without the library or the device."""
-    graph = ENGINES[candidate.engine].graph
     providers = {"CUDAExecutionProvider": cuda_options(candidate, graph)}
     if candidate.engine.startswith("onnxruntime-tensorrt"):
         require()  # loads TensorRT's libraries for the provider
@@ -142,7 +140,7 @@ def _run_options(**entries: str) -> Any:
     return options
 
 
-def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
     """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
     found = require().compute_capability
     if candidate.precision == "fp8" and tuple(map(int, found.split("."))) < (8, 9):
@@ -151,7 +149,7 @@ def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     refitted = candidate.engine == "tensorrt-refit"
     options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes, refittable=refitted)
     plan = engine_of(other_weights(data) if refitted else data, candidate.config, options)
-    return execution(plan, sizes.index, ENGINES[candidate.engine].graph, data if refitted else None)
+    return execution(plan, sizes.index, graph, data if refitted else None)
 
 
 def other_weights(data: bytes) -> bytes:

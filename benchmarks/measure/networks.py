@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import ENGINES, Precision
+from benchmarks.measure.candidate import Candidate, Precision, Program
+from benchmarks.measure.engines import ENGINES, why_not
 from benchmarks.measure.floors import Work, work
 from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.equivalence import EquivalenceError, Images, Logits, compare, torch_classifier
@@ -44,9 +44,6 @@ TOLERANCES: dict[Precision, float] = {
 }
 REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-Program = Served | bytes
-"""A PyTorch network, or the bytes of an ONNX file."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
 
     Raises Unavailable if the candidate cannot be measured.
     """
-    if reason := candidate.why_not():
+    if reason := why_not(candidate):
         raise Unavailable(reason)
     engine, precision = ENGINES[candidate.engine], candidate.precision
     network = _rewritten(of, REWRITES[candidate.rewrites])

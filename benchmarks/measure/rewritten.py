@@ -13,8 +13,8 @@ from benchmarks.measure.workload import Workload, best_workload, runner
 from models.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Precision
-    from benchmarks.measure.networks import Program, Reference
+    from benchmarks.measure.candidate import Precision, Program
+    from benchmarks.measure.networks import Reference
     from benchmarks.measure.timing import Durations
     from export.rewrites.pipeline import Rewrite
 
@@ -68,7 +68,7 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
 
 def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
     from benchmarks.measure import networks
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import start
 
     if form in (EAGER, FUSED_ATTENTION):
         engine = "torch" if form == EAGER else "torch-sdpa"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from benchmarks.measure.engines import Device, Precision
+from benchmarks.measure.candidate import Device, Precision
 
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
 STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.measure.called import Built, Called, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
-from benchmarks.measure.engines import BASELINE, ENGINES
+from benchmarks.measure.engines import BASELINE, ENGINES, label_of, runtime_of
 from benchmarks.measure.floors import floor, gemm_gflops_per_s
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record, Row
@@ -133,7 +133,8 @@ class Rounds:
         network = _network(self._called[name])
         same = (i for i, each in self._called.items() if _network(each) == network)
         forms = {i: self._called[i].built.candidate for i in same}
-        return next((i for i, each in forms.items() if (each.runtime, each.precision) == (BASELINE, precision)), None)
+        kinds = {i: (runtime_of(each), each.precision) for i, each in forms.items()}
+        return next((i for i, kind in kinds.items() if kind == (BASELINE, precision)), None)
 
     def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
         return is_stable(measured[name], measured[self._baseline(name) or name])
@@ -179,8 +180,8 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
         "model": candidate.model,
         "depth": config.depth if config.is_transformer else None,
         "dim": config.dim if config.is_transformer else None,
-        "runtime": candidate.runtime,
-        "label": candidate.label,
+        "runtime": runtime_of(candidate),
+        "label": label_of(candidate),
         "precision": candidate.precision,
         "batch": batch,
         "threads": candidate.threads,

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.measure.candidate import Candidate, start
+from benchmarks.measure.candidate import Candidate, Program
+from benchmarks.measure.engines import start
 from benchmarks.measure.machine import cores
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from benchmarks.measure.networks import Program
     from clients.options import Protocol
     from export.equivalence import Images
     from serving.running import Server

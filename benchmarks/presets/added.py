@@ -61,17 +61,18 @@ def added(
 
     device = device_of_server(wanted)
     with recording(json_path, cores(), device) as record:
-        if reason := why_not(engine, precision, device):
+        candidate = Candidate(model, engine, precision, device=device)
+        if reason := why_not(candidate):
             raise Failed(reason)
         images = digits(dataset, data_dir).test_images
-        _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
+        _measure(candidate, batch, images, seconds, streamed, record)
     click.echo(show(record.run(), "added", "streamed"))
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
     from benchmarks.load import in_process, transports
     from benchmarks.load.published import check, publish, server_arguments
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import start
     from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
     from clients.classifier import Classifier
     from serving.running import running_server

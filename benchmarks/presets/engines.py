@@ -60,7 +60,7 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import start
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
     from export.pipeline import ExportOptions, export_checkpoint
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.measure import candidate
+from benchmarks.measure import engines
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.measure.workload import IN_PROCESS
 from benchmarks.presets.added import added
@@ -44,13 +44,13 @@ def test_a_short_run(tmp_path):
 
 @pytest.mark.live
 def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
-    start = candidate.start
+    start = engines.start
 
     def start_another(data, *setup):
         run = start(data, *setup)
         return lambda images: run(images) + np.float32(2e-3)
 
-    monkeypatch.setattr(candidate, "start", start_another)
+    monkeypatch.setattr(engines, "start", start_another)
     result = run("--json", tmp_path / "overhead.json")
     assert result.exit_code == 1
     assert re.search(r"HTTP: expected logits within \de-04 of those in process, found 2", result.output)

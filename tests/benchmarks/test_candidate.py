@@ -2,8 +2,9 @@ import pickle
 
 import pytest
 
-from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.engines import ENGINES, RUNTIMES, Classify, Engine, Sizes
+from benchmarks.measure.called import build
+from benchmarks.measure.candidate import Candidate, Classify, Sizes
+from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable
 from models.catalog import shipped
@@ -17,14 +18,14 @@ ON_THE_CPU = [name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].
 def answers(candidate: Candidate) -> float:
     """The largest error of 7 images' logits."""
     of = reference(SMALL)
-    return of.check(candidate.name, "fp32", 7, candidate.build((7,))(of.proof[:7].copy()))
+    return of.check(name_of(candidate), "fp32", 7, build(candidate, (7,))(of.proof[:7].copy()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ON_THE_CPU)  # without torch-compile, which takes minutes
-def test_a_candidate_of_every_engine_classifies(runtime: str) -> None:
-    (candidate,) = candidates([("vitbn", SMALL)], [runtime], ["fp32"], 1, "cpu")
-    assert (candidate.runtime, candidate.label.partition(",")[0]) == (runtime, ENGINES[candidate.engine].label)
+@pytest.mark.parametrize("name", ON_THE_CPU)  # without torch-compile, which takes minutes
+def test_a_candidate_of_every_engine_classifies(name: str) -> None:
+    (candidate,) = candidates([("vitbn", SMALL)], [name], ["fp32"], 1, "cpu")
+    assert (runtime_of(candidate), label_of(candidate).partition(",")[0]) == (name, ENGINES[candidate.engine].label)
     assert answers(candidate) < 1e-4
 
 
@@ -39,9 +40,9 @@ def test_a_new_engine_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(ENGINES, "evaluator", own)
     monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
     (candidate,) = candidates([("vitbn", SMALL)], ["evaluator"], ["fp32"], 1, "cpu")
-    assert (candidate.name, candidate.label) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
+    assert (name_of(candidate), label_of(candidate)) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
     assert answers(candidate) < 1e-4
-    assert Candidate("vitbn", "evaluator", "bf16").why_not() == "ONNX's evaluator on cpu is measured only in fp32"
+    assert why_not(Candidate("vitbn", "evaluator", "bf16")) == "ONNX's evaluator on cpu is measured only in fp32"
 
 
 def test_a_name_stands_for_the_shipped_network() -> None:
@@ -62,4 +63,4 @@ def test_a_name_stands_for_the_shipped_network() -> None:
 )
 def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
-        candidate.build()
+        build(candidate)

@@ -14,8 +14,8 @@ from benchmarks.latency import latency
 from benchmarks.measure import devices, networks, rounds
 from benchmarks.measure.called import Missing
 from benchmarks.measure.calls import BUFFERS, Calls
-from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, PRECISIONS, RUNTIMES
+from benchmarks.measure.candidate import PRECISIONS, Candidate
+from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
 from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.networks import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
@@ -85,7 +85,7 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert ("torch", "bf16") in rows
     for row in written["missing"]:
         (left_out,) = candidates([("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
-        assert f"Not measured: cnn, {left_out.label}, {row['precision']}: {row['reason']}" in result.output
+        assert f"Not measured: cnn, {label_of(left_out)}, {row['precision']}: {row['reason']}" in result.output
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
     assert reasons["torch-sdpa"] == "the network has no attention"
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"

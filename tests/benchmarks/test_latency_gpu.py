@@ -5,9 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.latency import latency
-from benchmarks.measure.candidate import candidates
+from benchmarks.measure.called import build
+from benchmarks.measure.candidate import Classify, Precision
 from benchmarks.measure.devices import choose, gpu_uuid
-from benchmarks.measure.engines import Classify, Precision
+from benchmarks.measure.engines import candidates
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.networks import TOLERANCES, reference
 from export.errors import Unavailable
@@ -49,7 +50,7 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
 
 def built(runtime: str, precision: Precision, config: ModelConfig) -> Classify:
     (candidate,) = candidates([("vitbn", config)], [runtime], [precision], 1, "cuda")
-    return candidate.build((7, 64))
+    return build(candidate, (7, 64))
 
 
 def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:

@@ -20,7 +20,7 @@ from benchmarks.load import by_perf_analyzer, cells, in_process, published
 from benchmarks.load.figures import Failed, WrongAnswer
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
-from benchmarks.measure import candidate as candidates
+from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.run import command
 from benchmarks.measure.workload import Workload
@@ -124,8 +124,8 @@ def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.live
 @pytest.mark.usefixtures("perf_analyzer")
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = candidates.start
-    monkeypatch.setattr(candidates, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
+    real = engines.start
+    monkeypatch.setattr(engines, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
     result = run("--sharing", "1x0", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     expected = (
@@ -306,7 +306,7 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
         return np.zeros((len(batch), 10), np.float32)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "start", lambda data, setup: run)
+        patch.setattr(engines, "start", lambda data, setup: run)
         copies = in_process.instances(Published(b"", ModelConfig()), Candidate("vit", threads=1), 2)
         taken = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}

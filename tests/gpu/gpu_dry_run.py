@@ -178,18 +178,18 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
     from benchmarks.load.cells import publish_all
     from benchmarks.load.figures import served_name
     from benchmarks.load.published import check
-    from benchmarks.measure.candidate import start
+    from benchmarks.measure.engines import name_of, start
     from benchmarks.measure.networks import example_images
     from benchmarks.measure.progress import one_line
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         published, lost = publish_all(cells, folder / "models")
-        faults = [f"throughput.py: {candidate.name}: {one_line(error)}" for (candidate, _), error in lost.items()]
+        faults = [f"throughput.py: {name_of(candidate)}: {one_line(error)}" for (candidate, _), error in lost.items()]
         for candidate, made in published.items():
             images = example_images(made.config, 4)
             (copy,) = in_process.instances(made, candidate, 1)
-            check(candidate.name, copy.logits(images, 4), start(made.data)(images), candidate.precision)
+            check(name_of(candidate), copy.logits(images, 4), start(made.data)(images), candidate.precision)
         server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")
         for candidate, workload in cells:
             if candidate not in published:

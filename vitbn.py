@@ -1,22 +1,14 @@
-"""The program `vitbn COMMAND`.
-
-Importing this module also installs one-line errors: for a foreign package that hides ours, and for a missing extra.
-"""
+"""The program `vitbn COMMAND`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import click
 
-HERE = Path(__file__).resolve().parent
-PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
+import vitbn_packages  # noqa: F401  # one-line errors
 
 
 class Entry(NamedTuple):
@@ -34,10 +26,12 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "models.calibrate", "Fit the temperature of checkpoints.", "checkpoints/vitbn-mnist.safetensors"
         ),
         "tune": Entry(
-            "models.tune", "Search learning rate and batch size, or the geometry.", "--model vitbn --dataset mnist"
+            "benchmarks.studies.tune",
+            "Search learning rate and batch size, or the geometry.",
+            "--model vitbn --dataset mnist",
         ),
         "study": Entry(
-            "models.study", "Repeat a study of the published claims.", "learning-rates --quick --output DIR"
+            "benchmarks.studies.study", "Repeat a study of the published claims.", "learning-rates --quick --output DIR"
         ),
     },
     "Export": {
@@ -82,16 +76,6 @@ BENCHMARKS = {
     "report": Entry("benchmarks.report", "Write tables of results, compare two results.", "compare OLD.json NEW.json"),
 }
 
-# Extra -> packages that it brings.
-EXTRAS = {
-    "base": ("jsonschema", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
-    "rewrite": ("onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime"),
-    "client": ("PIL", "tritonclient"),
-    "serve": ("prometheus_client",),
-    "train": ("kornia", "matplotlib"),
-    "web": ("flask", "waitress"),
-}
-
 
 class LazyGroup(click.Group):
     """Imports commands on demand: a client machine lacks other commands' packages."""
@@ -130,54 +114,14 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, groups=GROUPS)
 @click.version_option(package_name="vitbn", prog_name="vitbn", message="%(prog)s %(version)s")
-@click.pass_context
-def main(context: click.Context) -> None:
+def main() -> None:
     """Train a vision transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, measure it."""
-    context.obj = images_per_s
-
-
-def images_per_s(checkpoint: Path) -> float:
-    """What `vitbn tune` measures speed with: models/ imports no benchmark."""
-    from benchmarks.measure.speeds import images_per_s
-    from export.errors import ExportError
-
-    try:
-        return images_per_s(checkpoint)
-    except ExportError as error:
-        raise click.ClickException(f"{checkpoint}: expected its measured speed, found {error}") from error
 
 
 @click.group(cls=LazyGroup, groups={"Commands": BENCHMARKS})
 def bench() -> None:
     """Measure: vitbn bench NAME is python benchmarks/NAME.py."""
 
-
-def foreign_package(error: BaseException) -> str | None:
-    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    spec = find_spec(package) if package in PACKAGES else None
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-    if not places or Path(places[0]).resolve().parent == HERE:
-        return None
-    folder = Path(places[0]).parent
-    return f"Error: expected the package {package} of {HERE}, found another in {folder}: remove it from PYTHONPATH"
-
-
-def missing_package(error: BaseException) -> str | None:
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    for extra in (extra for extra, packages in EXTRAS.items() if name in packages):
-        return f"Error: expected {name}, found none; install it: pip install -c constraints.txt -e '.[{extra}]'"
-    return None
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    line = foreign_package(error) or missing_package(error)
-    if line is None:
-        sys.__excepthook__(kind, error, trace)
-    else:
-        print(line, file=sys.stderr)
-
-
-sys.excepthook = _excepthook
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-import vitbn  # noqa: F401  # reports another `models` that hides ours
+import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from models.data import DATA_DIR_HELP, DATASETS, DataError, load_dataset
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS on the images that their training held out."""
     from models.checkpoint import CheckpointError, add_metrics, load
-    from models.train import TrainingError
+    from models.recipe import TrainingError
 
     click.echo(f"{'checkpoint':24}  temperature  calibration error % before   after")
     try:

@@ -63,6 +63,6 @@ def models() -> None:
 
 
 if __name__ == "__main__":
-    import vitbn  # noqa: F401  # reports another `models` that hides ours
+    import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 
     models()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
-from models.train import Diverged
+from models.recipe import Diverged
 
 TEST_BATCH = 100  # fits the cache: 1000 take twice as long
 BINS = 15

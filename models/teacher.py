@@ -25,7 +25,7 @@ from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset
 from models.evaluation import TEST_BATCH
 from models.files import sha256, write_atomically
-from models.train import TrainingError, TrainingOptions
+from models.recipe import TrainingError, TrainingOptions
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:

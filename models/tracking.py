@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.files import write_atomically
-from models.train import Epoch, TrainingError
+from models.recipe import Epoch, TrainingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

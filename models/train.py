@@ -1,159 +1,62 @@
-"""How a network is trained, and the command line: dataset -> checkpoint.
-
-The options of a training are one frozen dataclass, from which those of the command are made. `models/training.py` has
-the loop.
-"""
+"""Command line: dataset -> checkpoint. `models/recipe.py` has the options, `models/training.py` the loop."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
-import vitbn  # also says in one line that another `models` hides ours
+import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from models.catalog import NameChoice
-from models.config import (
-    AUGMENTATIONS,
-    MODEL_NAMES,
-    Augmentation,
-    ConfigError,
-    ModelConfig,
-    ModelName,
-    Pool,
-    PositionEncoding,
-)
+from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
+from models.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-SHARE = click.FloatRange(0, 1, max_open=True)
-PATH = click.Path(path_type=str)
-HOLD_OUT_HELP = "Training images to test on; of a folder, its test images: a fifth if 0."
-LAST_BLOCK_HELP = "row: computes only the row that the head reads, with the last block's statistics from CLS rows."
+CHECKPOINTS = Path("checkpoints")
+DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
 
-class TrainingError(Exception):
-    pass
-
-
-class Diverged(TrainingError):
-    """Loss or logits are no longer finite; the last good checkpoint stays."""
-
-
-def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"expected a finite number, found {value}")
     return value
 
 
-def _option(default: object, kind: click.ParamType[Any] | None = None, help: str | None = None, **more: Any) -> Any:
-    """A field; without `kind` a flag."""
-    shown = default is not None and default is not False
-    flag: dict[str, Any] = {"is_flag": True} if kind is None else {"type": kind}
-    if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
-        flag["callback"] = finite
-    about = {"default": default, "show_default": shown, "help": help, **flag, **more}
-    return field(default=default, metadata=about)
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
-
-    - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
-    - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
-    - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
-      least (`models/deepen.py`).
-    - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
-    - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
-    - `device`: as `choose_device` returns it, before a training starts.
-    """
-
-    epochs: int = _option(10, click.IntRange(1))
-    batch_size: int = _option(100, click.IntRange(2))
-    lr: float = _option(0.001, click.FloatRange(0, 10, min_open=True))
-    schedule: Literal["constant", "one-cycle"] = _option("constant", click.Choice(["constant", "one-cycle"]))
-    weight_decay: float = _option(0.0, click.FloatRange(0, 1), "Weight decay of AdamW.")
-    label_smoothing: float = _option(0.0, SHARE)
-    accumulate: int = _option(1, click.IntRange(1), "Process each batch in this many parts.")
-    clip: float | None = _option(None, click.FloatRange(0, min_open=True), "Largest norm of the gradient.")
-    precision: Literal["fp32", "bf16"] = _option("fp32", click.Choice(["fp32", "bf16"]))
-    augment: Augmentation = _option("none", click.Choice(AUGMENTATIONS))  # noqa: RUF009  # a field
-    augment_test: bool = _option(False, help="Distort the test images too, as the study did.")
-    hold_out: int = _option(0, click.IntRange(0), HOLD_OUT_HELP)
-    drawn: int = _option(0, click.IntRange(0), "Train on this many digits of our own drawing too.")
-    init: str | None = _option(None, PATH, "Checkpoint whose weights to start from; it may have fewer blocks.")
-    teacher: str | None = _option(None, PATH, "Checkpoint of a network to distil from.")
-    teacher_cache: str | None = _option(
-        None, PATH, "Keep each epoch's images and the teacher's answers here for further trainings.", metavar="FOLDER"
-    )
-    last_block: Literal["all", "row"] = _option("row", click.Choice(["row", "all"]), LAST_BLOCK_HELP)
-    ema: float | None = _option(None, SHARE, "Decay of a moving average of the weights, which is kept instead.")
-    skip_init: float = _option(0.0, click.FLOAT, "RepBN's factor; theirs is 1.")
-    seed: int = _option(0, click.IntRange(0, 2**63 - 1))
-    device: str = _option("auto", click.Choice(["auto", "cpu", "cuda", "mps"]))
+def _option(of: Field[Any]) -> Callable[[Command], Command]:
+    """The option of a field of TrainingOptions."""
+    values = of.metadata["values"]
+    about: dict[str, Any] = {"help": of.metadata["help"], "metavar": of.metadata["metavar"], "default": of.default}
+    about["show_default"] = of.default is not None and of.default is not False
+    if values is bool:
+        about["is_flag"] = True
+    elif values is Path:
+        about["type"] = click.Path(path_type=str)
+    elif isinstance(values, Numbers):
+        bounds: Any = values[1:]
+        bounded: click.ParamType[Any] = click.IntRange(*bounds) if values.kind is int else click.FloatRange(*bounds)
+        about["type"] = click.FLOAT if values == Numbers(float) else bounded
+        about["callback"] = _finite
+    else:
+        about["type"] = click.Choice(values)
+    return click.option(f"--{of.name.replace('_', '-')}", **about)
 
 
 def training_options(command: Command) -> Command:
     """Gives a command an option for each field."""
     for each in reversed(fields(TrainingOptions)):
-        command = click.option(f"--{each.name.replace('_', '-')}", **each.metadata)(command)
+        command = _option(each)(command)
     return command
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Mean training loss; accuracy in [0, 1]. `test_` and `class_accuracy` come from held-out images, if there are any.
-
-    A class without images has None.
-    """
-
-    epoch: int
-    training_time_s: float
-    test_time_s: float
-    training_loss: float
-    test_accuracy: float
-    class_accuracy: Sequence[float | None] = ()
-
-
-def configure(data: Dataset, values: Mapping[str, Any]) -> tuple[ModelConfig, TrainingOptions]:
-    """From values by the names of their fields; where the network has None or none, the dataset's.
-
-    Raises ConfigError, and TypeError for another name.
-    """
-    names = {each.name for each in fields(ModelConfig)}
-    network = {name: value for name, value in values.items() if name in names and value is not None}
-    usual = data.model_config(network.pop("model"), network.pop("depth", ModelConfig.depth))
-    options = TrainingOptions(**{name: value for name, value in values.items() if name not in names})
-    return replace(usual, **network), options
-
-
-def depends_on_epochs(config: ModelConfig, options: TrainingOptions) -> bool:
-    """If so, a run cannot go on to a larger number."""
-    return options.schedule != "constant" or config.model == "vit-prepbn"
-
-
-def choose_device(name: str) -> str:
-    import torch
-
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if not there.get(name, True):
-        raise TrainingError(f"device {name}: expected it on this machine, found none")
-    return next(device for device in there if there[device]) if name == "auto" else name
-
-
-CHECKPOINTS = Path("checkpoints")
-DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
 
 def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -207,7 +110,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     callback=_read_params,
     is_eager=True,
     expose_value=False,
-    help="JSON with values for the options below, such as models/tune.py writes.",
+    help="JSON with values for the options below, such as vitbn tune writes.",
 )
 @click.option("--model", type=NameChoice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
 @click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
@@ -377,4 +280,4 @@ def _print_above_the_bar(line: str) -> None:
 
 
 if __name__ == "__main__":
-    vitbn.main(["train", *sys.argv[1:]], prog_name="vitbn")
+    train(prog_name="vitbn train")

@@ -37,10 +37,10 @@ from models.evaluation import (
 from models.files import typed_command, write_atomically
 from models.metrics import Metrics
 from models.norms import anneal, start_skips
+from models.recipe import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 from models.registry import build
 from models.state_dict_file import unpickling_reason
 from models.teacher import load_teacher, open_folder, targets
-from models.train import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 from models.vit import VisionTransformer
 
 

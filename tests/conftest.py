@@ -156,7 +156,7 @@ def made_once(shared_dir: Path) -> Callable[[str, Callable[[Path], object]], Pat
 def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     from models.config import ModelConfig
     from models.data import load_digits
-    from models.train import TrainingOptions
+    from models.recipe import TrainingOptions
     from models.training import train
 
     def make(path: Path) -> None:
@@ -184,3 +184,23 @@ def live_server(repository: Path) -> Iterator[object]:
 
     with running_server(repository, ["--disable-auto-complete-config"]) as server:  # saves a start of the model
         yield server
+
+
+@pytest.fixture(scope="session")
+def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MNIST's files with 120 training and 40 test images of scikit-learn's digits."""
+    from idx_files import write_idx
+
+    from models.data import load_digits
+    from models.data.mnist import MNIST_PARTS
+
+    digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")
+    arrays = {
+        "train images": digits.train_images[:120, 0],
+        "train labels": digits.train_labels[:120],
+        "test images": digits.test_images[:40, 0],
+        "test labels": digits.test_labels[:40],
+    }
+    for part, array in arrays.items():
+        write_idx(folder / MNIST_PARTS[part].removesuffix(".gz"), array)
+    return folder

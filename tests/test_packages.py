@@ -8,7 +8,8 @@ import pytest
 import vitbn
 
 ROOT = Path(vitbn.__file__).resolve().parent
-SCRIPTS = {"train": ["--help"], "tune": ["--help"], "study": ["--help"], "calibrate": ["--help"], "catalog": []}
+SCRIPTS = {"models/train.py": ["--help"], "models/calibrate.py": ["--help"], "models/catalog.py": []}
+SCRIPTS |= {"benchmarks/studies/tune.py": ["--help"], "benchmarks/studies/study.py": ["--help"]}
 
 
 def run(command, path):
@@ -35,9 +36,9 @@ def test_a_script_says_that_it_is_hidden(tmp_path, form):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_of_models_does(tmp_path, script):
-    hide(tmp_path, "models", "config", "catalog", "data")
-    done = run([sys.executable, str(ROOT / f"models/{script}.py"), *SCRIPTS[script]], tmp_path)
+def test_every_script_does(tmp_path, script):
+    hide(tmp_path, script.partition("/")[0], "config", "catalog", "data")
+    done = run([sys.executable, str(ROOT / script), *SCRIPTS[script]], tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
 
 

@@ -145,11 +145,12 @@ ELSEWHERE = {
     "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
     "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
     "test_command_adds_them_and_keeps_the_rest",
-    "vitbn study learning-rates --quick --output DIR": "tests/models/test_study.py::test_learning_rates",
-    "vitbn tune --model vitbn --dataset mnist": "tests/models/test_tune.py::test_train_takes_the_best_parameters",
-    "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": "tests/models/test_tune.py::"
+    "vitbn study learning-rates --quick --output DIR": "tests/benchmarks/studies/test_study.py::test_learning_rates",
+    "vitbn tune --model vitbn --dataset mnist": "tests/benchmarks/studies/test_tune.py::"
     "test_train_takes_the_best_parameters",
-    "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_tune.py::"
+    "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": "tests/benchmarks/studies/"
+    "test_tune.py::test_train_takes_the_best_parameters",
+    "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/benchmarks/studies/test_tune.py::"
     "test_the_frontier_is_trained_measured_and_kept",
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",

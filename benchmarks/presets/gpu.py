@@ -61,7 +61,9 @@ def steps(output: Path) -> Iterator[Step]:
         names = (*_each("--runtime", "torch", *runtimes), *_each("--precision", *precisions))
         written = ("--json", str(output / f"{name}.json"))
         yield Step("benchmarks.latency", "latency", (*sizes, *_each("--model", *SERVED_MODELS), *names, *written), 5)
-    yield Step("models.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1)
+    yield Step(
+        "benchmarks.studies.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1
+    )
     for model in SERVED_MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)

@@ -10,7 +10,7 @@ import click
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
 from benchmarks.measure.run import Row
-from models.studies.grids import FOLDING
+from benchmarks.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
 
@@ -24,7 +24,7 @@ class NormsError(Exception):
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @json_option
 def norms(study: Path, seconds: float, json_path: Path | None) -> None:
-    """Time the networks that `models/study.py norms --output STUDY` trained, with all rewrites that apply."""
+    """Time the networks that `vitbn study norms --output STUDY` trained, with all rewrites that apply."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
@@ -72,4 +72,4 @@ def study_rows(study: Path) -> dict[str, dict[str, Any]]:
             for model, run in runs.items()
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NormsError(f"{path}: expected the result of models/study.py norms, found {error!r}") from error
+        raise NormsError(f"{path}: expected the result of vitbn study norms, found {error!r}") from error

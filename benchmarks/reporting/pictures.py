@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure.foreign_candidates import OURS
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
+from benchmarks.reporting.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
 from benchmarks.reporting.tables.networks import test_accuracy
 from benchmarks.reporting.tables.text import number
 from models.config import ModelName
-from models.plots.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

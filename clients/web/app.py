@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-import vitbn  # noqa: F401  # says in one line which package is missing
+import vitbn_packages  # noqa: F401  # says in one line which package is missing
 
 
 @click.command()

@@ -15,7 +15,7 @@ ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.9
 
 
 def studied(model: str, accuracy: float | None, training_s: float = 1.0) -> dict[str, object]:
-    """A run as `models/study.py norms` writes it; without an accuracy it diverged at once."""
+    """A run as `vitbn study norms` writes it; without an accuracy it diverged at once."""
     series = [] if accuracy is None else [{"test_accuracy": accuracy, "training_time_s": training_s}]
     label = f"{model}-usual"
     return {"label": label, "at": {"way": "usual", "norm": model}, "options": {"seed": 0}, "series": series}
@@ -75,5 +75,5 @@ def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
 def test_a_folder_without_the_study(tmp_path: Path) -> None:
     code, output = run(tmp_path, "--json", tmp_path / "out.json")
     assert code == 1
-    assert f"{tmp_path / 'norms.json'}: expected the result of models/study.py norms" in output
+    assert f"{tmp_path / 'norms.json'}: expected the result of vitbn study norms" in output
     assert not (tmp_path / "out.json").exists()

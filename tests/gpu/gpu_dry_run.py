@@ -72,12 +72,12 @@ def stub(folder: Path) -> None:
     import torch
 
     from benchmarks.measure.timing import ON_A_GPU, ROUNDS_VARIABLE
+    from benchmarks.studies.layout import measure
     from export.engines.tensorrt_engine import build
     from export.equivalence import onnx_classifier
     from export.pipeline import export_checkpoint
     from export.precision import _gate
     from models.data import load_digits
-    from models.studies.layout import measure
 
     os.environ[ROUNDS_VARIABLE] = "1"
     torch.set_num_threads(1)
@@ -97,10 +97,10 @@ def stub(folder: Path) -> None:
         "export.pipeline.own_dataset": lambda *_: digits,
         "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),
         "models.data.load_dataset": lambda *_: digits,
-        "models.studies.layout.DEPTHS": (1,),
-        "models.studies.layout.BATCH": 4,
-        "models.studies.layout.STEPS": 1,
-        "models.studies.layout.measure": partial(measure, rounds=1),
+        "benchmarks.studies.layout.DEPTHS": (1,),
+        "benchmarks.studies.layout.BATCH": 4,
+        "benchmarks.studies.layout.STEPS": 1,
+        "benchmarks.studies.layout.measure": partial(measure, rounds=1),
         "serving.launcher.native_server": lambda path: Path("tritonserver"),
     }.items():
         module, _, name = place.rpartition(".")

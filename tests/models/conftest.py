@@ -3,7 +3,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from idx_files import write_idx
 from raw_server import answering, reply
 
 
@@ -18,24 +17,6 @@ def interrupt() -> Callable[[int, float], None]:
             raise KeyboardInterrupt
 
     return interrupt
-
-
-@pytest.fixture(scope="session")
-def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST's files with 120 training and 40 test images of scikit-learn's digits."""
-    from models.data import load_digits
-    from models.data.mnist import MNIST_PARTS
-
-    digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")
-    arrays = {
-        "train images": digits.train_images[:120, 0],
-        "train labels": digits.train_labels[:120],
-        "test images": digits.test_images[:40, 0],
-        "test labels": digits.test_labels[:40],
-    }
-    for part, array in arrays.items():
-        write_idx(folder / MNIST_PARTS[part].removesuffix(".gz"), array)
-    return folder
 
 
 @pytest.fixture

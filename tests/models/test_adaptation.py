@@ -15,8 +15,8 @@ from models.config import ModelConfig
 from models.data import load_digits
 from models.evaluation import measure_accuracy
 from models.files import typed_command
+from models.recipe import TrainingOptions
 from models.registry import build
-from models.train import TrainingOptions
 from models.train import train as command
 from models.training import train
 

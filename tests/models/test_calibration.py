@@ -10,8 +10,8 @@ from models.checkpoint import CheckpointError, add_metrics, load, save
 from models.config import ModelConfig
 from models.data import load_digits
 from models.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
+from models.recipe import TrainingOptions
 from models.registry import build
-from models.train import TrainingOptions
 from models.training import train
 
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)

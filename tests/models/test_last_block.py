@@ -9,8 +9,8 @@ from torch import nn
 from models import layers, training
 from models.config import TRANSFORMER_NAMES, ModelConfig, ModelName
 from models.macs import macs_per_image
+from models.recipe import TrainingOptions
 from models.registry import build
-from models.train import TrainingOptions
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]

@@ -12,8 +12,8 @@ from models.checkpoint import load
 from models.data import DataError, hold_out
 from models.deepen import deepen
 from models.evaluation import measure_accuracy
+from models.recipe import TrainingError
 from models.registry import build
-from models.train import TrainingError
 from models.train import train as command
 from models.training import train
 

@@ -13,7 +13,7 @@ from trainings import OPTIONS, first_digits, series
 from models.augmentation import augmentation
 from models.checkpoint import load
 from models.config import INPUT_SCALE, ModelConfig
-from models.train import TrainingError
+from models.recipe import TrainingError
 
 CNN = ModelConfig(model="cnn")
 SHORT = replace(OPTIONS, epochs=2)

@@ -14,12 +14,12 @@ from mlflow import MlflowClient, MlflowException
 from searching import SEARCH
 from trainings import TINY, first_digits, silent
 
+from benchmarks.studies.study import study
+from benchmarks.studies.tune import part_of, run_trial
 from models.data import load_digits
-from models.study import study
 from models.tracking import SETTINGS, TrackingError, track
 from models.train import train as command
 from models.training import train
-from models.tune import part_of, run_trial
 
 OPTIONS = replace(trainings.OPTIONS, epochs=2)
 QUICK = ("--depth", 1, "--epochs", 1, "--device", "cpu")

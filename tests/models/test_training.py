@@ -18,7 +18,7 @@ from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.evaluation import measure_accuracy
 from models.files import typed_command
-from models.train import TrainingError
+from models.recipe import TrainingError
 from models.training import train
 
 ROOT = Path(__file__).resolve().parents[2]

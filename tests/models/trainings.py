@@ -5,7 +5,7 @@ import torch
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
-from models.train import TrainingOptions
+from models.recipe import TrainingOptions
 from models.training import train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from models.plots.figures import NAMES, plain_ticks, png, row_of_panels, whole_numbers
-from models.search import FIRST_TRIALS, Search, Trial, best, front
+from benchmarks.reporting.figures import NAMES, plain_ticks, png, row_of_panels, whole_numbers
+from benchmarks.studies.search import FIRST_TRIALS, Search, Trial, best, front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """docs/claims.md: its tables and pictures.
 
 In: the page, whose prose and verdicts are written by hand, and the studies' JSON files. Out: the page with the tables
-of `models.studies.published` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
+of `benchmarks.studies.published` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.reporting.figures import png
+from benchmarks.studies.page import StudyError, Table
+from benchmarks.studies.published import PICTURES, TABLES
+from benchmarks.studies.results import Results
 from models.files import write_atomically
-from models.plots.figures import png
-from models.studies.page import StudyError, Table
-from models.studies.published import PICTURES, TABLES
-from models.studies.results import Results
 
 
 def rows_of(name: str, results: Results) -> list[list[str]]:

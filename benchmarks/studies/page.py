@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.reporting.figures import png
 from models.files import write_atomically
-from models.plots.figures import png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

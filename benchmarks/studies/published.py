@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from models.config import ModelName
-from models.plots.figures import NAMES, Line, Picture, line
-from models.studies.results import (
+from benchmarks.reporting.figures import NAMES, Line, Picture, line
+from benchmarks.studies.results import (
     Key,
     Results,
     Row,
@@ -30,6 +29,7 @@ from models.studies.results import (
     time_s,
     training_ratio,
 )
+from models.config import ModelName
 
 MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 PAIR: tuple[ModelName, ...] = ("vit", "vitbnffn")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from models.studies.claims import drawn_from, fill, rows_of, write
-from models.studies.page import StudyError
-from models.studies.published import PICTURES, TABLES
-from models.studies.results import Results
-from models.study import study
+from benchmarks.studies.claims import drawn_from, fill, rows_of, write
+from benchmarks.studies.page import StudyError
+from benchmarks.studies.published import PICTURES, TABLES
+from benchmarks.studies.results import Results
+from benchmarks.studies.study import study
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE, RESULTS = ROOT / "docs/claims.md", ROOT / "benchmarks/results/studies"
 
 

@@ -6,7 +6,6 @@ Trials never use test images. The same command continues the search.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import vitbn  # also reports another `models` that hides ours
-from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
-from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
-from models.files import write_atomically
-from models.search import (
+import vitbn_packages  # noqa: F401  # reports another package that hides ours
+from benchmarks.studies.search import (
     BATCH_SIZES,
     LEARNING_RATES,
     Axis,
@@ -35,6 +31,9 @@ from models.search import (
     read,
     write,
 )
+from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
+from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
+from models.files import write_atomically
 
 SEARCHES = Path("searches")
 HEADS_FEATURES = 32  # of a head, which costs the same whatever its width once the attention is absorbed
@@ -53,6 +52,16 @@ RECIPE: dict[str, Any] = {
 
 Measure = Callable[[Path], float]
 """A checkpoint -> images a second of its rewritten file."""
+
+
+def _images_per_s(checkpoint: Path) -> float:
+    from benchmarks.measure.speeds import images_per_s
+    from export.errors import ExportError
+
+    try:
+        return images_per_s(checkpoint)
+    except ExportError as error:
+        raise click.ClickException(f"{checkpoint}: expected its measured speed, found {error}") from error
 
 
 @click.command()
@@ -95,15 +104,14 @@ def tune(
     output: Path,
 ) -> None:
     """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
-    from models.train import TrainingError, choose_device
+    from models.recipe import TrainingError, choose_device
 
     try:
         check_installed()
         data = part_of(load_dataset(dataset, data_dir), train_images)
-        context = click.get_current_context()
         speed = objective == "frontier"
         if speed:
-            given = context.get_parameter_source("depth") is not ParameterSource.DEFAULT
+            given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
             if model != "vitbn" or given or search_depth or search_schedule or track:
                 raise click.UsageError(
                     "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
@@ -118,7 +126,7 @@ def tune(
             }
         counts = len(data.train_labels), len(data.test_labels)
         search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
-        _run(search, data, choose_device(device), count, output, context.obj, track)
+        _run(search, data, choose_device(device), count, output, _images_per_s, track)
     except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -200,7 +208,7 @@ def run_trial(
 ) -> Trial:
     """With `track` MLflow keeps the network."""
     from models import tracking
-    from models.train import TrainingError, configure
+    from models.recipe import TrainingError, configure
     from models.training import train
 
     values: dict[str, Any] = {"model": search.model, "epochs": search.epochs, "seed": search.seed, "device": device}
@@ -229,7 +237,7 @@ def write_results(search: Search, trials: list[Trial], output: Path) -> list[Pat
 
     They omit epochs (few in a trial) and accuracy (the best of many is too high).
     """
-    from models.plots import search_plots
+    from benchmarks.studies import search_plots
 
     if search.speed:
         files = {"frontier.png": search_plots.frontier(search, trials)}
@@ -271,4 +279,4 @@ def _row(search: Search, trials: list[Trial]) -> str:
 
 
 if __name__ == "__main__":
-    vitbn.main(["tune", *sys.argv[1:]], prog_name="vitbn")  # with what measures speed
+    tune(prog_name="vitbn tune")

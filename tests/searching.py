@@ -5,8 +5,8 @@ import commands
 import numpy as np
 from PIL import Image
 
-from models.search import BATCH_SIZES, LEARNING_RATES, Axis, Search
-from models.tune import tune
+from benchmarks.studies.search import BATCH_SIZES, LEARNING_RATES, Axis, Search
+from benchmarks.studies.tune import tune
 
 QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
 SPACE = {

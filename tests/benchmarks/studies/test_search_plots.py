@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from searching import SEARCH, pixels
 
-from models.plots.search_plots import convergence, plane
-from models.search import Trial
+from benchmarks.studies.search import Trial
+from benchmarks.studies.search_plots import convergence, plane
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so far, failure

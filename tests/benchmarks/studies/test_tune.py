@@ -13,16 +13,16 @@ from commands import invoke, ok
 from searching import QUICK, SEARCH, failure, outcomes, run
 
 import vitbn
+from benchmarks.studies.search import Trial
+from benchmarks.studies.tune import part_of, tune, write_results
 from models import training
 from models.checkpoint import read_config
 from models.data import load_digits
-from models.search import Trial
 from models.train import train as train_command
-from models.tune import part_of, tune, write_results
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = [sys.executable, str(ROOT / "benchmarks/studies/tune.py")]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
 def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
     small = {"patch": 7, "depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
-    monkeypatch.setattr("models.tune.propose", lambda search, trials: small)
+    monkeypatch.setattr("benchmarks.studies.tune.propose", lambda search, trials: small)
     arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]
     result = ok(vitbn.main, "tune", *arguments, "--device", "cpu", "--output", tmp_path)
     assert "On the frontier: trials 1" in result.output

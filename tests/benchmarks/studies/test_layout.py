@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from benchmarks.studies import layout
+from benchmarks.studies.page import StudyError
 from models.config import ModelConfig
 from models.data import load_dataset
 from models.registry import build, randomise_norms
-from models.studies import layout
-from models.studies.page import StudyError
 
 
 @pytest.mark.parametrize("model", ["vitbnffn", "vitbn"])

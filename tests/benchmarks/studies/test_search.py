@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 from searching import SEARCH, SPACE, failure
 
-from models.search import FIRST_TRIALS, LEARNING_RATES, Axis, SearchError, Trial, best, front, propose, read, write
-from models.tune import GEOMETRY
+from benchmarks.studies.search import (
+    FIRST_TRIALS,
+    LEARNING_RATES,
+    Axis,
+    SearchError,
+    Trial,
+    best,
+    front,
+    propose,
+    read,
+    write,
+)
+from benchmarks.studies.tune import GEOMETRY
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 FRONTIER = replace(SEARCH, space=GEOMETRY, speed=True)

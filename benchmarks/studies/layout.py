@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.studies import page
+from benchmarks.studies.page import StudyError
 from models.config import INPUT_SCALE, ModelName
 from models.norms import TokenBatchNorm
 from models.registry import build
-from models.studies import page
-from models.studies.page import StudyError
 
 if TYPE_CHECKING:
     from models.data import Dataset

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from studying import carried_out, failure, rows_of, run
 
-import models.study as module
+import benchmarks.studies.study as module
+from benchmarks.studies.grids import BY_TOKEN, FOLDING, STUDIES
+from benchmarks.studies.running import cut, runs
 from models.data import load_digits
-from models.studies.grids import BY_TOKEN, FOLDING, STUDIES
-from models.studies.running import cut, runs
 
 SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 SMALL = ("--epochs", 1, "--train-images", 20)
@@ -17,9 +17,7 @@ SMALL = ("--epochs", 1, "--train-images", 20)
 def test_learning_rates(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
     written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--last-block", "all", *sizes)
-    typed = (
-        "python models/study.py learning-rates --rate 0.005 --last-block all --epochs 2 --train-images 20 --output DIR"
-    )
+    typed = "vitbn study learning-rates --rate 0.005 --last-block all --epochs 2 --train-images 20 --output DIR"
     assert sorted(written["command"].split()) == sorted(typed.split())
     assert written["scope"] == {
         "dataset": "mnist",
@@ -49,7 +47,7 @@ def test_norms(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setitem(STUDIES["norms"].fixed, "depth", 1)
     monkeypatch.setitem(STUDIES["norms"].axes["way"], "high", {"lr": 1e30})
     written = carried_out("norms", small_mnist, tmp_path, *SMALL)
-    assert written["command"] == "python models/study.py norms --epochs 1 --train-images 20 --output DIR"
+    assert written["command"] == "vitbn study norms --epochs 1 --train-images 20 --output DIR"
     rows = rows_of(tmp_path, "norms")
     assert [row["norm"] for row in rows[:9]] == [*BY_TOKEN, *FOLDING]
     recipes = [one["options"] for one in written["runs"] if one["at"]["way"] == "recipe"]

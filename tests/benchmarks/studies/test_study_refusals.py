@@ -1,7 +1,7 @@
 import pytest
 from studying import failure, run
 
-import models.study as module
+import benchmarks.studies.study as module
 
 
 @pytest.mark.parametrize("name", ["dnn", "optimised"])

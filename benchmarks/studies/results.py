@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from models.studies.page import StudyError
+from benchmarks.studies.page import StudyError
 
 CHANCE = [{"test_accuracy": 0.1}]  # a run that diverged in its first epoch
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from models.plots.figures import NAMES, Line, Picture, line
-from models.studies import page
-from models.studies.grids import STUDIES
-from models.studies.page import Result, Table, footnote
-from models.studies.results import by_epoch, spread, time_s
+from benchmarks.reporting.figures import NAMES, Line, Picture, line
+from benchmarks.studies import page
+from benchmarks.studies.grids import STUDIES
+from benchmarks.studies.page import Result, Table, footnote
+from benchmarks.studies.results import by_epoch, spread, time_s
 
 JsonRun = Mapping[str, Any]
 

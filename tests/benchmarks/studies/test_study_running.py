@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.studies.page import StudyError
+from benchmarks.studies.running import Run, advance
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
-from models.studies.page import StudyError
-from models.studies.running import Run, advance
-from models.train import TrainingOptions
+from models.recipe import TrainingOptions
 from models.training import train
 
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.studies.grids import Extent, Fields, Study
+from benchmarks.studies.page import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
 from models.catalog import SHIPPED, relative, shipped
 from models.config import ConfigError, ModelConfig
 from models.files import write_atomically
-from models.studies.grids import Extent, Fields, Study
-from models.studies.page import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
 
 if TYPE_CHECKING:
     from models.data import Dataset
-    from models.train import Epoch, TrainingOptions
+    from models.recipe import Epoch, TrainingOptions
 
 PLAN = "plan.json"
 FIGURES = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy")
@@ -94,7 +94,7 @@ def runs(
 
 
 def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str]) -> Run:
-    from models.train import configure
+    from models.recipe import configure
 
     own: Fields = dict(study.fixed)
     for option, name in at.items():
@@ -165,7 +165,7 @@ def advance(
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
     """
-    from models.train import Diverged
+    from models.recipe import Diverged
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
@@ -227,7 +227,7 @@ def _read(folder: Path, run: Run) -> dict[str, Any]:
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
     """What must agree to continue."""
-    from models.train import depends_on_epochs
+    from models.recipe import depends_on_epochs
 
     plan: dict[str, Any] = {
         "study": study,

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.plots import figures
-from models.studies import summary
+from benchmarks.reporting import figures
+from benchmarks.studies import summary
 
 STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
 

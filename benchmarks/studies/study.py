@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-import vitbn  # noqa: F401  # says in one line that another `models` hides ours
-from models.studies.grids import STUDIES, Fields, Study
-from models.studies.page import StudyError
+import vitbn_packages  # noqa: F401  # reports another package that hides ours
+from benchmarks.studies.grids import STUDIES, Fields, Study
+from benchmarks.studies.page import StudyError
 
 if TYPE_CHECKING:
+    from benchmarks.studies.running import Run
     from models.data import Dataset
-    from models.studies.running import Run
-    from models.train import Epoch
+    from models.recipe import Epoch
 
 # Facts of a machine, not of a study.
 UNSAID = {"output", "teacher_cache", "data_dir", "params", "device", "track"}
@@ -60,7 +60,7 @@ def _one_line_errors() -> Iterator[None]:
     from models.checkpoint import CheckpointError
     from models.config import ConfigError
     from models.data import DataError
-    from models.train import TrainingError
+    from models.recipe import TrainingError
 
     try:
         yield
@@ -78,7 +78,7 @@ def _add(name: str, grid: Study) -> None:
         if choices
     ]
     if name == "optimised":
-        help_ = "A file that models/tune.py wrote, or a folder of them."
+        help_ = "A file that vitbn tune wrote, or a folder of them."
         options.append(click.option("--params", type=_path, multiple=True, required=True, help=help_))
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
@@ -118,10 +118,10 @@ def _train(
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
 ) -> None:
+    from benchmarks.studies import running, summary
     from models import tracking
     from models.data import load_dataset
-    from models.studies import running, summary
-    from models.train import choose_device
+    from models.recipe import choose_device
 
     with _one_line_errors():
         data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
@@ -146,7 +146,7 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
     """A choice for each file of a search, named by its model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{BEST}")) if path.is_dir() else [path])]
     if not files:
-        raise StudyError(f"{params[0]}: expected files *{BEST}, as models/tune.py writes, found none")
+        raise StudyError(f"{params[0]}: expected files *{BEST}, as vitbn tune writes, found none")
     axis: dict[str, Fields] = {}
     for file in files:
         fields = _fields(file, grid, data)
@@ -157,8 +157,8 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
 
 
 def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
-    """Of a file of models/tune.py; refuses what no run can have."""
-    from models.studies.running import run_at
+    """Of a file of `vitbn tune`; refuses what no run can have."""
+    from benchmarks.studies.running import run_at
 
     try:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
@@ -176,7 +176,7 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
 
 def _command_line() -> str:
     context = click.get_current_context()
-    words = ["python models/study.py", str(context.info_name)]
+    words = ["vitbn study", str(context.info_name)]
     for name, value in context.params.items():
         if name not in UNSAID and value and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = f"--{name.replace('_', '-')}"
@@ -206,8 +206,8 @@ for name, grid in STUDIES.items():
 @output_option
 def layout(device: str, output: Path, data_dir: Path | None) -> None:
     """Times of BatchNorm2d after a transpose, as published, beside those of our layout."""
+    from benchmarks.studies import layout
     from models.data import load_dataset
-    from models.studies import layout
 
     with _one_line_errors():
         dataset = load_dataset("mnist", data_dir)
@@ -220,7 +220,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
 @click.option("--page", type=_path, default=Path("docs/claims.md"), show_default=True)
 def claims(results: Path, page: Path) -> None:
     """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
-    from models.studies.claims import write
+    from benchmarks.studies.claims import write
 
     with _one_line_errors():
         paths = write(page, results)

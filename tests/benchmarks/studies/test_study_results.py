@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from studying import rows_of
 
+from benchmarks.studies import page, summary
+from benchmarks.studies.grids import STUDIES
+from benchmarks.studies.page import StudyError, Table
+from benchmarks.studies.running import cut, result_of, runs
 from models.data import load_digits
-from models.studies import page, summary
-from models.studies.grids import STUDIES
-from models.studies.page import StudyError, Table
-from models.studies.running import cut, result_of, runs
 
 
 def planned(name, chosen=None, **options):

@@ -1,1 +1,0 @@
-"""The published studies: trainings, derived figures, tables and plots."""

@@ -1,7 +1,8 @@
-"""Progress bars on a terminal, notes on standard error."""
+"""Progress bars on a terminal, elsewhere a line for each; notes on standard error."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,6 +15,23 @@ OURS = ("models", "export", "serving", "clients", "benchmarks")
 
 def note(line: str) -> None:
     click.echo(line, err=True)
+
+
+def _begin(title: str) -> None:
+    if title and not sys.stderr.isatty():
+        note(f"{title} …")
+
+
+class _Quarters:
+    """A line for each quarter that is done."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._told = title, 0
+
+    def show(self, share: float) -> None:
+        if (quarters := min(4, int(4 * share))) > self._told:
+            self._told = quarters
+            note(f"{self._title}: {25 * quarters} %")
 
 
 def is_ours(error: Exception) -> bool:
@@ -29,6 +47,7 @@ def one_line(error: Exception) -> str:
 def steps(items: Sequence[T], title: str) -> Iterable[T]:
     from tqdm import tqdm
 
+    _begin(title)
     bar: Iterable[T] = tqdm(items, desc=title, leave=False, disable=None)
     return bar
 
@@ -37,6 +56,7 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
 def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
     from tqdm import tqdm
 
+    _begin(f"{title}: {total:,} {unit}")
     with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:
         yield bar.update
 
@@ -46,5 +66,8 @@ def share_bar(title: str) -> Iterator[Callable[[float], object]]:
     """The yielded function sets the share, 0 to 1."""
     from tqdm import tqdm
 
+    if title and not sys.stderr.isatty():
+        yield _Quarters(title).show
+        return
     with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:
         yield lambda share: bar.update(int(100 * share) - bar.n)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
@@ -67,11 +69,13 @@ def _cells(row: Row, lower: bool, memory: bool) -> Cells:
     cells |= {"first ms": _number(row["first_call_ms"], 1)}
     cells |= {"p50 ms": _median(row)}
     cells |= {f"p{percent} ms": _number(row[f"p{percent}_ms"], 2) for percent in (90, 99)}
-    cells |= {"images/s": _number(row["images_per_s"], 0), "x PyTorch": _number(ratio["ratio"], 2) if ratio else "-"}
-    cells |= {"95 % interval": f"{ratio['low']:,.2f}-{ratio['high']:,.2f}" if ratio else "-"}
+    number = partial(_number, decimals=2) if row["stable"] else rough
+    interval = f"{number(ratio['low'])}-{number(ratio['high'])}" if ratio else "-"
+    cells |= {"images/s": _number(row["images_per_s"], 0), "x PyTorch": number(ratio["ratio"]) if ratio else "-"}
+    cells |= {"95 % interval": interval}
     cells |= {"M MACs": _number(row["macs"] / 1e6, 2), "of GEMM %": _number(100 * row["gemm_share"], 1)}
     cells |= {"of copy %": _number(100 * row["bandwidth_share"], 1)}
-    cells |= {"x PyTorch, same precision": _number(same.get("ratio"), 2)} if lower else {}
+    cells |= {"x PyTorch, same precision": number(same["ratio"]) if same else "-"} if lower else {}
     cells |= {"peak MB": _number(row["peak_memory_mb"], 0)} if memory else {}
     if row["device"] == "cuda":
         cells |= {title: _number(row[key], 3) for key, title in ON_A_GPU.items() if key in row}
@@ -85,6 +89,12 @@ def _median(row: Row) -> str:
 
 def _number(value: float | str | None, decimals: int) -> str:
     return value if isinstance(value, str) else "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def rough(value: float) -> str:
+    """Two digits: an unstable median supports no more."""
+    places = 1 - math.floor(math.log10(value))
+    return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def _gpu_state(state: Row | None) -> Cells:

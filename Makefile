@@ -6,11 +6,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: setup setup-gpu demo test test-clients all-tests check quick-tests lint style types clean perf_analyzer \
 	bindings report benchmarks benchmarks-gpu
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 13) or sys.exit("Python 3.11 or 3.12 is needed, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
+
 setup: .venv/installed
 
 # A set-up that broke off leaves no stamp, so the next run repeats it.
 .venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 13) or sys.exit("Python 3.11 or 3.12 is needed, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(CHECK_PYTHON)
 	@echo "Setting up .venv (a few minutes the first time)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -36,8 +38,15 @@ test-clients: .venv-clients/installed
 		-e '.[base,clients]' hypothesis pytest pytest-timeout
 	@touch $@
 
+# The demonstration needs no tools of development, so a newcomer waits for less than half the packages.
+.venv/demo: pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	@[ -e .venv/installed ] || { echo "Setting up .venv (a few minutes the first time)"; $(PYTHON) -m venv .venv && \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[base,serve,client]'; }
+	@touch $@
+
 # With a GPU and its environment the demo runs there.
-demo: setup
+demo: .venv/demo
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [ -e .venv-gpu/installed ]; then \
 		PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" .venv-gpu/bin/python demo.py; \
 	else \

@@ -29,7 +29,8 @@ def main() -> None:
         "Time one call with 512 images against PyTorch",
         *("benchmarks/latency.py", "--batch", "512", "--model", "vitbn", "--seconds", "10"),
     )
-    print("\nDone. triton_repo/ holds the model; serve it: tritonserver --model-repository triton_repo")
+    print("\nDone. triton_repo/ holds the model. Serve it:")
+    print("  source .venv/bin/activate\n  tritonserver --model-repository triton_repo")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_float8_needs_a_card_that_has_it(capability: str, refused: bool, monkeyp
     monkeypatch.setattr(in_onnx, "require", lambda: Gpu("Stub GPU", capability))
     monkeypatch.setattr(in_onnx, "engine_of", lambda *_: b"plan")
     monkeypatch.setattr(in_onnx, "execution", lambda *_: "an engine")
-    start = partial(in_onnx.in_tensorrt, b"", Candidate("vitbn", "tensorrt", "fp8", device="cuda"), (1,))
+    start = partial(in_onnx.in_tensorrt, b"", Candidate("vitbn", "tensorrt", "fp8", device="cuda"), (1,), False)
     if refused:
         with pytest.raises(Unavailable, match=r"fp8: expected a GPU of compute capability 8\.9 or later, found 8\.6"):
             start()

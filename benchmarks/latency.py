@@ -11,6 +11,7 @@ from benchmarks.measure.choices import (
     PRECISION_HELP,
     WithPresets,
     chosen,
+    device_option,
     json_option,
     presets,
     seconds_option,
@@ -57,7 +58,7 @@ CAVEAT = (
 )
 @several("--precision", "precisions", PRECISIONS, help=PRECISION_HELP)
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
-@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")

@@ -11,7 +11,7 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets, repeated
+from benchmarks.measure.choices import FiniteRange, WithPresets, device_option, json_option, presets, repeated
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
@@ -51,7 +51,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
-@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @json_option
 @click.pass_context
 def throughput(

@@ -9,16 +9,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from benchmarks.measure.command_line import PROGRAM
 from models.catalog import NameChoice
 from models.config import ModelConfig
 from models.data import DIGIT_SETS, DataError, Dataset, load_dataset
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
-
-
-PRESET = "benchmarks.preset"
-"""Key of a context's `meta`: the names of the command and of its preset that runs."""
 
 
 class WithPresets(click.Command):
@@ -41,7 +38,7 @@ class WithPresets(click.Command):
         command, defaults = self.preset(name), self.presets[name]
         make = super().make_context if command is self else command.make_context
         context = make(f"{info_name} --preset {name}", own, parent, default_map=defaults, **extra)
-        context.meta[PRESET] = self.name, name
+        context.meta[PROGRAM] = f"python benchmarks/{self.name}.py --preset {name}"
         return context
 
     def preset(self, name: str) -> click.Command:
@@ -131,6 +128,15 @@ def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
         "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
     )
     return option
+
+
+def device_option(command: Command) -> Command:
+    """`auto`: a GPU if there is one."""
+    names = click.Choice(["auto", "cpu", "cuda"])
+    option: Callable[[Command], Command] = click.option(
+        "--device", "wanted", type=names, default="auto", show_default=True
+    )
+    return option(command)
 
 
 def dataset_options(command: Command) -> Command:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from benchmarks.measure.choices import PRESET
+from benchmarks.measure.command_line import command
 from benchmarks.measure.progress import is_ours
 
 Row = Mapping[str, Any]
@@ -142,33 +140,3 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
 def _tell(record: Record) -> None:
     if record.path and record.rows:
         click.echo(f"Wrote {record.path}")
-
-
-def command() -> str:
-    """The command without default options; FILE and DIR replace local paths."""
-    context = click.get_current_context()
-    name, preset = context.meta.get(PRESET, (context.command.name, None))
-    words = ["python", f"benchmarks/{name}.py", *(["--preset", preset] if preset else [])]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            words += _words(parameter, context.params[name])
-    return " ".join(words)
-
-
-def _words(parameter: click.Parameter, value: Any) -> Iterator[str]:
-    if isinstance(parameter, click.Option) and parameter.is_flag:
-        yield parameter.opts[0]
-        return
-    for each in value if parameter.multiple or parameter.nargs == -1 else [value]:
-        if isinstance(parameter, click.Option):
-            yield parameter.opts[0]
-        yield _word(parameter, each)
-
-
-def _word(parameter: click.Parameter, value: Any) -> str:
-    if isinstance(parameter.type, click.Path):
-        return "FILE" if parameter.type.file_okay and not parameter.type.dir_okay else "DIR"
-    if isinstance(value, list):  # of --sharing
-        return "x".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))

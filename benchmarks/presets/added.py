@@ -12,7 +12,7 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, Failed
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
+from benchmarks.measure.choices import dataset_options, device_option, digits, json_option, seconds_option
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import IN_PROCESS
@@ -37,7 +37,7 @@ CHECKED = 1000  # images whose logits are compared
     show_default=True,
     help="Images per request.",
 )
-@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @dataset_options
 @seconds_option(30, "At most, per table; three rounds in any case.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import vitbn_packages  # noqa: F401  # reports another package that hides ours
+from benchmarks.measure.command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.page import StudyError
+from models.recipe import DEVICES
 
 if TYPE_CHECKING:
     from benchmarks.studies.running import Run
@@ -24,16 +25,14 @@ if TYPE_CHECKING:
     from models.recipe import Epoch
 
 # Facts of a machine, not of a study.
-UNSAID = {"output", "teacher_cache", "data_dir", "params", "device", "track"}
+UNSAID = {"teacher_cache", "data_dir", "params", "device", "track"}
 BEST = ".best.json"
 
 _path = click.Path(path_type=Path)
 output_option = click.option("--output", type=_path, required=True, help="A folder of its own.")
 data_dir_option = click.option("--data-dir", type=_path, help="Folder with the images, else $MNIST_DIR.")
 quick_option = click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores.")
-device_option = click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True
-)
+device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 
 
 def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -51,8 +50,10 @@ def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> N
 
 @click.group()
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Runs and hours of each.")
-def study() -> None:
+@click.pass_context
+def study(context: click.Context) -> None:
     """Carry out a study: a JSON file, a table and pictures. The same command continues a stopped study."""
+    context.meta[PROGRAM] = f"vitbn study {context.invoked_subcommand}"
 
 
 @contextmanager
@@ -95,10 +96,10 @@ def _add(name: str, grid: Study) -> None:
         click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does."),
         *(device_option, data_dir_option, quick_option, output_option),
     ]
-    command: Callable[..., None] = partial(_train, name, grid)
+    carry_out: Callable[..., None] = partial(_train, name, grid)
     for option in reversed(options):
-        command = option(command)
-    study.command(name, help=grid.question)(command)
+        carry_out = option(carry_out)
+    study.command(name, help=grid.question)(carry_out)
 
 
 def _train(
@@ -135,7 +136,7 @@ def _train(
         click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
         tracker = partial(tracking.track, report=click.echo) if track else None
         try:
-            result = running.carry_out(name, grid, data, scope, every, _command_line(), output, _print, tracker)
+            result = running.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
         except KeyboardInterrupt:
             click.echo("Interrupted: finished epochs are kept, the same command goes on")
             raise SystemExit(130) from None
@@ -174,17 +175,6 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
     return values
 
 
-def _command_line() -> str:
-    context = click.get_current_context()
-    words = ["vitbn study", str(context.info_name)]
-    for name, value in context.params.items():
-        if name not in UNSAID and value and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            option = f"--{name.replace('_', '-')}"
-            values = value if isinstance(value, tuple) else [value]
-            words += [option if each is True else f"{option} {each}" for each in values]
-    return " ".join([*words, "--output DIR"])
-
-
 def _print(run: Run, epoch: Epoch) -> None:
     click.echo(
         f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
@@ -212,7 +202,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
     with _one_line_errors():
         dataset = load_dataset("mnist", data_dir)
         runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
-        _say_written(layout.write(output, runs, _command_line(), device))
+        _say_written(layout.write(output, runs, command(UNSAID), device))
 
 
 @study.command()

@@ -34,6 +34,7 @@ from benchmarks.studies.search import (
 from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
+from models.recipe import DEVICES
 
 SEARCHES = Path("searches")
 HEADS_FEATURES = 32  # of a head, which costs the same whatever its width once the attention is absorbed
@@ -84,7 +85,7 @@ def _images_per_s(checkpoint: Path) -> float:
     help="frontier: accuracy and speed, as measured by latency --preset frontier, of a vitbn over its geometry.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
 def tune(
     model: ModelName,

@@ -22,7 +22,7 @@ from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.run import command
+from benchmarks.measure.command_line import command
 from benchmarks.measure.workload import Workload
 from models.config import ModelConfig
 from models.data import DataError

@@ -17,7 +17,7 @@ SMALL = ("--epochs", 1, "--train-images", 20)
 def test_learning_rates(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
     written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--last-block", "all", *sizes)
-    typed = "vitbn study learning-rates --rate 0.005 --last-block all --epochs 2 --train-images 20 --output DIR"
+    typed = "vitbn study learning-rates --rate 0.005 --epochs 2 --train-images 20 --last-block all --output DIR"
     assert sorted(written["command"].split()) == sorted(typed.split())
     assert written["scope"] == {
         "dataset": "mnist",

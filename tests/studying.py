@@ -32,7 +32,9 @@ def carried_out(name, mnist, output, *arguments):
 def rows_of(output, name):
     """Of the page's table: a dictionary a row."""
     lines = [
-        line.strip("| ").split(" | ") for line in (output / f"{name}.md").read_text().splitlines() if line[:1] == "|"
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (output / f"{name}.md").read_text().splitlines()
+        if line[:1] == "|"
     ]
     header, _, *rows = lines
     return [dict(zip(header, row, strict=True)) for row in rows]

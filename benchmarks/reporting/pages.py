@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.run import Run, read
+from benchmarks.reporting.markers import fill
 from benchmarks.reporting.tables import TABLES
 from benchmarks.reporting.tables.text import Table, measured
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
-MARKED = re.compile(r"<!-- (table|origin) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
 PICTURES = {"worth": "rewrites.json", "frontier": "frontier.json", "foreign": "foreign.json"}
 
@@ -38,14 +38,12 @@ def find(folder: Path) -> dict[str, Run]:
 def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
     """`page` with its tables; raises PageError for a marker that names no table."""
 
-    def block(match: re.Match[str]) -> str:
-        kind, words = match[1], match[2].split()
-        if kind == "table" and (len(words) < 2 or words[0] not in TABLES):
+    def table(words: Sequence[str]) -> str:
+        if len(words) < 2 or words[0] not in TABLES:
             raise PageError(f"{name}: expected `table NAME FILE` with a name out of {', '.join(TABLES)}, found {words}")
-        text = "\n".join(_origin(words[0], runs) if kind == "origin" else _table(words[0], words[1:], runs))
-        return "\n".join(filter(None, [f"<!-- {match[1]} {match[2]} -->", text, "<!-- end -->"]))
+        return "\n".join(_table(words[0], words[1:], runs))
 
-    return MARKED.sub(block, page)
+    return fill(page, {"table": table, "origin": lambda words: "\n".join(_origin(words[0], runs))})
 
 
 def _table(name: str, files: Sequence[str], runs: Mapping[str, Run]) -> Iterator[str]:

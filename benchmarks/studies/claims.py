@@ -6,11 +6,13 @@ of `benchmarks.studies.published` between their markers (`<!-- table NAME -->` t
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reporting.figures import png
-from benchmarks.studies.page import StudyError, Table
+from benchmarks.reporting.markers import fill, named
+from benchmarks.reporting.tables.text import Table
+from benchmarks.studies.page import StudyError
 from benchmarks.studies.published import PICTURES, TABLES
 from benchmarks.studies.results import Results
 from models.files import write_atomically
@@ -21,28 +23,27 @@ def rows_of(name: str, results: Results) -> list[list[str]]:
     return [[str(cell) for cell in header], *map(results.row, rows)]
 
 
-def fill(page: str, results: Results) -> str:
+def filled(page: str, results: Results) -> str:
     """The page with all of TABLES; raises StudyError for a missing or an unknown marker."""
-    there = sorted(re.findall(r"^<!-- table (\S+) -->$", page, re.MULTILINE))
+    there = sorted(named(page, "table"))
     if there != sorted(TABLES):
         raise StudyError(f"claims: expected the tables {', '.join(sorted(TABLES))}, found {', '.join(there)}")
 
-    def table(part: re.Match[str]) -> str:
-        header, *rows = rows_of(part[2], results)
-        lines = "\n".join(Table("", [(name, None) for name in header], rows).markdown())
-        return f"{part[1]}\n{lines}\n\n{part[3]}"
+    def table(words: Sequence[str]) -> str:
+        header, *rows = rows_of(words[0], results)
+        return Table([dict(zip(header, row, strict=True)) for row in rows]).markdown
 
-    return re.sub(r"^(<!-- table (\S+) -->\n).*?^(<!-- end -->)$", table, page, flags=re.DOTALL | re.MULTILINE)
+    return fill(page, {"table": table})
 
 
 def write(page: Path, folder: Path) -> list[Path]:
     results = Results(folder)
-    filled = fill(page.read_text(), results)
+    text = filled(page.read_text(), results)
     pictures = {page.with_suffix("") / f"{name}.png": make(results) for name, make in PICTURES.items()}
     for path, picture in pictures.items():
         if drawn_from(path) != picture.digest():
             write_atomically(path, png(picture.draw(), picture.digest()))
-    write_atomically(page, filled.encode())
+    write_atomically(page, text.encode())
     return [page, *pictures]
 
 

@@ -136,4 +136,4 @@ def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = 
     for run in runs:
         steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
         cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    return page.write(folder, result, [page.Table("Times, medians of the rounds", columns, cells)], {})
+    return page.write(folder, result, {"Times, medians of the rounds": page.table(columns, cells)}, {})

@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.reporting.figures import png
+from benchmarks.reporting.tables.text import Table
 from models.files import write_atomically
 
 if TYPE_CHECKING:
@@ -30,24 +31,18 @@ class StudyError(Exception):
     pass
 
 
-class Table(NamedTuple):
+def table(columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[object]]) -> Table:
     """`columns`: names and decimals, None for texts; in `rows` numbers are not rounded and None is an empty cell."""
-
-    title: str
-    columns: Sequence[tuple[str, int | None]]
-    rows: Sequence[Sequence[object]]
-
-    def markdown(self) -> Iterator[str]:
-        yield f"| {' | '.join(name for name, _ in self.columns)} |"
-        yield f"|{'|'.join('---' if decimals is None else '---:' for _, decimals in self.columns)}|"
-        for row in self.rows:
-            cells = (_cell(value, decimals) for value, (_, decimals) in zip(row, self.columns, strict=True))
-            yield f"| {' | '.join(cells)} |"
+    names = next((i for i, (_, decimals) in enumerate(columns) if decimals is not None), len(columns))
+    cells = [
+        {name: _cell(value, decimals) for value, (name, decimals) in zip(row, columns, strict=True)} for row in rows
+    ]
+    return Table(cells, names)
 
 
 def _cell(value: object, decimals: int | None) -> str:
     if value is None:
-        return "-"
+        return ""
     return str(value) if decimals is None else f"{value:,.{decimals}f}"
 
 
@@ -74,11 +69,11 @@ def result(
 def write(
     folder: Path,
     result: Result,
-    tables: Sequence[Table],
+    tables: Mapping[str, Table],
     figures: Mapping[str, Figure],
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """`figures` by name: the files are STUDY-NAME.png."""
+    """`tables` by title. `figures` by name: the files are STUDY-NAME.png."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in figures.items()}
     contents = {
@@ -100,7 +95,7 @@ def _text(result: Result) -> str:
     return "{\n " + ",\n ".join(fields) + "\n}\n"
 
 
-def _page(result: Result, tables: Sequence[Table], notes: Sequence[str], pictures: Sequence[str]) -> Iterator[str]:
+def _page(result: Result, tables: Mapping[str, Table], notes: Sequence[str], pictures: Sequence[str]) -> Iterator[str]:
     yield from (f"# {result['study']}", "", result["question"], "", f"    {result['command']}", "")
     if result["scope"]["reduced"]:
         yield from (f"**Not the whole study, {result['scope']['reduced']}.**", "")
@@ -108,8 +103,8 @@ def _page(result: Result, tables: Sequence[Table], notes: Sequence[str], picture
     yield f"{_machine(result)}. {result['timing']}{f' Last block, trained and timed: {computed}.' if computed else ''}"
     for note in notes:
         yield from ("", note)
-    for table in tables:
-        yield from ("", f"**{table.title}**", "", *table.markdown())
+    for title, made in tables.items():
+        yield from ("", f"**{title}**", "", made.markdown)
     for picture in pictures:
         yield from ("", f"![{picture}]({picture})")
 

@@ -8,9 +8,10 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.reporting.figures import NAMES, Line, Picture, line
+from benchmarks.reporting.tables.text import Table
 from benchmarks.studies import page
 from benchmarks.studies.grids import STUDIES
-from benchmarks.studies.page import Result, Table, footnote
+from benchmarks.studies.page import Result, footnote
 from benchmarks.studies.results import by_epoch, spread, time_s
 
 JsonRun = Mapping[str, Any]
@@ -26,7 +27,10 @@ def write(folder: Path, result: Result) -> list[Path]:
     held_out = result["runs"][0]["options"]["hold_out"] if result["runs"] else 0
     note = f"{held_out:,} training images are held out; the test images are looked at once, after the last epoch."
     figures = {name: each.draw() for name, each in pictures(result).items()}
-    return page.write(folder, result, [summary(result)], figures, [note] if held_out else [])
+    reference = STUDIES[result["study"]].reference
+    named = f" Reference: {', '.join(f'{k} {v}' for k, v in reference.items())}." if reference else ""
+    title = f"Last epoch: mean, lowest and highest seed; medians of the times.{named}"
+    return page.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
 
 
 def summary(result: Result) -> Table:
@@ -69,8 +73,7 @@ def summary(result: Result) -> Table:
                 *(ratios if study.reference else []),
             ]
         )
-    named = f" Reference: {', '.join(f'{k} {v}' for k, v in study.reference.items())}." if study.reference else ""
-    return Table(f"Last epoch: mean, lowest and highest seed; medians of the times.{named}", columns, rows)
+    return page.table(columns, rows)
 
 
 def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:

@@ -21,29 +21,26 @@ class Table:
 
     @property
     def markdown(self) -> str:
-        import pandas
-
-        frame = pandas.DataFrame(list(self.rows)).fillna("-").replace("", "-")
-        text: str = frame.to_markdown(index=False, disable_numparse=True, colalign=self._sides(len(frame.columns)))
-        return text
+        return self._text("pipe")
 
     @property
     def plain(self) -> str:
         import tabulate
 
-        header = list(dict.fromkeys(name for row in self.rows for name in row))
-        cells = [[row.get(name) or "-" for name in header] for row in self.rows]
         usual, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # 2, the default, makes the widest table too wide
         try:
-            text: str = tabulate.tabulate(
-                cells, header, "simple", colalign=self._sides(len(header)) or None, disable_numparse=True
-            )
+            return self._text("simple")
         finally:
-            tabulate.MIN_PADDING = usual  # pandas' tables use it too
-        return text
+            tabulate.MIN_PADDING = usual
 
-    def _sides(self, columns: int) -> list[str]:
-        return ["left" if i < self.names else "right" for i in range(columns)]
+    def _text(self, form: str) -> str:
+        import tabulate
+
+        header = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = [[row.get(name) or "-" for name in header] for row in self.rows]
+        sides = ["left" if i < self.names else "right" for i in range(len(header))]
+        text: str = tabulate.tabulate(cells, header, form, colalign=sides or None, disable_numparse=True)
+        return text
 
 
 def measured(run: Run) -> list[Row]:

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from models import checkpoint
@@ -59,7 +60,7 @@ class TeacherCache:
         """Images uint8 (n, C, H, W) and probabilities float32 (n, classes)."""
         path = self.folder / f"epoch-{number:04d}.safetensors"
         if not path.exists():
-            write_atomically(path, save(self._compute(number)))
+            write_atomically(path, serialise(self._compute(number)))
         return self._read(path)
 
     @torch.no_grad()

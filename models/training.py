@@ -43,9 +43,14 @@ from models.state_dict_file import unpickling_reason
 from models.teacher import load_teacher, open_folder, targets
 from models.vit import VisionTransformer
 
+RESUME = ".resume.pt"
+
 
 @dataclass
 class State:
+    """`key`: what must agree to resume."""
+
+    key: str
     model: nn.Module
     average: nn.Module | None
     teacher: nn.Module | None
@@ -79,10 +84,9 @@ def train(
     if not _batches(torch.arange(len(part.train_labels)), options.batch_size):
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
-    state = _start(config, options, len(part.train_labels))
-    resume_path = output.with_suffix(".resume.pt")
+    state = _start(config, options, len(part.train_labels), _run_key(config, dataset, options))
     if resume:
-        _restore(state, resume_path, config, dataset, options)
+        _restore(state, output.with_suffix(RESUME), len(dataset.train_labels), options.device)
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
@@ -102,11 +106,11 @@ def train(
         by_class = accuracy_by_class(right, test_labels, config.num_classes)
         epoch = Epoch(number, training_time_s, test_time_s, loss, accuracy, by_class)
         state.series.append(epoch)
-        _write(state, output, resume_path, config, dataset, options)
+        _write(state, output, config, len(dataset.train_labels), _metrics(state, dataset, options))
         yield epoch
 
 
-def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
+def _start(config: ModelConfig, options: TrainingOptions, images: int, key: str) -> State:
     torch.manual_seed(options.seed)
     try:
         model = build(config, options.last_block).to(options.device)
@@ -137,7 +141,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
-    return State(model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+    return State(key, model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -242,14 +246,11 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _write(
-    state: State, output: Path, resume_path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions
-) -> None:
-    metrics = _metrics(state, config, dataset, options)
+def _write(state: State, output: Path, config: ModelConfig, images: int, metrics: Metrics) -> None:
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
-        "run": _run_key(config, dataset, options),
-        "images": len(dataset.train_labels),
+        "run": state.key,
+        "images": images,
         "model": state.model.state_dict(),
         "average": None if state.average is None else state.average.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -263,10 +264,10 @@ def _write(
     checkpoint.save(output, state.kept, config, metrics)
     series = metrics | {"config": asdict(config), "series": epochs}
     write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
-    write_atomically(resume_path, buffer.getvalue())
+    write_atomically(output.with_suffix(RESUME), buffer.getvalue())
 
 
-def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> Metrics:
+def _metrics(state: State, dataset: Dataset, options: TrainingOptions) -> Metrics:
     """With held-out images, only the last epoch uses the test images."""
     last = state.series[-1]
     metrics: Metrics = {
@@ -286,21 +287,20 @@ def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: Train
     return metrics
 
 
-def _restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> None:
+def _restore(state: State, path: Path, images: int, device: str) -> None:
     if not path.is_file():
         raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
     try:
-        saved = torch.load(path, map_location=options.device, weights_only=True)
+        saved = torch.load(path, map_location=device, weights_only=True)
         found = saved["run"]
     except Exception as error:  # damaged bytes, and other objects, raise any exception
         reason = unpickling_reason(error)
         raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
-    if found != (expected := _run_key(config, dataset, options)):
-        differ = _lacking(expected, str(found)), _lacking(str(found), expected)
+    if found != state.key:
+        differ = _lacking(state.key, str(found)), _lacking(str(found), state.key)
         raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
-    count = len(dataset.train_labels)
-    if saved.get("images", count) != count:
-        raise TrainingError(f"{path}: expected a run of {count} training images, found {saved['images']}")
+    if saved.get("images", images) != images:
+        raise TrainingError(f"{path}: expected a run of {images} training images, found {saved['images']}")
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
@@ -318,7 +318,6 @@ def _lacking(key: str, other: str) -> str:
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree to resume."""
     same = asdict(options)
     del same["device"]
     if not depends_on_epochs(config, options):

@@ -7,8 +7,8 @@ github.com/anindyahepth/BatchNorm_in_Transformers_CV.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.measure.timing import Protocol, time_interleaved
 from benchmarks.studies import page
 from benchmarks.studies.page import StudyError
 from models.config import INPUT_SCALE, ModelName
@@ -33,6 +34,7 @@ ROUNDS, STEPS = 7, 5
 EPOCH_STEPS = 60_000 // BATCH
 TOLERANCE = 1e-4  # of float32 logits: BatchNorm2d sums in another order
 TRANSPOSED = "-transposed"
+BARE = Protocol(settle_s=0.0, refill=False, one_state=False)  # a turn takes a tenth of a second or more
 
 
 class TransposedBatchNorm(nn.Module):
@@ -82,42 +84,51 @@ def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> N
         raise StudyError(f"{name}: expected logits of both layouts within {TOLERANCE:g}, found {error:.3g}")
 
 
-def measure(
-    dataset: Dataset, on_round: Callable[[int], None], rounds: int = ROUNDS, device: str = "cpu"
-) -> list[dict[str, Any]]:
+def measure(dataset: Dataset, rounds: int = ROUNDS, device: str = "cpu") -> list[dict[str, Any]]:
     """A run for each network; its series has the seconds of STEPS training steps and of a test in each round."""
     count = min(TEST_BATCH, len(dataset.test_labels))
     images = (torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE).to(device)
     labels = torch.tensor(dataset.train_labels[:BATCH]).to(device)
     test_images = (torch.tensor(dataset.test_images[:count]) * INPUT_SCALE).to(device)
-    every = {name: network.to(device) for name, network in networks(dataset).items()}
-    runs: list[dict[str, Any]] = [
-        {"config": {"model": model, "depth": depth}, "options": {"lr": None, "seed": 0}, "series": []}
+    turns: dict[str, Callable[[], None]] = {}
+    for (model, depth), network in (every := networks(dataset)).items():
+        optimizer = torch.optim.Adam(network.to(device).parameters(), lr=1e-4)
+        turns[f"{model} {depth} training"] = partial(_train, network, optimizer, images, labels)
+        turns[f"{model} {depth} test"] = partial(_test, network, test_images)
+    measured = time_interleaved(turns, 0, "layout", rounds, protocol=BARE)
+    return [
+        {
+            "config": {"model": model, "depth": depth},
+            "options": {"lr": None, "seed": 0},
+            "series": [
+                {"training_time_s": training / 1e9, "test_time_s": test / 1e9}
+                for training, test in zip(
+                    *(measured[f"{model} {depth} {part}"].samples_ns for part in ("training", "test")), strict=True
+                )
+            ],
+        }
         for model, depth in every
     ]
-    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in every.values()]
-    for number in range(rounds + 1):  # the first is not timed
-        for network, optimizer, run in zip(every.values(), optimizers, runs, strict=True):
-            start = _now_s(device)
-            network.train()
-            for _ in range(STEPS):
-                optimizer.zero_grad(set_to_none=True)
-                F.cross_entropy(network(images), labels).backward()
-                optimizer.step()
-            trained = _now_s(device)
-            with torch.inference_mode():
-                network.eval()(test_images)
-            tested = _now_s(device)
-            if number:
-                run["series"].append({"training_time_s": trained - start, "test_time_s": tested - trained})
-        on_round(number)
-    return runs
 
 
-def _now_s(device: str) -> float:
-    if device == "cuda":
+def _train(network: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+    network.train()
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+    _wait(images)
+
+
+def _test(network: nn.Module, images: Tensor) -> None:
+    with torch.inference_mode():
+        network.eval()(images)
+    _wait(images)
+
+
+def _wait(images: Tensor) -> None:
+    if images.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = "cpu") -> list[Path]:

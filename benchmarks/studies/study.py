@@ -201,7 +201,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
 
     with _one_line_errors():
         dataset = load_dataset("mnist", data_dir)
-        runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
+        runs = layout.measure(dataset, device=device)
         _say_written(layout.write(output, runs, command(UNSAID), device))
 
 

@@ -35,7 +35,7 @@ def test_another_layout_that_computes_something_else_is_refused():
 def test_a_run_for_each_network_and_layout(tmp_path, monkeypatch):
     for name, value in (("DEPTHS", (2, 1)), ("STEPS", 1), ("BATCH", 20), ("TEST_BATCH", 40)):
         monkeypatch.setattr(layout, name, value)
-    runs = layout.measure(load_dataset("digits"), lambda number: None, rounds=2)
+    runs = layout.measure(load_dataset("digits"), rounds=2)
     described = [(run["config"]["model"], run["config"]["depth"], len(run["series"])) for run in runs]
     models = ["vit", "vitbnffn", "vitbnffn-transposed", "vitbn", "vitbn-transposed"]
     assert described == [(model, depth, 2) for depth in (2, 1) for model in models]

@@ -5,7 +5,10 @@ In: an error that nothing has caught. Out: its line, else the usual traceback.
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +40,31 @@ def foreign_package(error: BaseException) -> str | None:
 def missing_package(error: BaseException) -> str | None:
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     for extra in (extra for extra, packages in EXTRAS.items() if name in packages):
-        return f"Error: expected {name}, found none; install it: pip install -c constraints.txt -e '.[{extra}]'"
+        return f"Error: expected {name}, found none; install it: {install(extra)}"
     return None
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra: with the checkout's constraints, else from where vitbn came."""
+    constraints = HERE / "constraints.txt"
+    if not constraints.is_file():
+        return f"pip install {shlex.quote(f'vitbn[{extra}]{_origin()}')}"
+    typed = Path(constraints.name)
+    here = typed.is_file() and typed.samefile(constraints)
+    folder, file = (".", constraints.name) if here else (str(HERE), shlex.quote(str(constraints)))
+    return f"pip install -c {file} -e {shlex.quote(f'{folder}[{extra}]')}"
+
+
+def _origin() -> str:
+    """` @ URL` of a file, folder or repository that vitbn was installed from; empty for an index. Source: PEP 610."""
+    try:
+        recorded = json.loads(distribution("vitbn").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return ""
+    if "vcs_info" in recorded:
+        about = recorded["vcs_info"]
+        return f" @ {about['vcs']}+{recorded['url']}@{about['commit_id']}"
+    return f" @ {recorded['url']}" if recorded else ""
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -5,18 +5,22 @@ In: a name or configuration. Out: the file.
 
 from __future__ import annotations
 
+import json
+import math
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
+    from models.metrics import Metrics
 
 SHIPPED = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
 PRETRAINED = Path(__file__).parent / "pretrained"
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of a BatchNorm
 
 
 class NameChoice(click.Choice[str]):
@@ -35,29 +39,44 @@ def relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+class Description(NamedTuple):
+    config: ModelConfig
+    metrics: Metrics
+    parameters: int
+
+
+def describe(name: str) -> Description:
+    """Of a shipped checkpoint, from its safetensors header alone: that needs no torch."""
+    from models import metrics as metrics_json
+    from models.config import ModelConfig
+
+    with shipped(name).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    about = header.pop("__metadata__")
+    shapes = [tensor["shape"] for key, tensor in header.items() if not key.endswith(BUFFERS)]
+    config, metrics = ModelConfig.from_json(about["config"]), metrics_json.from_json(about["metrics"])
+    return Description(config, metrics, sum(map(math.prod, shapes)))
+
+
 @cache
 def matching(config: ModelConfig) -> Path | None:
-    from models.checkpoint import read_config
-
-    return next((path for path in map(shipped, SHIPPED) if read_config(path) == config), None)
+    return next((shipped(name) for name in SHIPPED if describe(name).config == config), None)
 
 
 @click.command()
 def models() -> None:
     """List the shipped checkpoints: architecture, accuracy and cost."""
-    from models.checkpoint import load
-    from models.macs import macs_per_image
+    from models.costs import network_macs
 
     click.echo(
         f"{'name':15} {'model':9} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10} {'epochs':>6}"
     )
     for name in SHIPPED:
-        checkpoint = load(shipped(name))
-        config, metrics = checkpoint.config, checkpoint.metrics
+        config, metrics, parameters = describe(name)
         click.echo(
             f"{name:15} {config.model:9} {config.depth if config.is_transformer else '-':>5}"
-            f" {100 * metrics['test_accuracy']:15.2f} {macs_per_image(checkpoint.model) / 1e6:7.2f}"
-            f" {sum(p.numel() for p in checkpoint.model.parameters()):10,} {metrics['epochs']:6}"
+            f" {100 * metrics['test_accuracy']:15.2f} {network_macs(config) / 1e6:7.2f}"
+            f" {parameters:10,} {metrics['epochs']:6}"
         )
     click.echo("Accuracy on MNIST's 10,000 test images; multiply-accumulates an image as trained, before any rewrite.")
 

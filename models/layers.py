@@ -177,16 +177,6 @@ def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: i
     return (per_head @ value.unflatten(0, (heads, -1))).transpose(0, 1).flatten(1), constant
 
 
-def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    inner = heads * dim_head
-    output = 0 if heads == 1 and dim_head == dim else inner * dim
-    return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
-
-
-def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
-
-
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
     """softmax(scale q k') v: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
 

@@ -50,9 +50,9 @@ def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Calla
     try:
         from mlflow import MlflowClient, MlflowException
     except ModuleNotFoundError as error:
-        raise TrackingError(
-            "--track: expected mlflow-skinny, found none; install it: pip install -c constraints.txt -e '.[track]'"
-        ) from error
+        from vitbn_packages import install
+
+        raise TrackingError(f"--track: expected mlflow-skinny, found none; install it: {install('track')}") from error
     address = os.environ.get("MLFLOW_TRACKING_URI")
     try:
         client = MlflowClient(tracking_uri=address or LOCAL_STORE.resolve().as_uri())

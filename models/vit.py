@@ -15,14 +15,8 @@ from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from models.config import ModelConfig, ModelName
-from models.layers import (
-    Attention,
-    Block,
-    FeedForward,
-    TokenEmbedding,
-    absorbed_attention_macs,
-    attention_macs,
-)
+from models.costs import absorbed_attention_macs, attention_macs
+from models.layers import Attention, Block, FeedForward, TokenEmbedding
 from models.norms import DynamicFeatureNorm, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
 from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 

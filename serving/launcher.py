@@ -51,10 +51,9 @@ def _is_launcher(program: Path) -> bool:
 def pytriton_folder() -> Path:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise LauncherError(
-            "no native tritonserver found, and nvidia-pytriton is not installed: "
-            "pip install -c constraints.txt -e '.[serve]'"
-        )
+        from vitbn_packages import install
+
+        raise LauncherError(f"no native tritonserver found, and nvidia-pytriton is not installed: {install('serve')}")
     check_numpy(importlib.metadata.version("numpy"))
     return Path(spec.origin).parent
 

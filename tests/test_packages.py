@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import vitbn
+import vitbn_packages
 
 ROOT = Path(vitbn.__file__).resolve().parent
 SCRIPTS = {"models/train.py": ["--help"], "models/calibrate.py": ["--help"], "models/catalog.py": []}
@@ -57,13 +59,41 @@ def test_a_package_that_hides_nothing_is_no_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
-    [(["web"], "flask", "web"), (["infer", "digit.png"], "PIL", "client"), (["models"], "torch", "base")],
+    [(["web"], "flask", "web"), (["infer", "digit.png"], "PIL", "client"), (["calibrate", __file__], "torch", "base")],
 )
 def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, extra):
     without = f"import sys; sys.modules[{package!r}] = None; import vitbn; vitbn.main({command})"
     done = run([sys.executable, "-c", without], tmp_path)
-    line = f"Error: expected {package}, found none; install it: pip install -c constraints.txt -e '.[{extra}]'\n"
-    assert (done.returncode, done.stderr) == (1, line)
+    line = f"Error: expected {package}, found none; install it: {vitbn_packages.install(extra)}\n"
+    elsewhere = line.replace("-c constraints.txt -e '.[", f"-c {ROOT}/constraints.txt -e '{ROOT}[")
+    assert (done.returncode, done.stderr) == (1, elsewhere)
+
+
+def test_the_command_that_installs_an_extra_works_where_it_is_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert vitbn_packages.install("web") == "pip install -c constraints.txt -e '.[web]'"
+    (tmp_path / "constraints.txt").write_text("")  # another project's
+    monkeypatch.chdir(tmp_path)
+    assert vitbn_packages.install("web") == f"pip install -c {ROOT}/constraints.txt -e '{ROOT}[web]'"
+
+
+VCS = {"url": "https://example.org/v.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+WHEEL = {"url": "file:///x/vitbn-0.2.0-py3-none-any.whl", "archive_info": {}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [(None, "vitbn[web]"), (WHEEL, f"vitbn[web] @ {WHEEL['url']}"), (VCS, f"vitbn[web] @ git+{VCS['url']}@abc")],
+)
+def test_an_installed_program_names_no_constraints(tmp_path, origin, requirement):
+    information = tmp_path / "vitbn-0.2.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vitbn\nVersion: 0.2.0\n")
+    if origin is not None:
+        (information / "direct_url.json").write_text(json.dumps(origin))
+    (tmp_path / "vitbn_packages.py").write_text((ROOT / "vitbn_packages.py").read_text())
+    done = run([sys.executable, "-c", "import vitbn_packages; print(vitbn_packages.install('web'))"], tmp_path)
+    assert (done.stdout, done.stderr) == (f"pip install '{requirement}'\n", "")
 
 
 def test_another_error_keeps_its_traceback(tmp_path):

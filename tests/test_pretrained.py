@@ -1,4 +1,6 @@
 import hashlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ from export.equivalence import onnx_classifier
 from export.pipeline import ExportOptions, export_checkpoint
 from models.calibrate import measure
 from models.catalog import PRETRAINED, SHIPPED, matching, models, shipped
-from models.checkpoint import load, read_config
+from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_dataset
 from models.evaluation import measure_accuracy
+from models.macs import macs_per_image
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.996,
@@ -128,8 +131,19 @@ def test_the_list_names_each_with_its_numbers():
     result = ok(models)
     rows = {row.split()[0]: row.split()[1:] for row in result.output.splitlines()[1 : 1 + len(SHIPPED)]}
     assert list(rows) == list(SHIPPED)
-    for name, (model, depth, accuracy, *_) in rows.items():
-        config = read_config(shipped(name))
+    for name, (model, depth, accuracy, macs, parameters, epochs) in rows.items():
+        checkpoint = load(shipped(name))
+        config, metrics = checkpoint.config, checkpoint.metrics
         assert (model, depth) == (config.model, "-" if model == "cnn" else str(config.depth))
-        assert float(accuracy) == pytest.approx(100 * load(shipped(name)).metrics["test_accuracy"], abs=0.005)
-    assert rows["vitbn"][3] == "16.87"
+        assert float(accuracy) == pytest.approx(100 * metrics["test_accuracy"], abs=0.005)
+        assert macs == f"{macs_per_image(checkpoint.model) / 1e6:.2f}", "PyTorch's own count"
+        assert parameters == f"{sum(each.numel() for each in checkpoint.model.parameters()):,}"
+        assert epochs == str(metrics["epochs"])
+
+
+@pytest.mark.parametrize("package", ["torch", "safetensors"])
+def test_the_list_needs_no_library(package):
+    without = f"import sys; sys.modules[{package!r}] = None; import vitbn; vitbn.main(['models'])"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ok(models).output

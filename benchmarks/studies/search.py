@@ -142,11 +142,11 @@ def _quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
+    from vitbn_packages import install
+
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
-            raise SearchError(
-                f"expected {package}, found none; install it: pip install -c constraints.txt -e '.[search]'"
-            )
+            raise SearchError(f"expected {package}, found none; install it: {install('search')}")
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from export.errors import ExportError, Unavailable
 
 TENSORRT_MAJORS = (10, 11)
-INSTALL = "pip install -c constraints.txt -e '.[tensorrt]'"
 COMPUTE_CAPABILITY = (75, 76)  # major, minor: attributes of cuda.h
 BACKEND = "opt/tritonserver/backends/tensorrt"  # in NVIDIA's containers
 LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorrt/targets/*/lib", "usr/lib64")
@@ -50,7 +49,10 @@ def require() -> Gpu:
     try:
         _load_libraries()
     except (ImportError, OSError) as error:
-        wanted = f"TensorRT {' or '.join(map(str, TENSORRT_MAJORS))}, Polygraphy and CUDA's runtime ({INSTALL})"
+        from vitbn_packages import install
+
+        majors = " or ".join(map(str, TENSORRT_MAJORS))
+        wanted = f"TensorRT {majors}, Polygraphy and CUDA's runtime ({install('tensorrt')})"
         found = f"found {' '.join(str(error).split())}; export/to_onnx.py serves on this GPU without TensorRT"
         raise Unavailable(f"TensorRT: expected {wanted}, {found}") from error
     return gpu

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import FoldedEmbedding, linear
+from models.costs import absorbed_attention_macs, attention_macs
 from models.layers import (
     Attention,
     TokenEmbedding,
-    absorbed_attention_macs,
     absorbed_output,
     absorbed_query,
-    attention_macs,
     first_rows,
     fused_attention,
 )

@@ -17,8 +17,10 @@ def cache_folder(name: str) -> Path:
     try:
         import pooch
     except ModuleNotFoundError as error:
-        install = "pip install -c constraints.txt -e '.[train]'"
-        raise DataError(f"{name}: expected a folder with it in --data-dir, or pooch ({install}), found none") from error
+        from vitbn_packages import install
+
+        expected = f"a folder with it in --data-dir, or pooch ({install('train')})"
+        raise DataError(f"{name}: expected {expected}, found none") from error
     return Path(pooch.os_cache("vitbn")) / name
 
 

@@ -28,7 +28,9 @@ def envoy() -> Path:
     packaged = [Path(spec.origin).parent / "_bin" / "envoy"] if spec and spec.origin else []
     found = [path for path in packaged if path.is_file()] or [Path(each) for each in [shutil.which("envoy")] if each]
     if not found:
-        raise ProxyError("Envoy is not on PATH: pip install -c constraints.txt -e '.[deploy]'")
+        from vitbn_packages import install
+
+        raise ProxyError(f"expected Envoy on PATH, found none; install it: {install('deploy')}")
     return found[0]
 
 

@@ -14,7 +14,7 @@ from benchmarks.presets import rewrites as presets
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.prune import cls_only
-from models.layers import absorbed_attention_macs, attention_macs
+from models.costs import absorbed_attention_macs, attention_macs
 
 
 @pytest.mark.slow

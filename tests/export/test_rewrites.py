@@ -16,7 +16,7 @@ from export.rewrites.pipeline import ALL, Step, apply
 from export.rewrites.prune import cls_only
 from models.checkpoint import Checkpoint
 from models.config import ModelConfig
-from models.layers import absorbed_attention_macs, attention_macs
+from models.costs import absorbed_attention_macs, attention_macs
 from models.macs import macs_per_image
 from models.norms import TokenNorm, anneal
 

@@ -20,6 +20,7 @@ from models.data import load_digits
 from models.tracking import SETTINGS, TrackingError, track
 from models.train import train as command
 from models.training import train
+from vitbn_packages import install
 
 OPTIONS = replace(trainings.OPTIONS, epochs=2)
 QUICK = ("--depth", 1, "--epochs", 1, "--device", "cpu")
@@ -193,7 +194,7 @@ def test_command_with_an_address_that_is_none(monkeypatch, address):
 
 def test_command_without_mlflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert "expected mlflow-skinny, found none; install it: pip install -c constraints.txt" in refusal()
+    assert f"expected mlflow-skinny, found none; install it: {install('track')}" in refusal()
 
 
 def test_command_tracks_in_the_local_store(store):

@@ -3,6 +3,7 @@
 In: a path or an open binary file. Out: a Pillow picture, or InvalidImage.
 
 The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million by default: 360 MB for PNG and TIFF in colour, 1.4 GB for WebP.
+A reader of strangers' pictures sets a lower one, `most_pixels`.
 """
 
 import os
@@ -20,12 +21,15 @@ _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
 def read_image(
-    source: str | os.PathLike[str] | BinaryIO, noted: Callable[[str], object] = lambda what: None
+    source: str | os.PathLike[str] | BinaryIO,
+    noted: Callable[[str], object] = lambda what: None,
+    most_pixels: int | None = None,
 ) -> Image.Image:
     """Returns the first page or frame, upright by its EXIF data; of several `noted` is told.
 
-    Raises InvalidImage for a missing, empty or damaged file, a format not in FORMATS, too many pixels, and another type
-    of `source`.
+    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller. Raises InvalidImage for a missing,
+    empty or damaged file, a format not in FORMATS, too many pixels, and another type of `source`;
+    MemoryError where the process has a limit.
     """
     name = str(getattr(source, "name", "image")) if hasattr(source, "read") else _path(source)
     try:
@@ -35,11 +39,16 @@ def read_image(
                 raise InvalidImage(f"{name}: expected at most {limit} pixels, found {image.width}x{image.height}")
             if _has_more_pages(image):
                 noted("several pages or frames; the first is read")
+            whole = image.size
             image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
+            held = whole if image.info.get("progressive") else image.size  # libjpeg holds all of a progressive file
+            if most_pixels is not None and held[0] * held[1] > most_pixels:
+                expected = f"at most {most_pixels / 1e6:g} megapixels"
+                raise InvalidImage(f"{name}: expected {expected}, found {whole[0]}x{whole[1]} pixels")
             image.load()
             ImageOps.exif_transpose(image, in_place=True)  # a copy would lose its file name
             return image
-    except InvalidImage:
+    except (InvalidImage, MemoryError):
         raise
     except FileNotFoundError as error:
         raise InvalidImage(f"{name}: expected an image, found no such file") from error

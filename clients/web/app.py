@@ -1,6 +1,5 @@
 """The page starts without a Triton server and finds it later."""
 
-import warnings
 from typing import Literal
 
 import click
@@ -23,7 +22,6 @@ def web(host: str, port: int, model: str | None, url: str | None, protocol: Lite
     from clients.web.listening import address_of, open_server
     from clients.web.pages import create_app
 
-    warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     triton = Triton(Options(url, protocol, timeout_s=5.0, retry_s=0), model)  # the page gives up later, and retries
     try:
         server = open_server(create_app(triton, RateLimit(), host), host, port)
@@ -31,6 +29,7 @@ def web(host: str, port: int, model: str | None, url: str | None, protocol: Lite
         raise click.ClickException(str(error)) from error
     click.echo(f"Draw at http://{address_of(server)} (Ctrl-C ends)")
     server.run()
+    triton.close()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The page's requests to Triton. Each opens its own connection, in milliseconds, so no model is stale."""
 
-import io
 import re
-import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from clients.classifier import Classifier, Prediction, ServedModel, list_models
 from clients.errors import ModelNotFound
-from clients.images.decode import read_image
-from clients.images.prepare import prepare_shapes
 from clients.options import Options
 from clients.served import best, check_labels
+from clients.web.decoding import Decoder
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,13 @@ class Answer:
 
 
 class Triton:
-    """For any thread; without `preferred` the best transformer answers."""
+    """For any thread; without `preferred` the best transformer answers. `close` ends the process that decodes."""
 
     def __init__(self, options: Options, preferred: str | None = None) -> None:
         self._options = options
         self._preferred = preferred
-        self._decoding = threading.Lock()  # a huge picture takes hundreds of megabytes
+        self._decoder = Decoder()
+        self.close = self._decoder.close
 
     def models(self) -> tuple[list[ServedModel], str]:
         """The ready models of drawings, by name, and the preferred name.
@@ -47,8 +47,10 @@ class Triton:
             _check_ink(classifier.model)
             return of_ink, classifier.model.name
 
-    def ask(self, content: bytes, name: str | None) -> Answer:
-        """Without `name` the preferred model answers the image file `content`.
+    def ask(
+        self, content: bytes, name: str | None, turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Answer:
+        """Without `name` the preferred model answers the image file `content`; `turn` is entered while it is decoded.
 
         Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos, or if neither is named
         and the models have different labels.
@@ -57,11 +59,9 @@ class Triton:
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
         with Classifier(self._options, name or self._preferred or self._default()) as classifier:
             _check_ink(classifier.model)
-            with self._decoding:
-                start_ns = time.perf_counter_ns()
-                picture = read_image(io.BytesIO(content))
-                images, shapes = prepare_shapes(picture, classifier.model.image_shape, "ink", split=False)
-                preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
+            start_ns = time.perf_counter_ns()
+            images, shapes = self._decoder.prepare(content, classifier.model.image_shape, turn)
+            preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(images)
         return Answer(prediction, classifier.model.name, images[0, 0], shapes, preparation_ms)
 

@@ -5,21 +5,24 @@ connections lock nobody out. If it has none, the new connection is closed.
 """
 
 import json
+import socket
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser
 from waitress.task import ErrorTask
-from waitress.utilities import BadRequest
+from waitress.utilities import BadRequest, RequestEntityTooLarge
 
 from clients.web.guards import HEADERS, sender_of
 
 CONNECTIONS = 96
 CONNECTIONS_OF_ADDRESS = 32  # a browser opens 6
 HEADER_S = 10.0  # from the connection or a request's first byte to the end of the headers
-BODY_S = 30.0  # from there to the end of its body
+BODY_S = 30.0  # from there to the end of its body, also of a refused one
+THROWN_BYTES = 1_000_000  # at once
 
 
 class Refusal(ErrorTask):
@@ -33,23 +36,30 @@ class Refusal(ErrorTask):
         self.set_close_on_finish()
         self.content_length = len(body)
         self.write(body)
+        self.channel.refused_body = isinstance(error, RequestEntityTooLarge)
 
 
 class Parser(HTTPRequestParser):
-    """waitress's parser lets errors of int() and urlsplit() through."""
+    """waitress's parser lets errors of int() and urlsplit() through, and names its own settings."""
 
     def received(self, data: bytes) -> int:
         try:
-            return int(super().received(data))
+            taken = int(super().received(data))
         except ValueError as error:
             self.error = BadRequest(str(error))
             self.completed = True
             return len(data)
+        if isinstance(self.error, RequestEntityTooLarge):
+            most = self.adj.max_request_body_size - 1
+            self.error = RequestEntityTooLarge(f"expected a picture of at most {most / 1e6:g} MB, found a larger body")
+        return taken
 
 
 class Channel(HTTPChannel):
     error_task_class = Refusal
     parser_class = Parser
+    refused_body = False  # its sender may still send it
+    _throws_away = False
 
     def __init__(self, server: Any, sock: Any, addr: tuple[Any, ...], adj: Any, map: Any = None) -> None:
         self.sender = sender_of(str(addr[0]))
@@ -68,6 +78,22 @@ class Channel(HTTPChannel):
         if self._limit_s is not None and self.waits and time.monotonic() > self.since_s + self._limit_s:
             self.will_close = True
         return bool(super().readable())
+
+    def handle_close(self) -> None:
+        """At first only our side, after the refusal of a body."""
+        if not self.refused_body or self._throws_away:
+            super().handle_close()
+            return
+        self._throws_away, self.will_close = True, False
+        self.since_s, self._limit_s = time.monotonic(), BODY_S
+        with suppress(OSError):  # the sender is gone
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def handle_read(self) -> None:
+        if self._throws_away:
+            self.recv(THROWN_BYTES)  # at the sender's end this closes
+        else:
+            super().handle_read()
 
     def received(self, data: bytes) -> bool:
         before = self.request

@@ -73,14 +73,30 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
         self._lock = threading.Lock()
 
-    def wait_s(self, client: str) -> float:
-        """Takes a token and returns 0, or the seconds until the next."""
+    def wait_s(self, client: str, tokens: float = 1) -> float:
+        """Takes the tokens and returns 0, or the seconds until they are there: of 0 tokens, until a debt is paid."""
         with self._lock:
-            now_s = self._clock_s()
-            tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))
-            tokens = min(self._burst, tokens + (now_s - counted_s) * self._rate_hz)
-            allowed = tokens >= 1
-            self._buckets[client] = (tokens - allowed, now_s)
-            if len(self._buckets) > self._clients:
-                self._buckets.popitem(last=False)
-            return 0.0 if allowed else (1 - tokens) / self._rate_hz
+            left = self._left(client)
+            if left < tokens:
+                return (tokens - left) / self._rate_hz
+            self._take(client, tokens)
+            return 0.0
+
+    def charge(self, client: str, tokens: float) -> None:
+        """Takes the tokens of work that was done; what is not there becomes a debt."""
+        with self._lock:
+            self._left(client)
+            self._take(client, tokens)
+
+    def _left(self, client: str) -> float:
+        now_s = self._clock_s()
+        tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))
+        tokens = min(self._burst, tokens + (now_s - counted_s) * self._rate_hz)
+        self._buckets[client] = (tokens, now_s)
+        if len(self._buckets) > self._clients:
+            self._buckets.popitem(last=False)
+        return tokens
+
+    def _take(self, client: str, tokens: float) -> None:
+        left, counted_s = self._buckets[client]
+        self._buckets[client] = (left - tokens, counted_s)

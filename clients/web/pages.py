@@ -6,6 +6,9 @@ POST /api/classify?model=NAME  an image file as the body -> the model's predicti
 """
 
 import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flask import Flask, Response, jsonify, request
@@ -24,6 +27,7 @@ from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site, sender_of
 
 BODY_BYTES = 10_000_000
+DECODING_S = 0.025  # worth a token: at 10 tokens a second an address has a quarter of the decoder
 # Browsers ask the server before another site may send these types.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
@@ -40,7 +44,7 @@ def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flas
         if isinstance(request.routing_exception, RequestRedirect):  # of an empty path
             raise NotFound
         if request.path.startswith("/api/"):
-            _check_rate(rate)
+            _check_rate(rate, tokens=1)
 
     @app.after_request
     def protect(response: Response) -> Response:
@@ -59,7 +63,7 @@ def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flas
 
     @app.post("/api/classify")
     def classify() -> Response:
-        return _classify(triton)
+        return _classify(triton, rate)
 
     app.register_error_handler(HTTPException, _failure)
     app.register_error_handler(ClientError, _client_failure)
@@ -75,10 +79,21 @@ def _check_sender(host: str) -> None:
         raise Forbidden(reason)
 
 
-def _check_rate(rate: RateLimit) -> None:
-    wait_s = math.ceil(rate.wait_s(sender_of(request.remote_addr or "")))
+def _check_rate(rate: RateLimit, tokens: float) -> None:
+    wait_s = math.ceil(rate.wait_s(sender_of(request.remote_addr or ""), tokens))
     if wait_s > 0:
         raise TooManyRequests(f"too many requests from this address; the next is answered in {wait_s} s", None, wait_s)
+
+
+@contextmanager
+def _paying(rate: RateLimit) -> Iterator[None]:
+    """Refuses an address in debt: of requests that wait for each other, the first may have made it."""
+    _check_rate(rate, tokens=0)
+    started_s = time.monotonic()
+    try:
+        yield
+    finally:
+        rate.charge(sender_of(request.remote_addr or ""), (time.monotonic() - started_s) / DECODING_S)
 
 
 def _models(triton: Triton) -> Response:
@@ -90,13 +105,13 @@ def _models(triton: Triton) -> Response:
     return jsonify(models=described, preferred=preferred, accepts={"types": TYPES, "bytes": BODY_BYTES})
 
 
-def _classify(triton: Triton) -> Response:
+def _classify(triton: Triton, rate: RateLimit) -> Response:
     if request.mimetype not in TYPES:
         raise UnsupportedMediaType(f"Content-Type: expected {', '.join(TYPES)}, found {request.mimetype!r}")
     content = request.get_data()
     if not content:
         raise BadRequest("expected an image file as the body, found an empty body")
-    answer = triton.ask(content, request.args.get("model") or None)
+    answer = triton.ask(content, request.args.get("model") or None, lambda: _paying(rate))
     return jsonify(
         label=answer.prediction.label,
         probability=answer.prediction.probability,

@@ -23,6 +23,16 @@ def test_a_burst_then_a_steady_rate() -> None:
     assert [rate.wait_s("a") for _ in range(4)] == [0, 0, 0, 0.5]
 
 
+def test_work_that_was_done_is_a_debt() -> None:
+    clock = Clock()
+    rate = RateLimit(rate_hz=2, burst=3, clock_s=clock)
+    assert [rate.wait_s("a", 0), rate.wait_s("a")] == [0, 0]
+    rate.charge("a", 5)
+    assert [rate.wait_s("a", 0), rate.wait_s("a"), rate.wait_s("b")] == [1.5, 2, 0]
+    clock.now_s += 1.5
+    assert [rate.wait_s("a", 0), rate.wait_s("a")] == [0, 0.5]
+
+
 def test_clients_do_not_wait_for_each_other() -> None:
     rate = RateLimit(rate_hz=1, burst=1, clock_s=Clock())
     assert [rate.wait_s(client) for client in "aabb"] == [0, 1, 0, 1]

@@ -35,6 +35,7 @@ def listening(triton_url: str, rate: RateLimit | None = None, model: str | None 
         server.trigger.pull_trigger(lambda: wasyncore.close_all(server._map))
         thread.join()
         server.task_dispatcher.shutdown()
+        triton.close()
 
 
 def ask(

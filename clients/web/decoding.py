@@ -1,0 +1,172 @@
+"""Strangers' pictures are decoded in a process of their own: its memory is bounded, and it can be ended.
+
+In: a picture's bytes and the model's shape. Out: what `prepare_shapes` gives, or InvalidImage.
+
+Request: a line of JSON, then the picture. Answer: a line of JSON, then the model's input. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.errors import InvalidImage
+from clients.images.decode import read_image
+from clients.images.prepare import prepare_shapes
+
+Shape = tuple[int, int, int]  # channels, height, width
+Prepared = tuple[NDArray[np.uint8], int]
+
+PIXELS = 25_000_000  # decoded at once: 100 MB in colour
+MEMORY_BYTES = 350_000_000  # of the process, besides its libraries
+LEFT_BYTES = 150_000_000  # a process that a picture leaves larger ends
+LIMIT_S = 5.0  # a picture
+LINE_BYTES = 65_536
+
+
+class Decoder:
+    """For any thread; the process starts with the first picture, and takes one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, content: bytes, shape: Shape, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
+        """uint8 (1, C, H, W) and the number of shapes; `turn` is entered when the process is free.
+
+        Raises InvalidImage, also for a picture that takes too long or too much memory.
+        """
+        with self._lock:
+            process = self._running()
+            with turn():
+                return self._exchange(process, content, shape)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        command = [sys.executable, "-P", "-m", "clients.web.decoding"]
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers count as memory
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        if not _reading(self._process).readline(LINE_BYTES):
+            self._end()
+            raise RuntimeError("expected the process that decodes pictures to start, found its end")
+        return self._process
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], content: bytes, shape: Shape
+    ) -> tuple[NDArray[np.uint8], int]:
+        started_s = time.monotonic()
+        ending = threading.Timer(LIMIT_S, process.kill)
+        ending.start()
+        try:
+            _send(_writing(process), {"bytes": len(content), "shape": shape}, content)
+            answer = json.loads(_reading(process).readline(LINE_BYTES))
+            pixels = b"" if "error" in answer else _read(_reading(process), math.prod(shape))
+        except (OSError, ValueError) as error:
+            self._end()
+            late = time.monotonic() - started_s >= LIMIT_S
+            found = f"no answer within {LIMIT_S:g} s" if late else "an image that ended its reader"
+            raise InvalidImage(f"expected an image that is quickly read, found {found}") from error
+        finally:
+            ending.cancel()
+        if answer["ends"]:
+            self._end()
+        if "error" in answer:
+            raise InvalidImage(str(answer["error"]))
+        return np.frombuffer(pixels, np.uint8).reshape(1, *shape), int(answer["shapes"])
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not yet written
+                    if pipe is not None:
+                        pipe.close()
+            process.wait()
+
+
+def _writing(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    if process.stdin is None:
+        raise OSError("the process has no input")
+    return process.stdin
+
+
+def _reading(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    if process.stdout is None:
+        raise OSError("the process has no output")
+    return process.stdout
+
+
+def _send(stream: IO[bytes], about: dict[str, object], content: bytes = b"") -> None:
+    stream.write(json.dumps(about).encode() + b"\n" + content)
+    stream.flush()
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise OSError(f"expected {size} bytes, found {len(content)}")
+    return content
+
+
+def serve() -> None:
+    """The process: answers until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page's server, which then closes the input
+    warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
+    _bound_memory()
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    _send(target, {})
+    while line := source.readline(LINE_BYTES):
+        request = json.loads(line)
+        answer, pixels = _prepared(_read(source, request["bytes"]), tuple(request["shape"]))
+        ends = _resident_bytes() > LEFT_BYTES
+        _send(target, {**answer, "ends": ends}, pixels)
+        if ends:
+            return
+
+
+def _prepared(content: bytes, shape: Shape) -> tuple[dict[str, object], bytes]:
+    try:
+        images, shapes = prepare_shapes(read_image(io.BytesIO(content), most_pixels=PIXELS), shape, "ink", split=False)
+    except InvalidImage as error:
+        return {"error": str(error)}, b""
+    except MemoryError:
+        return {"error": f"expected an image that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
+    return {"shapes": shapes}, images.tobytes()
+
+
+def _bound_memory() -> None:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    most = int(fields["VmData"].split()[0]) * 1024 + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    serve()

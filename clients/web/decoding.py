@@ -65,7 +65,7 @@ class Decoder:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        command = [sys.executable, "-P", "-m", "clients.web.decoding"]
+        command = [sys.executable, "-P", "-c", "from clients.web.decoding import serve; serve()"]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
@@ -166,7 +166,3 @@ def _bound_memory() -> None:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-if __name__ == "__main__":
-    serve()

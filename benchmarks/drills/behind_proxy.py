@@ -120,9 +120,11 @@ class BehindProxy(ExitStack):
     def _hostile(self) -> Row:
         before = [self._fleet.triton(index) for index in range(2)]
         statuses = {name: self._status(*each) for name, each in hostile.requests().items()}
+        chunked = self._status(*hostile.chunked())
         right = sum(self._status(*hostile.good(self._images)) == 200 for _ in range(GOOD))
         alive = sum(map(lives, before))
-        return {"statuses": statuses, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
+        row = {"statuses": statuses, "chunks": hostile.CHUNKS, "chunked_status": chunked}
+        return {**row, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
         try:

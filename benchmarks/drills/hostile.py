@@ -1,6 +1,7 @@
 """HTTP inferences that the proxy must refuse, because they end Triton or evade the guard; and good inferences.
 
-Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, or a body of 2^63 bytes.
+Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, a body of 2^63 bytes, or one in
+600,000 chunks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 Request = tuple[bytes, dict[str, str]]
 LENGTH = "Inference-Header-Content-Length"
 TIMEOUT_S = 30.0
+CHUNKS = 600_000  # 300,000 do not end Triton
 
 
 def send(
@@ -37,6 +39,13 @@ def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> R
     text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits", "parameters": {"binary_data": True}}]})
     head = (text if header is None else header).encode()
     return head + content, {LENGTH: str(len(head))}
+
+
+def chunked() -> Request:
+    """An inference of more images than a model takes, in CHUNKS chunks of a byte."""
+    body, headers = good(np.zeros((CHUNKS // 784 + 1, 1, 28, 28), np.uint8))
+    pieces = b"".join(b"1\r\n" + body[place : place + 1] + b"\r\n" for place in range(len(body)))
+    return pieces + b"0\r\n\r\n", {**headers, "Transfer-Encoding": "chunked"}
 
 
 def requests() -> dict[str, Request]:

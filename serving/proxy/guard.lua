@@ -1,8 +1,12 @@
 -- What Triton's HTTP parser must not see: it ends the server on deep nesting and on a shape of more than 2^31 with JSON
--- data. Over gRPC the server refuses such requests itself, but
--- unpacks a compressed message of 600 kB to 1.4 GB.
+-- data. Over gRPC the server refuses such requests itself, but unpacks a compressed message of 600 kB to 1.4 GB. A body of
+-- 600,000 chunks of one byte ends it too: the guard waits for the whole body, so Envoy sends it on in few pieces.
 
 local LIMITS = { header = 4096, body = 16 * 1024 * 1024, question = 1024, dimension = 65536 } -- per request
+
+-- How clients of JSON send binary tensors.
+local HOW = "(KServe's SDK: set_data_from_numpy(array, binary_data=True); curl: --data-binary @FILE, JSON and then the "
+  .. "tensor's bytes, with -H 'Inference-Header-Content-Length: BYTES OF THE JSON')"
 
 local function refuse(handle, status, text)
   handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
@@ -14,7 +18,7 @@ local function reason(text, body_bytes)
     return "expected a JSON header without escapes"
   end
   if text:find('"data"%s*:') then
-    return "expected binary tensors, found JSON data"
+    return "expected binary tensors, found JSON data " .. HOW
   end
   if text:find('"shared_memory') then
     return "expected binary tensors, found shared memory"
@@ -67,7 +71,8 @@ function envoy_on_request(handle)
   local header = headers:get("inference-header-content-length") or ""
   local header_bytes = header:find("^%d%d?%d?%d?$") and tonumber(header) or 0
   if infers and (header_bytes < 1 or header_bytes > LIMITS.header) then
-    return refuse(handle, "400", "expected binary tensors and an Inference-Header-Content-Length of 1 to " .. LIMITS.header)
+    local expected = "expected binary tensors and an Inference-Header-Content-Length of 1 to " .. LIMITS.header
+    return refuse(handle, "400", header == "" and expected .. ", found none " .. HOW or expected)
   end
   local body = handle:body()
   local body_bytes = body and body:length() or 0

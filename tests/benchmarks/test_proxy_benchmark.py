@@ -39,4 +39,5 @@ def test_a_dead_process_and_hostile_requests_harm_nobody() -> None:
     assert (killed["failed"], killed["wrong"], killed["refused"]) == (0, 0, 0)
     assert killed["right"] >= 200
     assert {*refused["statuses"].values()} <= {400, 413, 415}
+    assert (refused["chunks"], refused["chunked_status"]) == (600_000, 400)  # too many images, says Triton
     assert (refused["good_right"], refused["servers_alive"]) == (refused["good_sent"], 2)

@@ -1,11 +1,15 @@
 import json
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -108,6 +112,90 @@ def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: s
     status, answer = front.ask("POST", INFER, body, headers)
     assert status in (400, 413, 415), answer
     assert all(each.is_running() for each in before)
+
+
+def test_json_data_are_refused_with_what_to_send_instead(front: Front) -> None:
+    for name in ("JSON data", "huge shape with JSON data"):  # with the binary header, and without
+        error = json.loads(front.ask("POST", INFER, *hostile.requests()[name])[1])["error"]
+        assert "set_data_from_numpy(array, binary_data=True)" in error
+        assert "curl: --data-binary @FILE" in error
+
+
+def test_curl_asks_as_the_refusal_says(front: Front, tmp_path: Path) -> None:
+    body, headers = hostile.good(SAMPLE)
+    (tmp_path / "body").write_bytes(body)
+    words = [*(f"{name}: {value}" for name, value in headers.items()), f"x-api-key: {KEY}"]
+    command = ["curl", "-s", "--data-binary", f"@{tmp_path}/body", *(part for each in words for part in ("-H", each))]
+    answer = subprocess.run([*command, f"http://{front.url}{INFER}"], capture_output=True, check=True, timeout=60)
+    logits = np.frombuffer(answer.stdout[-40:], np.float32).reshape(1, 10)
+    np.testing.assert_allclose(logits, expected_logits(SAMPLE), atol=1e-3)
+
+
+def test_chunks_of_a_byte_end_a_server_alone_and_none_behind_the_proxy(front: Front, tmp_path: Path) -> None:
+    before = [psutil.Process(server.pid).children()[0] for server in front.servers]
+    for _ in before:
+        status, answer = front.ask("POST", INFER, *hostile.chunked())
+        assert (status, b"batch-size must be <= 64" in answer) == (400, True), "Triton itself read the whole body"
+    assert all(each.is_running() for each in before)
+    published(tmp_path, versions=1)
+    with running_server(tmp_path) as alone:
+        with pytest.raises((OSError, HTTPException)):
+            hostile.send(alone.http_url, "POST", INFER, *hostile.chunked())
+        wait_until(lambda: psutil.Process(alone.pid).status() == psutil.STATUS_ZOMBIE, "the server has ended")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_full_server_says_so_and_when_to_come_again(front: Front, protocol: str) -> None:
+    port, admin = free_ports(2)
+    settings = Settings([backend(front.servers[0])], ports=(port,), admin=admin, in_flight=1)
+    url, images = f"127.0.0.1:{port}", np.repeat(SAMPLE, 64, axis=0)
+    with running_proxy(settings) as proxy, ThreadPoolExecutor(16) as threads:
+        wait_until(lambda: proxy.healthy() == 1, "the server passes its probes")
+        ask = refused_over_http if protocol == "http" else refused_over_grpc
+        refusals = [each for each in threads.map(lambda _: ask(url, images), range(200)) if each]
+        answered = hostile.send(url, "POST", INFER, *hostile.good(SAMPLE))[0]
+    assert 0 < len(refusals) < 200
+    assert answered == 200
+    assert set(refusals) == {("the servers are full; try again", "1")}
+
+
+def test_no_ready_server_is_said() -> None:
+    port, admin, *nobody = free_ports(5)
+    settings = Settings([Backend("127.0.0.1", *nobody)], ports=(port,), admin=admin)
+    with running_proxy(settings):
+        wait_until(
+            lambda: refused_over_http(f"127.0.0.1:{port}", SAMPLE) == ("no server is ready; try again", "1"), "said"
+        )
+
+
+def refused_over_http(url: str, images: np.ndarray) -> tuple[str, str | None] | None:
+    """The error of a 503 and its Retry-After."""
+    with closing(HTTPConnection(url, timeout=60)) as connection:
+        connection.request("POST", INFER, *hostile.good(images))
+        answer = connection.getresponse()
+        body = answer.read()
+    if answer.status == 200:
+        return None
+    assert (answer.status, answer.getheader("Content-Type")) == (503, "application/json")
+    return json.loads(body)["error"].removeprefix("proxy: "), answer.getheader("Retry-After")
+
+
+def refused_over_grpc(url: str, images: np.ndarray) -> tuple[str, str | None] | None:
+    """The error of UNAVAILABLE and its retry-after."""
+    image = tritonclient.grpc.service_pb2.ModelInferRequest.InferInputTensor(
+        name="image", datatype="UINT8", shape=images.shape
+    )
+    request = tritonclient.grpc.service_pb2.ModelInferRequest(
+        model_name="linear", inputs=[image], raw_input_contents=[images.tobytes()]
+    )
+    with grpc.insecure_channel(url) as channel:
+        stub = tritonclient.grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelInfer.future(request, timeout=60)
+        if call.code() is grpc.StatusCode.OK:
+            return None
+        assert call.code() is grpc.StatusCode.UNAVAILABLE, call.details()
+        metadata = dict(call.initial_metadata()) | dict(call.trailing_metadata())
+        return json.loads(call.details())["error"].removeprefix("proxy: "), metadata.get("retry-after")
 
 
 def test_clients_of_http_1_0_are_answered(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

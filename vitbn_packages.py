@@ -1,6 +1,6 @@
-"""One-line errors for a foreign package that hides ours, and for a missing extra. Importing it installs them.
+"""One-line errors: a foreign package that hides ours, a missing extra, the system's.
 
-In: an error that nothing has caught. Out: its line, else the usual traceback.
+Importing it installs the first two. In: an error that nothing has caught. Out: its line, else the usual traceback.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ def _origin() -> str:
         about = recorded["vcs_info"]
         return f" @ {about['vcs']}+{recorded['url']}@{about['commit_id']}"
     return f" @ {recorded['url']}" if recorded else ""
+
+
+def in_words(error: BaseException) -> str:
+    """The system's errors as `FILE: reason`, without their number; the text of others."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from vitbn_packages import in_words
+
 RESULTS = Path(__file__).parent / "results"
 JSON_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -32,7 +34,7 @@ def build(results: Path, check: bool) -> None:
         for path, content in files.items():
             write_atomically(path, content)
     except (RunError, PageError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
     click.echo(f"Wrote {', '.join(path.name for path in files)}")
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from vitbn_packages import in_words
+
 if TYPE_CHECKING:
     from export.publishing.artifact import Artifact, Manifest
     from export.publishing.promote import Servers
@@ -318,7 +320,7 @@ def _each(models: list[Path], action: Callable[[Path], None]) -> int:
         try:
             action(model_dir)
         except (PublishError, OSError) as error:
-            click.echo(f"{model_dir.name:16} {'-':>7}  {error}", err=True)
+            click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
             failures += 1
     return failures
 
@@ -359,7 +361,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ExportError, ControlFailed, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
 
 
 if __name__ == "__main__":

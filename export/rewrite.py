@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitbn_packages import in_words
+
 if TYPE_CHECKING:
     from export.rewrite_file import Written
 
@@ -74,7 +76,7 @@ def rewrite(
             written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
-        reason = "".join(sign if sign.isprintable() else " " for sign in str(error)).removeprefix(f"{file}: ")
+        reason = "".join(sign if sign.isprintable() else " " for sign in in_words(error)).removeprefix(f"{file}: ")
         whole = isinstance(error, NothingToRewrite) and not reads
         hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
         click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from models.catalog import SHIPPED, NameChoice, relative, shipped
+from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
@@ -76,7 +77,7 @@ def export(model: str | None, checkpoint: Path | None, fuse_bn: bool, **options:
     try:
         _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(model=model, **options)))
     except (CheckpointError, DataError, ExportError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
 
 
 def _check_destination(options: dict[str, Any]) -> None:

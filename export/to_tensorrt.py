@@ -9,6 +9,7 @@ import click
 
 from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
 from models.catalog import SHIPPED, NameChoice, relative, shipped
+from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.engines.tensorrt_engine import Built
@@ -73,7 +74,7 @@ def tensorrt(
         name = name or served_name(model or source.config.model, "trt")
         path = write(built.artifact, output, repository or DEFAULT_REPOSITORY, name, Serving("tensorrt"))
     except (DataError, ExportError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
     _print(built, options["version_compatible"])
     click.echo(f"Wrote {path} ({len(built.artifact.data) / 1e6:.1f} MB)")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
+import vitbn_packages  # first: reports another `models` that hides ours
 from models.data import DATA_DIR_HELP, DATASETS, DataError, load_dataset
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
             before, after = 100 * measured["calibration_error_before"], 100 * measured["calibration_error"]
             click.echo(f"{path.name:24}  {measured['temperature']:11.4f}  {before:26.2f}  {after:6.2f}")
     except (CheckpointError, DataError, TrainingError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:

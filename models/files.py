@@ -11,6 +11,16 @@ from pathlib import Path
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in an OSError in place of a temporary file beside it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Names `path` in an OSError that names no file: that of a full disk."""
     try:
@@ -26,7 +36,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with naming(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with writing(path), os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private, but a server may run as another user

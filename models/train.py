@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
+import vitbn_packages  # first: reports another `models` that hides ours
 from models.catalog import NameChoice
 from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
@@ -61,14 +61,21 @@ def training_options(command: Command) -> Command:
 
 def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     # The series replace the ending by .json: lr0.01 and lr0.02 would share a file.
-    if path and (path.suffix not in ("", ".safetensors") or not path.name or (path.exists() and not path.is_file())):
+    try:
+        free = path is None or path.is_file() or not path.exists()
+    except OSError as error:
+        raise click.BadParameter(vitbn_packages.in_words(error)) from error
+    if path and (path.suffix not in ("", ".safetensors") or not path.name or not free):
         raise click.BadParameter(f"expected a file for the checkpoint, such as run.safetensors, found {path}")
     return path
 
 
 def _check_writable(output: Path) -> None:
     """Raises OSError now, not after the first epoch. Writes nothing: missing folders are made later."""
-    TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()
+    from models.files import naming
+
+    with naming(output):
+        TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()
 
 
 def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -179,7 +186,7 @@ def train(
         _check_writable(output)
         last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, TrainingError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
 
@@ -196,7 +203,7 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
     try:
         count = adapt_checkpoint(path, folder, output)
     except (AdaptationError, CheckpointError, DataError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
     click.echo(f"Wrote {output}: {path} with the BatchNorm statistics of {count} pictures in {folder}")
     click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
 

@@ -107,10 +107,10 @@ class Result(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
-        if path.exists() and not path.is_file():
-            self.fail(f"{path}: expected a file or nothing, found something else", param, ctx)
-        existing = next(each for each in path.absolute().parents if each.exists())
         try:
+            if path.exists() and not path.is_file():
+                self.fail(f"{path}: expected a file or nothing, found something else", param, ctx)
+            existing = next(each for each in path.absolute().parents if each.exists())
             with tempfile.TemporaryFile(dir=existing):
                 return path
         except OSError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import vitbn_packages  # noqa: F401  # reports another package that hides ours
+import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.measure.command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.page import StudyError
@@ -66,7 +66,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ConfigError, DataError, StudyError, TrainingError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
 
 
 def _add(name: str, grid: Study) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import vitbn_packages  # noqa: F401  # reports another package that hides ours
+import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.studies.search import (
     BATCH_SIZES,
     LEARNING_RATES,
@@ -129,7 +129,7 @@ def tune(
         search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
         _run(search, data, choose_device(device), count, output, _images_per_s, track)
     except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:

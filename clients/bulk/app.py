@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitbn_packages import in_words
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -85,7 +87,7 @@ def bulk(
         job, target = _job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
     except (ClientError, OSError, ImportError, ValueError) as error:
-        raise click.ClickException(" ".join(str(error).split())) from error
+        raise click.ClickException(" ".join(in_words(error).split())) from error
     except KeyboardInterrupt:
         click.echo("Interrupted: the same command goes on", err=True)
         code = INTERRUPTED

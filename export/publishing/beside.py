@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from export.publishing.artifact import SAMPLE_FILE, Artifact, checked, read_manifest
-from models.files import writing
+from models.files import naming, writing
 
 
 def read_beside(file: Path) -> Artifact:
@@ -50,7 +50,8 @@ def staged(output: Path) -> Iterator[Path]:
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists() and not output.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{output}: expected a file or nothing, found something else")
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    with naming(output):
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         with writing(output):
             yield folder / output.name

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.errors import PublishError
+from export.errors import PublishError, reason
 from export.publishing.artifact import (
     MANIFEST_FILE,
     ONNX_FILE,
@@ -49,7 +49,7 @@ from export.publishing.triton_config import (
     warm_up,
 )
 from models.config import ModelConfig
-from models.files import write_atomically, writing
+from models.files import naming, write_atomically, writing
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.pbtxt"
 LOCK_FILE = ".lock"
 STAGING = ".publishing-"
+MOST_LETTERS = 200  # of a model's name; a file system takes 255
 WARMUP = "warmup"  # Triton's folder of inputs
 
 
@@ -131,6 +132,8 @@ def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: 
 def check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
+    if len(name) > MOST_LETTERS:
+        raise PublishError(f"model name: expected at most {MOST_LETTERS} letters, found {len(name)}")
 
 
 def serve(model_dir: Path, served: Sequence[int]) -> None:
@@ -177,7 +180,9 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
         repository.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise PublishError(f"{repository}: expected a model repository, found a file") from error
-    with (repository / name).open("wb") as file:
+    with naming(repository):
+        file = (repository / name).open("wb")
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -190,7 +195,7 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
     try:
         message = text_format.Parse(path.read_text(), pb.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise PublishError(f"{path}: expected the config of a published model, found {error}") from error
+        raise PublishError(f"{path}: expected the config of a published model, found {reason(error)}") from error
     if not message.input or not message.output:
         raise PublishError(f"{path}: expected the config of a published model, found no input or no output")
     return message
@@ -284,7 +289,8 @@ def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) ->
 @contextmanager
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
     """A folder on the repository's file system."""
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    with naming(parent):
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     path.chmod(0o755)  # mkdtemp makes it private; the server may be another user
     try:
         yield path

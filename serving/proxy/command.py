@@ -9,6 +9,7 @@ import click
 
 from serving.proxy.files import ProxyError, write
 from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, TlsFiles, parse_backend, read_keys
+from vitbn_packages import in_words
 
 
 @click.command()
@@ -85,7 +86,7 @@ def proxy(
         settings = Settings(backends, host, ports, admin_port, in_flight, files, clients, metrics_port)
         write(settings, output, seen_as)
     except (ValueError, OSError, ProxyError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
     click.echo(f"Wrote {output / 'envoy.yaml'}")
 
 

@@ -1,0 +1,83 @@
+"""The system's errors name what the user typed and the reason, neither a temporary file nor a number."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.catalog import shipped
+from vitbn_packages import in_words
+
+ROOT = Path(__file__).parents[1]
+VITBN = [sys.executable, str(ROOT / "vitbn.py")]
+# Root may write anywhere, unless it gives that up.
+PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+LONG = "n" * 300
+
+
+def refusal(*words: object, prefix: list[str] = PLAIN) -> str:
+    done = subprocess.run([*prefix, *VITBN, *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0, done.stdout
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("Error: "), done.stderr
+    assert not re.search(r"Errno|\.lock|\.operating|/\.|/tmp\w{8}$", line), line
+    return line
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    folder = tmp_path / "locked"
+    (folder / "vitbn" / "1").mkdir(parents=True)
+    folder.chmod(0o555)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["repository", "promote", "vitbn", "1", "--repository", "{locked}"],
+        ["repository", "prune", "vitbn", "--repository", "{locked}"],
+        ["train", "--dataset", "digits", "--depth", "1", "--epochs", "1", "--output", "{locked}/run.safetensors"],
+        ["proxy", "10.0.0.1", "--output", "{locked}/envoy"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_without_permission_the_place_is_named(locked: Path, words: list[str]) -> None:
+    filled = [each.replace("{locked}", str(locked)) for each in words]
+    assert refusal(*filled) == f"Error: {filled[-1]}: Permission denied"
+
+
+@pytest.mark.slow
+def test_an_export_without_permission_names_its_output(locked: Path) -> None:
+    output = locked / "x.onnx"
+    words = ["export", "--checkpoint", shipped("vitbn-tiny"), "--output", output]
+    assert refusal(*words) == f"Error: {output}: Permission denied"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["export", "--model", "vitbn-tiny", "--name", LONG, "--repository", "."], "at most 200 letters, found 300"),
+        (
+            ["train", "--dataset", "digits", "--output", f"{LONG}.safetensors"],
+            f"{LONG}.safetensors: File name too long",
+        ),
+        (["bench", "latency", "--json", f"{LONG}.json"], "a place to write to, found File name too long"),
+        (["proxy", "10.0.0.1", "--output", LONG], "File name too long"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_name_that_is_too_long_is_no_traceback(words: list[str], reason: str) -> None:
+    assert refusal(*words, prefix=[]).endswith(reason)
+
+
+def test_errors_of_others_stay_as_they_are() -> None:
+    assert in_words(ValueError("expected 3, found 4")) == "expected 3, found 4"
+    assert in_words(OSError("expected a file")) == "expected a file"
+    assert in_words(OSError(28, "No space left on device")) == "No space left on device"
+    assert in_words(OSError(13, "Permission denied", "a.png")) == "a.png: Permission denied"

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import secrets
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -36,18 +37,31 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
-    with naming(path):
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with writing(path), os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private, but a server may run as another user
+        with naming(path), os.fdopen(_new_file(beside), "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask: a server may run as another user
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+            if not beside.exists():
+                link = f"/proc/self/fd/{file.fileno()}"
+                os.link(link, beside, src_dir_fd=file.fileno())  # with a folder Python follows the link
+            beside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise
+
+
+def _new_file(path: Path) -> int:
+    """Without a name where the file system can: a kill leaves nothing. Else `path`."""
+    try:
+        return os.open(path.parent, os.O_TMPFILE | os.O_WRONLY)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # of file systems, of old kernels
+            raise
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def sha256(content: bytes | Path) -> str:

@@ -193,8 +193,11 @@ def _reason(error: InvalidImage) -> str:
 
 
 def _content(path: str) -> bytes:
-    if path.startswith("/") and Path(path).is_fifo():  # it would wait for a writer
-        raise InvalidImage("expected an image, found a pipe")
+    if path.startswith("/"):
+        if Path(path).is_symlink():  # it may lead out of a stranger's folder; those of a tar cannot be followed
+            raise InvalidImage(f"expected an image, found a link to {Path(path).readlink()}")
+        if Path(path).is_fifo():  # it would wait for a writer
+            raise InvalidImage("expected an image, found a pipe")
     try:
         with opened(path) as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)

@@ -67,6 +67,17 @@ def test_a_damaged_header_is_no_end_of_a_shard(tmp_path, digits, network, damage
     assert errors == [None] * 4 + [f"damaged from here on: {reason}"]
 
 
+def test_a_link_in_a_folder_is_an_error_as_in_a_shard(tmp_path, digits, network):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(png(digits[0]))
+    (folder / "2.png").symlink_to("1.png")
+    (folder / "3.png").symlink_to(tmp_path / "nowhere.png")
+    errors = run([folder], tmp_path / "out", network)["error"].to_pylist()
+    found = ["1.png", tmp_path / "nowhere.png"]
+    assert errors == [None, *(f"expected an image, found a link to {target}" for target in found)]
+
+
 def test_a_link_in_a_shard_is_an_error(tmp_path, digits, network):
     shard = write_tar(tmp_path / "x.tar", {"1.png": png(digits[0])})
     with tarfile.open(shard, "a") as more:

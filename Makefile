@@ -4,19 +4,30 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: setup setup-gpu demo test test-clients all-tests check quick-tests lint style types clean perf_analyzer \
-	bindings report benchmarks benchmarks-gpu
+	bindings lock report benchmarks benchmarks-gpu
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 13) or sys.exit("Python 3.11 or 3.12 is needed, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
 
 setup: .venv/installed
+
+# With the hashes of the files on PyPI, which another index need not have, nor another Python or machine.
+PUBLIC_INDEX = ! $(BIN)/python -m pip config list | grep -qE 'index-url|no-index|find-links'
+LOCKED_PYTHON = $(BIN)/python -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform.machine()) != (3, 11, "x86_64"))'
 
 # A set-up that broke off leaves no stamp, so the next run repeats it.
 .venv/installed: pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	@echo "Setting up .venv (a few minutes the first time)"
 	$(PYTHON) -m venv .venv
+	@if $(PUBLIC_INDEX) && $(LOCKED_PYTHON); then echo "With hashes, but for torch"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# After a change of pyproject.toml or constraints.txt. Only an index with PyPI's own files gives PyPI's hashes.
+lock:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report - \
+		-c constraints.txt '.[dev]' | $(BIN)/python docs/write_lock.py
 
 # The GPU's packages and the CPU's exclude each other, so they have an environment each.
 setup-gpu: .venv-gpu/installed

@@ -34,7 +34,9 @@ def foreign_package(error: BaseException) -> str | None:
     if not places or Path(places[0]).resolve().parent == HERE:
         return None
     folder = Path(places[0]).parent
-    return f"Error: expected the package {package} of {HERE}, found another in {folder}: remove it from PYTHONPATH"
+    beside = folder == HERE.parent  # in a wheel HERE is a folder of site-packages
+    remedy = "give vitbn an environment of its own" if beside else "remove it from PYTHONPATH"
+    return f"Error: expected the package {package} of {HERE}, found another in {folder}: {remedy}"
 
 
 def missing_package(error: BaseException) -> str | None:

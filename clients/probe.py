@@ -1,17 +1,15 @@
 """Asks every served version a stored question and compares the answer.
 
-In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` in config.pbtxt
-holds the sample and each version's logits, so a container needs only click. Without it a model gets zeros and must only
-answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+In: a server's HTTP address and, at the machine of the files, its repositories. Out: one JSON object per probe and an
+exit code. clients/samples.py finds the question. A version that refuses or delays the sample passes as `busy` if it
+answers other requests meanwhile.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -22,26 +20,24 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import isfinite, prod
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from clients.options import parse_headers
+from clients.samples import folder_of, judged, outputs, question, request
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
 ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
 PROGRESS_S = 0.02
 MOST_VERSIONS_AT_ONCE = 8
-BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
-BYTES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
-BYTES |= {"STRING": 4}  # the length of an empty string
 
-State = Literal["right", "answers", "busy", "wrong", "failed"]
-PASSING: tuple[State, ...] = ("right", "answers", "busy")
+State = Literal["right", "not compared", "busy", "wrong", "failed"]
+PASSING: tuple[State, ...] = ("right", "not compared", "busy")
 
 # What an answer of another form raises.
-FOREIGN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error, struct.error)
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error)
 
 
 class ProbeFailed(Exception):
@@ -54,7 +50,7 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """`max_abs_error` is None without stored logits and for answers with NaN or infinity."""
+    """`max_abs_error` is None without a stored answer and for answers with NaN or infinity."""
 
     model: str
     version: str
@@ -141,9 +137,13 @@ def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
 
 
 def probe_server(
-    url: str, models: Sequence[str] = (), headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    url: str,
+    models: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    repositories: Sequence[Path] = (),
 ) -> Probe:
-    """Asks `models`, by default all."""
+    """Asks `models`, by default all; `repositories`: where their samples lie."""
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
@@ -151,7 +151,7 @@ def probe_server(
         served = _chosen(successes, models)
         with ThreadPoolExecutor(MOST_VERSIONS_AT_ONCE) as pool:
             until = started + ASK_SHARE * timeout_s
-            verdicts = list(pool.map(lambda each: _verdict(server, each[0], each[1], until, successes), served))
+            verdicts = list(pool.map(lambda each: _verdict(server, each, until, successes, repositories), served))
     except ProbeFailed as failure:
         return Probe(url, False, round(time.monotonic() - started, 4), (), str(failure))
     ok = all(verdict.state in PASSING for verdict in verdicts)
@@ -179,20 +179,22 @@ def _successes(server: Server) -> dict[tuple[str, str], int]:
 
 
 def _verdict(
-    server: Server, model: str, version: str, until: float, before: Mapping[tuple[str, str], int]
+    server: Server,
+    which: tuple[str, str],
+    until: float,
+    before: Mapping[tuple[str, str], int],
+    repositories: Sequence[Path],
 ) -> VersionProbe:
     started = time.monotonic()
     state: State
     try:
-        state, error = _ask_sample(server, model, version, until)
-        found = "NaN or infinity" if error is None else f"an error of {error:g}"
-        reason = "" if state != "wrong" else f"expected the stored logits, found {found}"
+        state, error, reason = _ask_sample(server, *which, until, repositories)
     except ProbeFailed as failure:
         error, reason = None, str(failure)
-        state = "busy" if failure.passing and _progresses(server, (model, version), before) else "failed"
+        state = "busy" if failure.passing and _progresses(server, which, before) else "failed"
     except FOREIGN as failure:
         state, error, reason = "failed", None, f"expected a classifier's answer, found {failure!r}"
-    return VersionProbe(model, version, state, round(1e3 * (time.monotonic() - started), 2), error, reason)
+    return VersionProbe(*which, state, round(1e3 * (time.monotonic() - started), 2), error, reason)
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
@@ -204,45 +206,14 @@ def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[st
     return True
 
 
-def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
+def _ask_sample(
+    server: Server, model: str, version: str, until: float, repositories: Sequence[Path]
+) -> tuple[State, float | None, str]:
     config = server.json(f"v2/models/{model}/versions/{version}/config")
-    stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
-    expected = stored.get("answers", {}).get(version)
-    image = zlib.decompress(base64.b64decode(stored["image"])) if expected else None
-    header, content = _request(config, image)
+    asked = question(config, version, folder_of(repositories, model))
+    header, content = request(config, asked.inputs)
     answer, length = server.ask(f"v2/models/{model}/versions/{version}/infer", header + content, len(header), until)
-    output = json.loads(answer[:length])["outputs"][0]
-    if expected is None:
-        return "answers", None
-    count = prod(output["shape"])
-    logits = struct.unpack(f"<{count}f", answer[length : length + 4 * count])
-    wanted = expected["logits"]
-    if len(logits) != len(wanted):
-        raise ValueError(f"{len(logits)} logits for {len(wanted)} classes")
-    errors = [abs(have - want) for have, want in zip(logits, wanted, strict=True)]
-    if not all(map(isfinite, errors)):  # max() would skip NaN
-        return "wrong", None
-    error = max(errors)
-    same_class = logits.index(max(logits)) == wanted.index(max(wanted))
-    tolerance = expected["tolerance"]  # None below float32: processors differ there, so only the class counts
-    right = same_class and (tolerance is None or error <= tolerance)
-    return "right" if right else "wrong", error
-
-
-def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, bytes]:
-    """JSON and binary part for one row: `image`, else zeros."""
-    inputs, contents = [], []
-    for each in config["input"]:
-        sizes = [max(1, int(size)) for size in each["dims"]]
-        shape = [1, *sizes] if config.get("max_batch_size", 0) > 0 else sizes
-        kind = each["data_type"].removeprefix("TYPE_")
-        content = image if image is not None else bytes(prod(shape) * BYTES[kind])
-        binary = {"binary_data_size": len(content)}
-        datatype = "BYTES" if kind == "STRING" else kind
-        inputs.append({"name": each["name"], "shape": shape, "datatype": datatype, "parameters": binary})
-        contents.append(content)
-    header = {"inputs": inputs, "parameters": {"binary_data_output": True}}
-    return json.dumps(header).encode(), b"".join(contents)
+    return judged(asked.expected, outputs(answer, length))
 
 
 class Health:
@@ -308,6 +279,13 @@ def _health(address: str | None, every_s: float | None, timeout_s: float) -> Hea
 @click.option(
     "--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.  [default: all]"
 )
+@click.option(
+    "--repository",
+    "repositories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Compare with the samples in this folder; repeatable.  [default: with those in config.pbtxt]",
+)
 @click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option("--header", multiple=True, metavar="NAME:VALUE", help="For a guarded server.  [default: none]")
 @click.option(
@@ -324,13 +302,14 @@ def _health(address: str | None, every_s: float | None, timeout_s: float) -> Hea
 )
 def probe(
     models: tuple[str, ...],
+    repositories: tuple[Path, ...],
     url: str,
     timeout: float,
     header: tuple[str, ...],
     every: float | None,
     listen: str | None,
 ) -> None:
-    """Ask every served version a stored image; print JSON; exit code 1 unless all answer right."""
+    """Ask every served version its sample; print JSON; exit code 1 for a wrong answer or none."""
     if every is not None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else a container's first process ignores it
     try:
@@ -339,7 +318,7 @@ def probe(
         raise click.UsageError(str(error)) from error
     health = _health(listen, every, timeout)
     while True:
-        result = probe_server(url, models, headers, timeout)
+        result = probe_server(url, models, headers, timeout, repositories)
         if health:
             health.heard(result)
         print(result.to_json(), flush=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from serving.arguments import EXIT_TIMEOUT_S
+from serving.prober import Verdict
 from serving.whole import Problem
 
 PREFIX = "vitbn_supervisor"
@@ -45,6 +47,7 @@ class Acts:
         )
         self._healthy = gauge("healthy", "1 if the last probe passed")
         self._gave_up = gauge("gave_up", "1 after too many restarts")
+        self._was_healthy, self._uncompared, self._labels = False, set[tuple[str, int]](), set[tuple[str, str]]()
         if port is not None:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
@@ -53,21 +56,37 @@ class Acts:
 
     def started(self, pid: int) -> None:
         self._starts.inc()
+        self._was_healthy = False
         self.say(f"started the server, process {pid}")
 
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
         serving = ", ".join(map(str, versions)) or "nothing"
+        for labels in [each for each in self._labels if each[0] == model]:
+            self._bad.remove(*labels)
+            self._labels.remove(labels)
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)
             self._bad.labels(model, version).set(1)
+            self._labels.add((model, version))
             self.say(f"model {model}, version {version} is bad: {problem.text}; serving {serving}")
 
     def forget_plans(self) -> None:
         self._bad.clear()
+        self._labels.clear()
 
-    def probed(self, ok: bool) -> None:
-        self._probes.labels("passed" if ok else "failed").inc()
-        self._healthy.set(ok)
+    def probed(self, verdict: Verdict) -> None:
+        self._probes.labels("passed" if verdict.ok else "failed").inc()
+        self._healthy.set(verdict.ok)
+        uncompared = {which for which, state in verdict.states.items() if state == "not compared"}
+        for model, version in sorted(uncompared - self._uncompared):
+            self.say(f"model {model}, version {version} is not compared: it has no sample beside it")
+        self._uncompared |= uncompared
+        if verdict.ok and not self._was_healthy:
+            compared = sorted({model for model, _ in verdict.states.keys() - uncompared})
+            others = [f"{model} {version}" for model, version in sorted(uncompared)]
+            told = f"right: {', '.join(compared)}" if compared else "the probe"
+            self.say(f"every served version answers {told}{'; not compared: ' if others else ''}{', '.join(others)}")
+        self._was_healthy = verdict.ok
 
     def reloading(self, model: str, reason: str) -> None:
         self._reloads.labels(model).inc()
@@ -84,6 +103,13 @@ class Acts:
             self._swept_bytes.inc(size)
             self.say(f"swept {processes} processes and {size} bytes of shared memory of the server before")
 
-    def gave_up(self, restarts: int, seconds: float) -> None:
+    def cut_off(self, models: int, requests: int) -> None:
+        """At a stop: what Triton still had when its time was over."""
+        if requests:
+            self.say(f"{requests} requests or connections were open after {EXIT_TIMEOUT_S} s: they were cut off")
+        elif models:
+            self.say(f"{models} models took longer than {EXIT_TIMEOUT_S} s to end: their processes were ended")
+
+    def gave_up(self, reason: str) -> None:
         self._gave_up.set(1)
-        self.say(f"giving up after {restarts} restarts within {seconds:g} s")
+        self.say(f"giving up: {reason}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
+from serving.control import SPLIT_BY_SHELL
 from serving.key import GRPC_PREFIX
 
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
@@ -137,6 +138,8 @@ def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
     address = given.removeprefix("ipv6:").strip("[]")
     if service == "http" and ":" in address and not given.startswith("ipv6:"):
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
+    if service == "grpc" and ":" in address and "[" not in given:
+        raise ValueError(f"--grpc-address: expected [{address}], found {given}: Triton takes its end for a port")
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     address = f"[{address}]" if ":" in address else address
     return f"{address}:{port_of(values, service)}"
@@ -148,6 +151,12 @@ def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")
     return int(text)
+
+
+def check_name(model_dir: Path) -> None:
+    """Raises ValueError for a model that Triton cannot load, and then never ends."""
+    if SPLIT_BY_SHELL.search(model_dir.name):
+        raise ValueError(f"{model_dir}: expected a name without blanks and signs of a shell, found {model_dir.name!r}")
 
 
 def _keys(guards: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ Source: triton-inference-server/server, docs/protocol/extension_model_repository
 from __future__ import annotations
 
 import json
-import shlex
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -28,7 +28,9 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)  # 
 
 ANSWER_S = 2.0
 LOAD_S = 120.0  # a load includes the warm-up
+SPLIT_BY_SHELL = re.compile(r"[\s|&;<>()$`\\\"'*?\[\]#~!{}^]")  # Triton starts a model's process by a shell
 EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
+NOT_READY = "Server not ready"  # Triton's message after an option that it could not follow
 NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message in its other two modes
 
 
@@ -46,6 +48,10 @@ class Refused(ControlFailed):
 
 class NotExplicit(Refused):
     pass
+
+
+class NotReady(Refused):
+    """A server that could not start, for good."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class Control:
 
 def _check_name(model: str) -> None:
     """Raises Refused: Triton 2.51 never answers the load of a name that a shell would split, and then never ends."""
-    if not model or "/" in model or shlex.quote(model) != model:
+    if not model or "/" in model or SPLIT_BY_SHELL.search(model):
         raise Refused(f"model name: expected letters, digits, '_', '-' and '.', found {model!r}")
 
 
@@ -159,4 +165,4 @@ def _reason(error: urllib.error.HTTPError, address: str) -> str:
 def _refused(address: str, reason: str) -> Refused:
     if NOT_EXPLICIT in reason:
         return NotExplicit(f"the server at {address} loads no models on request; start it with {EXPLICIT_MODE}")
-    return Refused(f"{address}: {reason}")
+    return (NotReady if reason == NOT_READY else Refused)(f"{address}: {reason}")

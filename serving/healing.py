@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serving.prober import Verdict
+from serving.prober import Failure, Verdict
 from serving.processes import Stub
 
 LAME_S = 0.5  # before a dead or stopped stub counts
@@ -30,11 +30,16 @@ class ServerLost(Exception):
 
 @dataclass(frozen=True)
 class Sick:
-    """`wrong`: the versions that answer, but not as published."""
+    """Versions to give up, with the reason: `wrong` at any price, `slow` only for another version.
+
+    `broken`: the files of a version are not as published.
+    """
 
     model: str
     reason: str
-    wrong: frozenset[int] = frozenset()
+    broken: bool = False
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    slow: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,7 +47,7 @@ class History:
     """Of a model, in one run of the server."""
 
     failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # its last probes
-    was_right: bool = False
+    right: set[int] = field(default_factory=set)  # versions that have been right
     in_vain: bool = False  # loaded again and not right since
     busy: tuple[float, float, float] | None = None  # since, last look, processor time then
 
@@ -68,15 +73,14 @@ class Judge:
 
     def healed(self, model: str) -> None:
         """It was loaded again: new processes answer."""
-        self._models[model] = History(was_right=self._models[model].was_right, in_vain=True)
+        self._models[model] = History(right=self._models[model].right, in_vain=True)
 
     def is_healed_in_vain(self, model: str) -> bool:
         return self._models[model].in_vain
 
-    def is_version_to_blame(self, sick: Sick) -> bool:
-        """Whether another load of a version that answers wrong would be in vain."""
-        history = self._models[sick.model]
-        return bool(sick.wrong) and (history.in_vain or not history.was_right)
+    def is_new(self, model: str, version: int) -> None:
+        """It has other files: what it has answered counts no more."""
+        self._models[model].right.discard(version)
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
         """Stubs that have been dead or stopped for a while: other instances of their model may pass the probe."""
@@ -86,20 +90,39 @@ class Judge:
 
     def sick(self, verdict: Verdict, stubs: Sequence[Stub]) -> list[Sick]:
         """Raises ServerLost."""
-        self._silent = 0 if verdict.models or verdict.ok else self._silent + 1
+        self._silent = 0 if verdict.states or verdict.ok else self._silent + 1
         if self._silent >= SILENCES:
             raise ServerLost("hung", verdict.reason)
         found = []
-        for model in sorted(verdict.models):
+        for model in verdict.models:
             history, failures = self._models[model], [each for each in verdict.failures if each.model == model]
+            history.right |= verdict.versions(model, "right", "not compared")
+            if broken := [each for each in failures if each.broken]:
+                found.append(Sick(model, broken[-1].reason, broken=True))
+                continue
+            doubted = [
+                each for each in failures if each.wrong and (history.in_vain or each.version not in history.right)
+            ]
+            if doubted:
+                reason = f"version {doubted[-1].version} answers wrong ({doubted[-1].reason})"
+                found.append(Sick(model, reason, wrong={each.version: each.reason for each in doubted}))
+                continue
             if not failures:
                 history.failed.append(False)
-                history.was_right, history.in_vain, history.busy = True, False, None
+                history.in_vain, history.busy = False, None
                 continue
             if failures[-1].silent and history.works([stub for stub in stubs if stub.model == model]):
                 continue
             history.failed.append(True)
             if sum(history.failed) >= FAILURES:
-                wrong = frozenset(each.version for each in failures if each.wrong)
-                found.append(Sick(model, f"failed twice ({failures[-1].reason})", wrong))
+                slow = self._slow(history, failures, verdict.versions(model))
+                found.append(Sick(model, f"failed twice ({failures[-1].reason})", slow=slow))
         return found
+
+    def _slow(self, history: History, failures: Sequence[Failure], served: Collection[int]) -> dict[int, str]:
+        """Versions that two loads, the server's and another, have not made answer in time.
+
+        If no other version does either, the server is slow.
+        """
+        silent = {each.version: each.reason for each in failures if each.silent and each.version not in history.right}
+        return silent if history.in_vain and (len(served) == 1 or len(silent) < len(served)) else {}

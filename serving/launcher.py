@@ -23,6 +23,7 @@ from typing import NoReturn
 from serving import guarding
 from serving import key as control_key
 from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
+from serving.checks import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_names
 from serving.running import TAKEN, is_taken
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -31,15 +32,12 @@ ENGINES = ("onnxruntime", "openvino")
 ADVICE = "put `vitbn proxy` before it or run a current container (triton_repo/README.md, Secure)"
 
 
-class LauncherError(RuntimeError):
-    pass
-
-
 def native_server(search_path: str) -> Path | None:
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
-        if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
-            return candidate
+        with suppress(OSError):  # a folder that this user may not read
+            if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
+                return candidate
     return None
 
 
@@ -81,10 +79,6 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
     }
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitbn"
-
-
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
     """A folder in `cache` for --backend-directory, which the next start reuses.
 
@@ -109,7 +103,7 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
             building.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else another launcher was faster
-            raise LauncherError(f"cannot assemble the backends in {cache}: {error}") from error
+            raise LauncherError(f"cannot assemble the backends in {cache}: {error}; {CHOOSE_CACHE}") from error
     return folder
 
 
@@ -227,8 +221,10 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *words])
+    check_names(words)
     words = checked_repositories(words)
     check_ports(words)
+    allow_descriptors()
     closed = closed_control(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
@@ -238,6 +234,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     # Of equal options Triton takes the last: the user's.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(words)]
+    defaults.append(f"--cache-directory={pytriton / 'tritonserver' / 'caches'}")
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
     os.execve(server, [str(server), *defaults, *closed, *words], environment)
 

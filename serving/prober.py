@@ -1,6 +1,7 @@
 """Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address. Out: verdicts. The process keeps serving/ free of clients/ and cannot hang with the server.
+In: the server's address and repositories. Out: verdicts. The process keeps serving/ free of clients/ and cannot hang
+with the server.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 EVERY_S = 1.0
@@ -27,6 +29,7 @@ class Failure:
     version: int
     reason: str
     wrong: bool = False  # it answers, but not as published
+    broken: bool = False  # its files are not as published
 
     @property
     def silent(self) -> bool:
@@ -35,21 +38,37 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Without versions `reason` explains the failure."""
+    """`states`: the probe's, by model and version; without them `reason` explains the failure."""
 
     ok: bool
-    failures: tuple[Failure, ...]
-    models: frozenset[str]
-    reason: str
+    states: Mapping[tuple[str, int], str]
+    failures: tuple[Failure, ...] = ()
+    reason: str = ""
+
+    @property
+    def models(self) -> list[str]:
+        return sorted({model for model, _ in self.states})
+
+    def versions(self, model: str, *states: str) -> set[int]:
+        """All, or those with one of these states."""
+        return {
+            number for (name, number), state in self.states.items() if name == model and (not states or state in states)
+        }
+
+    def with_failures(self, more: Sequence[Failure]) -> Verdict:
+        return replace(self, ok=False, failures=(*self.failures, *more)) if more else self
 
 
 class Prober:
     """Also answers health checks at `health_port` of loopback, unless None."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], health_port: int | None = None) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str], repositories: Sequence[Path], health_port: int | None = None
+    ) -> None:
         self._command = [sys.executable, "-m", "clients.probe", "--url", url]
         self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
         self._command += [f"--header={name}:{value}" for name, value in headers.items()]
+        self._command += [f"--repository={each}" for each in repositories]
         self._command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,13 +98,13 @@ class Prober:
 
 
 def parse(probe: Mapping[str, Any]) -> Verdict:
-    versions = probe["versions"]
+    versions = [(each, (each["model"], int(each["version"]))) for each in probe["versions"]]
     failures = tuple(
-        Failure(each["model"], int(each["version"]), each["reason"], each["state"] == "wrong")
-        for each in versions
+        Failure(*which, each["reason"], each["state"] == "wrong")
+        for each, which in versions
         if each["state"] in ("failed", "wrong")
     )
-    return Verdict(probe["ok"], failures, frozenset(each["model"] for each in versions), probe["reason"])
+    return Verdict(probe["ok"], {which: each["state"] for each, which in versions}, failures, probe["reason"])
 
 
 def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:

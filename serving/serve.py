@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from serving.checks import LauncherError
 from serving.guarding import OPEN
-from serving.launcher import LauncherError, launch
+from serving.launcher import launch
 
 NEEDS = {  # option -> modes in which it has an effect
     "supervisor_port": ("supervised", "servers"),

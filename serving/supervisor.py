@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import math
 import secrets
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 
 from serving import guarding
 from serving import key as control_key
 from serving.acts import Acts
-from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
-from serving.control import Control, ControlFailed
+from serving.arguments import ServerOptions, listening, parse
+from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.healing import Judge, ServerLost, Sick
-from serving.prober import Prober
+from serving.prober import Failure, Prober, Verdict
 from serving.processes import Family, Stub
 from serving.running import TAKEN, end, end_of, is_taken, spawn
-from serving.whole import Plan, plan
+from serving.server_log import ServerLog
+from serving.signals import NoAnswer, Result, Signals, Stopping
+from serving.versions import Versions
+from serving.whole import Plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.5  # Triton's own --exit-timeout-secs is below
@@ -40,83 +40,85 @@ REPLACED_S = 5.0  # for processes whose model was loaded again: Triton 2.51 neve
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
 METRICS_PORT = 8003
-TICK_S = 0.1
 
 
-class Stopping(Exception):
-    """A signal asked for the end."""
+class Restarting(Stopping):
+    """A signal asked for another server."""
+
+
+class StartRefused(ServerLost):
+    """No repetition helps."""
 
 
 class Supervisor:
-    """Remembers over all runs of the server what it refused."""
-
     def __init__(
         self, options: ServerOptions, acts: Acts, key: str, ports: Sequence[int], health_port: int | None = None
     ) -> None:
-        self._options, self._acts, self._stopped = options, acts, threading.Event()
+        self._options, self._acts, self._signals = options, acts, Signals()
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
-        self._prober = Prober(options.http_url, options.headers, health_port)
+        self._prober = Prober(options.http_url, options.headers, options.repositories, health_port)
+        self._versions = Versions(options, acts)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
-        self._urls = [url for url in (options.http_url, options.grpc_url, health_url) if url]
+        urls = (options.http_url, options.grpc_url, *listening(options.rest), health_url)
+        self._urls = [url for url in dict.fromkeys(urls) if url]
         self._key, self._ports = key, ports
-        self._restarts: deque[float] = deque()
-        self._refused: dict[str, set[int]] = {}  # model -> versions
+        self._starts_in_vain: deque[float] = deque()
+        self._healthy = self._was_healthy = False  # in this run of the server, in any
 
     def _tick(self) -> None:
-        if self._stopped.wait(TICK_S):
-            raise Stopping
+        self._signals.tick()
+        if self._signals.restart.is_set():
+            raise Restarting
 
-    def _call(self, function: Callable[[], None], seconds: float = LOAD_S) -> None:
-        """In a thread: a signal need not wait. Raises what `function` raises.
+    def _call(self, function: Callable[[], Result], seconds: float = LOAD_S) -> Result:
+        """Raises what `function` raises, ControlFailed after twice `seconds`."""
+        try:
+            return self._signals.call(function, 2 * seconds, self._tick)
+        except NoAnswer as error:
+            raise ControlFailed(str(error)) from error
 
-        ControlFailed after twice `seconds`: gRPC's own deadline may be lost when the wall clock jumps.
-        """
-        deadline = time.monotonic() + 2 * seconds
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                function()
-            except Exception as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            if time.monotonic() > deadline:
-                raise ControlFailed(f"no answer within {2 * seconds:g} s")
-            self._tick()
-        if failures:
-            raise failures[0]
-
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped.set()
+    def listen(self) -> None:
+        self._signals.listen()
 
     def run(self) -> int:
         while True:
+            self._healthy = False
             try:
                 self._serve()
+            except Restarting:
+                self._acts.say("restarting, as SIGHUP asks; refused versions are tried again")
+                self._signals.restart.clear()
+                self._versions.forget()
+                self._starts_in_vain.clear()
+                continue
             except Stopping:
                 self._acts.say("stopped")
                 return 0
+            except StartRefused:
+                if not self._was_healthy:
+                    self._acts.gave_up("no start can work")
+                    return 1
             except ServerLost:
                 pass
             if not self._pause():
-                return 0 if self._stopped.is_set() else 1
+                return 0 if self._signals.end.is_set() else 1
 
     def _pause(self) -> bool:
+        """Starts that became healthy do not count: whoever ends the server again and again must not end the service."""
         now = time.monotonic()
-        self._restarts.append(now)
-        while now - self._restarts[0] > RESTARTS_WITHIN_S:
-            self._restarts.popleft()
-        count = len(self._restarts)
+        if self._healthy:
+            self._starts_in_vain.clear()
+        self._starts_in_vain.append(now)
+        while now - self._starts_in_vain[0] > RESTARTS_WITHIN_S:
+            self._starts_in_vain.popleft()
+        count = len(self._starts_in_vain)
         if count > RESTARTS:
-            self._acts.gave_up(RESTARTS, RESTARTS_WITHIN_S)
+            self._acts.gave_up(f"{RESTARTS} restarts within {RESTARTS_WITHIN_S:g} s were in vain")
             return False
         pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2 ** (count - 2), LONGEST_PAUSE_S)
         if pause_s:
             self._acts.say(f"next start in {pause_s:g} s")
-        return not self._stopped.wait(pause_s)
+        return not self._signals.end.wait(pause_s)
 
     def _serve(self) -> None:
         """One run of the server, from its start to its end."""
@@ -124,14 +126,16 @@ class Supervisor:
         try:
             self._wait_for_ports()
             self._keep_key()
-            plans = self._plans()
+            plans = self._versions.plans()
         except ServerLost as lost:
             self._acts.ended(lost.reason, str(lost))
             raise
         at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
-        memory = f"vitbn_{secrets.token_hex(4)}_"
-        process = spawn([sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete, memory)])
+        memory, log = f"vitbn_{secrets.token_hex(4)}_", ServerLog(self._acts.say)
+        command = [sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete, memory)]
+        process = spawn(command, log.writer)
+        log.started()
         self._acts.started(process.pid)
         family, grace_s = Family(process.pid, memory), END_S
         try:
@@ -142,15 +146,17 @@ class Supervisor:
             grace_s = STOP_S
             raise
         except ServerLost as lost:
-            self._acts.ended(*_cause(process, lost))
-            raise
+            cause = _cause(process, lost, log)
+            self._acts.ended(cause.reason, str(cause))
+            raise cause from lost
         finally:
             self._prober.stop()
             family.look()
             code = end(process, grace_s)
             self._acts.swept(*family.sweep())
-            if code and self._stopped.is_set():
-                self._acts.say(f"requests, connections or models were open after {EXIT_TIMEOUT_S} s: they were cut off")
+            log.ended()
+            if code and grace_s == STOP_S:
+                self._acts.cut_off(*log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
@@ -167,19 +173,6 @@ class Supervisor:
         except control_key.KeyFailed as failure:
             self._acts.say(f"warning: {failure}; only this supervisor can change its server")
 
-    def _plans(self) -> dict[str, Plan]:
-        """Raises ServerLost without the repository, such as a network folder that is away."""
-        try:
-            return {name: self._plan(name) for name in self._options.model_dirs()}
-        except OSError as error:
-            text = f"{error.filename}: expected a model repository, found {error.strerror}"
-            raise ServerLost("blocked", text) from error
-
-    def _plan(self, name: str) -> Plan:
-        """Also of a model that an operator has loaded or removed since the start."""
-        folder = self._options.folder(name)
-        return plan(folder, self._refused.get(name, ())) if folder else Plan(name, None)
-
     def _load(self, process: subprocess.Popen[bytes], plans: dict[str, Plan]) -> None:
         """Loads what the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(process)
@@ -189,7 +182,7 @@ class Supervisor:
             if not first.versions or ready >= {*first.versions}:
                 continue
             if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
-                self._refused.setdefault(name, set()).add(first.versions[-1])
+                self._versions.without_load(name, first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
 
@@ -199,6 +192,8 @@ class Supervisor:
             self._check(process)
             try:
                 return self._control.index()
+            except NotReady as error:  # it answers for good, but not of models: Triton's own line says why
+                raise StartRefused("refused", "an option, or what it needs") from error
             except ControlFailed as error:
                 if time.monotonic() > deadline:
                     raise ServerLost("hung", f"no index within {START_S:g} s of its start: {error}") from error
@@ -209,25 +204,20 @@ class Supervisor:
         while current.versions:
             try:
                 self._call(partial(self._control.load, name, current.json(), LOAD_S))
+                self._versions.loaded(name)
                 return
+            except Unreachable as error:
+                raise ServerLost("failed", f"model {name} does not load: {error}") from error
             except ControlFailed as error:
                 self._acts.say(f"model {name}: {error}")
-                current = self._plan_without(name, {current.versions[-1]})
-
-    def _plan_without(self, name: str, refused: Collection[int]) -> Plan:
-        self._refused.setdefault(name, set()).update(refused)
-        current = self._plan(name)
-        self._acts.planned(name, current.versions or (), current.problems)
-        return current
+                current = self._versions.without_load(name, current.versions[-1])
 
     def _check(self, process: subprocess.Popen[bytes]) -> None:
-        if self._stopped.is_set():
-            raise Stopping
         if process.poll() is not None:
             raise ServerLost("died", end_of(process.returncode))
 
     def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
-        judge, looked_s, stubs, healthy = Judge(), 0.0, list[Stub](), False
+        judge, looked_s, stubs = Judge(), 0.0, list[Stub]()
         replaced: dict[Stub, float] = {}  # stubs of models that were loaded again -> when to kill them
         while True:
             self._check(process)
@@ -241,27 +231,38 @@ class Supervisor:
                         reason = f"version {stub.version} has lost process {stub.process.pid}"
                         replaced |= self._heal(judge, Sick(stub.model, reason), stubs)
                         break
+            for name in self._versions.due():
+                self._load_newest(name, self._versions.plan(name))
             verdict = self._prober.verdict()
             if verdict is None:
                 self._tick()
                 continue
-            self._acts.probed(verdict.ok)
-            if verdict.ok and not healthy:
-                self._acts.say(f"every served version answers right: {', '.join(sorted(verdict.models))}")
-            healthy = verdict.ok
+            verdict = self._looked_at(judge, verdict)
+            self._acts.probed(verdict)
+            if verdict.ok:
+                self._healthy = self._was_healthy = True
             for sick in judge.sick(verdict, stubs):
                 replaced |= self._heal(judge, sick, stubs)
+
+    def _looked_at(self, judge: Judge, verdict: Verdict) -> Verdict:
+        """With a failure for each version that anybody made served and whose files do not fit their hashes."""
+        failures: list[Failure] = []
+        for which in self._versions.changed(verdict.states):
+            judge.is_new(*which)
+            failures += self._call(partial(self._versions.look, which))  # a large file takes seconds
+        return verdict.with_failures(failures)
 
     def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
         """Loads a model again: its other processes answer until the new ones do. Returns the replaced processes.
 
-        A version that still answers wrong gives way to an older one, or to none. Raises ServerLost where only a new
-        server helps.
+        A wrong version gives way to an older one, or to none, and answers nobody meanwhile. Raises ServerLost where
+        only a new server helps.
         """
         name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
-        blamed = judge.is_version_to_blame(sick)
-        current = self._plan_without(name, sick.wrong) if blamed else self._plan(name)
-        if judge.is_healed_in_vain(name) and (not blamed or current.versions is None):
+        slow = sick.slow if self._versions.has_others(name, sick.slow) else {}
+        unfit = bool(sick.wrong or sick.broken)
+        current = self._versions.told(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
+        if judge.is_healed_in_vain(name) and (current.versions is None or not (unfit or slow)):
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         self._acts.reloading(name, sick.reason)
         for stub in own:
@@ -269,11 +270,11 @@ class Supervisor:
                 stub.kill()
         self._prober.stop()  # health checks, too: a proxy frees the requests that a dead process holds
         try:
-            if current.versions == ():
+            if unfit or current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
-            elif config := current.json(again=True):
+            if config := current.json(again=True):
                 self._call(partial(self._control.load, name, config, RELOAD_S), RELOAD_S)
-            else:
+            elif current.versions != ():
                 raise ServerLost("failed", f"model {name} {sick.reason}, and its config.pbtxt names no inputs")
         except ControlFailed as error:
             raise ServerLost("failed", f"model {name} does not load again: {error}") from error
@@ -288,12 +289,15 @@ class Supervisor:
         return False
 
 
-def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
+def _cause(process: subprocess.Popen[bytes], lost: ServerLost, log: ServerLog) -> ServerLost:
     """A server that dies during a load looks as if only the load had failed."""
     try:
-        return "died", end_of(process.wait(DEATH_S))
+        code = process.wait(DEATH_S)
     except subprocess.TimeoutExpired:
-        return lost.reason, str(lost)
+        return StartRefused(lost.reason, log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
+    log.ended()
+    told = f"{end_of(code)}: {log.reason}" if code > 0 and log.reason else end_of(code)
+    return (StartRefused if code > 0 and log.by_launcher else ServerLost)("died", told)
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
@@ -306,8 +310,7 @@ def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT,
     except OSError as error:
         raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
     supervisor = Supervisor(options, acts, key, ports, health_port)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, supervisor.stop)
+    supervisor.listen()
     try:
         return supervisor.run()
     finally:

@@ -9,10 +9,12 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from serving.arguments import check_name
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -60,24 +62,28 @@ class Plan:
         return text
 
 
-def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
-    """The newest whole versions, not `refused`, as many as the policy serves."""
+def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
+    """The newest whole versions, as many as the policy serves; `refused`: others, with the reason."""
     try:
-        return _plan(model_dir, refused)
+        check_name(model_dir)
+    except ValueError as error:
+        return Plan(model_dir.name, (), (Problem(None, str(error)),))
+    try:
+        return _plan(model_dir, refused or {})
     except OSError as error:  # such as lost+found
         text = f"{error.filename}: expected a readable folder, found {error.strerror}"
         return Plan(model_dir.name, (), (Problem(None, text),))
 
 
-def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
-    name, present = model_dir.name, _versions(model_dir)
+def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
+    name, present = model_dir.name, present_versions(model_dir)
     problems: list[Problem] = []
     try:
         message = _read_config(model_dir / CONFIG_FILE, name)
     except Broken as error:
         message = None
         problems.append(Problem(None, str(error)))
-    if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
+    if not is_ours(model_dir, present):
         return Plan(name, None, config=message)
     wanted = _served(message, present) if message else present[-2:]
     missing = [model_dir / str(number) for number in wanted if number not in present]
@@ -88,8 +94,8 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
             break
         try:
             if number in refused:
-                raise Broken(f"{model_dir / str(number)}: expected a version that loads, the server refuses it")
-            whole[number] = _check_version(model_dir / str(number))
+                raise Broken(f"{model_dir / str(number)}: {refused[number]}")
+            whole[number] = check_version(model_dir / str(number))
         except Broken as error:
             problems.append(Problem(number, str(error)))
     chosen = tuple(sorted(whole))
@@ -107,7 +113,17 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
     return Plan(name, chosen, tuple(problems), message, differs=True)
 
 
-def _versions(model_dir: Path) -> list[int]:
+def is_ours(model_dir: Path, versions: Iterable[int]) -> bool:
+    return any((model_dir / str(number) / MANIFEST_FILE).exists() for number in versions)
+
+
+def state(folder: Path) -> tuple[object, ...]:
+    """Changes with the files of a version."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple((path, each.st_ino, each.st_size, each.st_ctime_ns) for path in files for each in [path.stat()])
+
+
+def present_versions(model_dir: Path) -> list[int]:
     """Ascending, without leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
@@ -146,7 +162,8 @@ def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
     return list(present[-(policy.latest.num_versions or 1) :])
 
 
-def _check_version(folder: Path) -> dict[str, Any]:
+def check_version(folder: Path) -> dict[str, Any]:
+    """The manifest; raises Broken."""
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())

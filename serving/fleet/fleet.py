@@ -7,16 +7,13 @@ exit code 0. Operation: deploy/README.md, "One machine, several servers".
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
@@ -25,7 +22,7 @@ from serving.fleet.member import DEVICES, STOP_S, Member, share
 from serving.proxy.files import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
 from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
-from serving.supervisor import TICK_S, Stopping
+from serving.signals import Signals, Stopping
 
 FIRST_PORT = 8100
 START_S = 180.0
@@ -42,7 +39,7 @@ class Fleet:
 
     def __init__(self, members: Sequence[Member], proxy: Proxy, own_port: int) -> None:
         self._members, self._proxy = members, proxy
-        self._stop, self._restart = threading.Event(), threading.Event()
+        self._signals = Signals()
         registry = CollectorRegistry()
         starts = Gauge("vitbn_fleet_server_starts", "Starts of a supervisor", ["server"], registry=registry)
         for member in self._members:
@@ -50,8 +47,8 @@ class Fleet:
         self._rolls = Counter("vitbn_fleet_rolls", "Restarts of all servers", ["job", "result"], registry=registry)
         start_http_server(own_port, addr="127.0.0.1", registry=registry)
 
-    def signalled(self, number: int, frame: FrameType | None) -> None:
-        (self._restart if number == signal.SIGHUP else self._stop).set()
+    def listen(self) -> None:
+        self._signals.listen()
 
     def run(self) -> int:
         try:
@@ -66,8 +63,8 @@ class Fleet:
             say(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
             while True:
                 self._tick()
-                if self._restart.is_set():
-                    self._restart.clear()
+                if self._signals.restart.is_set():
+                    self._signals.restart.clear()
                     self._restart_all()
         except Stopping:
             say("stopping")
@@ -118,8 +115,7 @@ class Fleet:
         return False
 
     def _tick(self) -> None:
-        if self._stop.wait(TICK_S):
-            raise Stopping
+        self._signals.tick()
         for member in self._members:
             if member.revive():
                 say(f"server {member.index} had ended: started again")
@@ -180,6 +176,5 @@ def serve_fleet(
             raise ValueError(str(error)) from error
         except OSError as error:
             raise ValueError(f"port {own_port} of the fleet: {error.strerror}") from error
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, fleet.signalled)
+        fleet.listen()
         return fleet.run()

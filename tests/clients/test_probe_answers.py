@@ -27,14 +27,16 @@ def answers(
     image = base64.b64encode(zlib.compress(bytes(4))).decode()
     stored = {"image": image, "answers": {"1": {"logits": [5, 1, 2], "tolerance": tolerance}}}
     count = {"name": "net", "version": "1", "inference_stats": {"success": {"count": 0}}}
+    output = {"name": "logits", "datatype": "FP32", "shape": [1, 3], "parameters": {"binary_data_size": 12}}
     config = {
         "input": [{"name": "image", "dims": [4], "data_type": "TYPE_UINT8"}],
+        "output": [{"name": "logits", "dims": [3], "data_type": "TYPE_FP32"}],
         "parameters": {"probe": {"string_value": json.dumps(stored)}},
     }
     return {
         STATS: reply({"model_stats": [count]}),
         CONFIG: reply(config),
-        INFER: reply({"outputs": [{"shape": [1, 3]}]}, struct.pack("<3f", *logits)),
+        INFER: reply({"outputs": [output]}, struct.pack("<3f", *logits)),
         **(others or {}),
     }
 

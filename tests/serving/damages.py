@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import io
 import json
 import zlib
 from collections.abc import Callable
@@ -41,6 +42,18 @@ def published(repository: Path, versions: int, name: str = "linear", instances: 
         (folder / "model.onnx").write_bytes(content)
         (folder / "manifest.json").write_text(json.dumps(manifest))
         (folder / "config.pbtxt").write_bytes((model / "config.pbtxt").read_bytes())
+    return model
+
+
+def with_samples(model: Path) -> Path:
+    """Each version has its sample beside it, as the exporter writes it."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{"in:image": SAMPLE, "out:logits": expected_logits(SAMPLE)})
+    for folder in (path for path in model.iterdir() if path.is_dir()):
+        (folder / "sample.npz").write_bytes(buffer.getvalue())
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["sample.npz"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "sample_tolerance": {"logits": 1e-4}}))
     return model
 
 

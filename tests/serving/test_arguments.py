@@ -46,6 +46,7 @@ def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) 
         (["--model-repository=/", "--model-control-mode=poll"], "needs --model-control-mode=explicit"),
         (["--model-repository=/", "--allow-http", "false"], "needs HTTP"),
         (["--model-repository=/", "--http-address=::1"], "--http-address: expected ipv6:::1, found ::1"),
+        (["--model-repository=/", "--grpc-address=::1"], r"--grpc-address: expected \[::1\], found ::1"),
         (["--model-repository=/", "--http-port=http"], "--http-port: expected a port, found 'http'"),
         (["--model-repository=/", "--grpc-port", "65536"], "--grpc-port: expected a port, found '65536'"),
     ],

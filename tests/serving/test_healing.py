@@ -10,7 +10,8 @@ from serving.acts import Acts
 from serving.arguments import ServerOptions, parse
 from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
 from serving.prober import Failure, Verdict
-from serving.supervisor import Supervisor
+from serving.supervisor import RESTARTS, Supervisor
+from serving.versions import Versions
 from serving.whole import Plan
 
 
@@ -25,17 +26,56 @@ class Stub:
         return self.spent_s
 
 
-SILENT = Verdict(False, (Failure("linear", 1, "no answer in time"),), frozenset({"linear"}), "")
-WRONG = Verdict(False, (Failure("linear", 1, "wrong", wrong=True),), frozenset({"linear"}), "")
-RIGHT = Verdict(True, (), frozenset({"linear"}), "")
-NOTHING = Verdict(False, (), frozenset(), "no answer")
+def verdict(*failures: Failure, versions: int = 1, state: str = "right") -> Verdict:
+    states = {("linear", number): state for number in range(1, versions + 1)}
+    return Verdict(not failures, states | {(each.model, each.version): "failed" for each in failures}, failures)
+
+
+SILENT = verdict(Failure("linear", 1, "no answer in time"))
+FAILED = verdict(Failure("linear", 1, "HTTP 500"))
+WRONG = verdict(Failure("linear", 1, "an error of 4", wrong=True))
+RIGHT = verdict()
+NOTHING = Verdict(False, {}, (), "no answer")
+GIVEN_UP = [Sick("linear", "version 1 answers wrong (an error of 4)", wrong={1: "an error of 4"})]
 
 
 def test_a_model_is_sick_after_two_of_its_last_four_probes() -> None:
     """Of two instances one may be dead."""
+    for bad, reason in ((FAILED, "HTTP 500"), (WRONG, "an error of 4")):
+        judge = Judge()
+        found = [judge.sick(each, []) for each in (RIGHT, bad, RIGHT, bad)]
+        assert found == [[], [], [], [Sick("linear", f"failed twice ({reason})")]]
+
+
+def test_a_version_that_was_never_right_gets_no_second_chance() -> None:
+    assert Judge().sick(WRONG, []) == GIVEN_UP
+    newer = Failure("linear", 2, "NaN", wrong=True)
     judge = Judge()
-    found = [judge.sick(each, []) for each in (WRONG, RIGHT, RIGHT, WRONG)]
-    assert found == [[], [], [], [Sick("linear", "failed twice (wrong)", frozenset({1}))]]
+    judge.sick(RIGHT, [])
+    assert judge.sick(verdict(newer, versions=2), []) == [
+        Sick("linear", "version 2 answers wrong (NaN)", wrong={2: "NaN"})
+    ]
+
+
+def test_a_version_that_is_wrong_after_a_load_is_given_up() -> None:
+    judge = Judge()
+    judge.sick(RIGHT, [])
+    judge.healed("linear")
+    assert judge.sick(WRONG, []) == GIVEN_UP
+
+
+def test_other_files_under_the_same_number_must_prove_themselves() -> None:
+    judge = Judge()
+    judge.sick(RIGHT, [])
+    judge.is_new("linear", 1)
+    assert judge.sick(WRONG, []) == GIVEN_UP
+
+
+def test_files_that_are_not_as_published_are_sick_at_once() -> None:
+    judge = Judge()
+    judge.sick(RIGHT, [])
+    broken = Failure("linear", 1, "expected the SHA-256", broken=True)
+    assert judge.sick(verdict(broken), []) == [Sick("linear", "expected the SHA-256", broken=True)]
 
 
 def test_a_slow_model_is_not_sick_and_a_stuck_model_is() -> None:
@@ -46,12 +86,29 @@ def test_a_slow_model_is_not_sick_and_a_stuck_model_is() -> None:
     assert [len(each) for each in found] == [0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("silent", "versions", "expected"), [([1], 1, {1}), ([2], 2, {2}), ([1, 2], 2, set())], ids=["alone", "new", "all"]
+)
+def test_a_version_that_two_loads_have_not_made_quick_is_slow(
+    silent: list[int], versions: int, expected: set[int]
+) -> None:
+    """If all are, the server is."""
+    judge, slow = (
+        Judge(),
+        verdict(*(Failure("linear", each, "no answer in time") for each in silent), versions=versions),
+    )
+    for loads in (1, 2):
+        sick = [each for _ in range(FAILURES) for each in judge.sick(slow, [])]
+        assert [set(each.slow) for each in sick] == [expected if loads == 2 else set()]
+        judge.healed("linear")
+
+
 def test_new_processes_are_not_compared_with_old() -> None:
     """A slow model would fail at once after its load."""
     judge = Judge()
     judge.sick(SILENT, [Stub(100.0)])
     for _ in range(FAILURES):
-        judge.sick(WRONG, [Stub(100.0)])
+        judge.sick(FAILED, [Stub(100.0)])
     judge.healed("linear")
     assert judge.is_healed_in_vain("linear")
     assert judge.sick(SILENT, [Stub(1.0)]) == []
@@ -78,7 +135,7 @@ def told(
 ) -> str:
     for name in ("PORTS_S", "RESTARTS"):
         monkeypatch.setattr(supervisor, name, 0)
-    assert Supervisor(options, Acts(None), health_port).run() == 1
+    assert Supervisor(options, Acts(None), "", [], health_port).run() == 1
     return capsys.readouterr().err
 
 
@@ -93,6 +150,17 @@ def test_no_server_starts_where_another_answers(
     assert "started" not in lines
 
 
+def test_only_starts_in_vain_make_it_give_up(options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends the server ten times must not end the service."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.0)
+    watching = Supervisor(options, Acts(None), "", [])
+    for _ in range(2 * RESTARTS):
+        watching._healthy = True
+        assert watching._pause()
+    watching._healthy = False
+    assert [watching._pause() for _ in range(RESTARTS)] == [True] * (RESTARTS - 1) + [False]
+
+
 def test_a_repository_that_is_away_blocks_the_start(
     options: ServerOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,10 +172,10 @@ def test_a_repository_that_is_away_blocks_the_start(
 
 def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptions) -> None:
     """An operator may load any model."""
-    watching = Supervisor(options, Acts(None))
-    assert watching._plans() == {}
-    assert watching._plan("linear") == Plan("linear", (1,))
-    assert watching._plan("removed") == Plan("removed", None)
+    versions = Versions(options, Acts(None))
+    assert versions.plans() == {}
+    assert versions.plan("linear") == Plan("linear", (1,))
+    assert versions.plan("removed") == Plan("removed", None)
 
 
 def test_any_exception_of_a_call_is_raised(options: ServerOptions) -> None:
@@ -115,4 +183,4 @@ def test_any_exception_of_a_call_is_raised(options: ServerOptions) -> None:
         raise KeyError("config")
 
     with pytest.raises(KeyError, match="config"):
-        Supervisor(options, Acts(None))._call(fail)
+        Supervisor(options, Acts(None), "", [])._call(fail)

@@ -1,8 +1,10 @@
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,60 @@ def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
 )
 def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[str]) -> None:
     assert launcher.control_defaults(arguments) == expected
+
+
+def test_a_folder_that_may_not_be_read_is_skipped() -> None:
+    before = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+        (folder := Path(name)).chmod(0o755)
+        native = write_program(folder / "native/tritonserver", "#!/bin/sh\n")
+        native.parent.chmod(0o755)
+        (folder / "closed/bin").mkdir(parents=True)
+        (folder / "closed").chmod(0o000)
+        try:
+            if before == 0:  # root may read all folders
+                os.seteuid(65534)
+            with pytest.raises(PermissionError):
+                (folder / "closed/bin/tritonserver").stat()
+            assert launcher.native_server(os.pathsep.join([f"{folder}/closed/bin", str(native.parent)])) == native
+        finally:
+            os.seteuid(before)
+            (folder / "closed").chmod(0o755)
+
+
+def test_without_a_home_the_cache_is_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"vitbn-{os.getuid()}"
+    for environment in ({}, {"HOME": "/proc"}, {"HOME": ""}, {"HOME": "/proc", "XDG_CACHE_HOME": ""}):
+        assert launcher.cache_folder(environment) == own
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert launcher.cache_folder({"HOME": "/proc", "XDG_CACHE_HOME": "/cache"}) == Path("/cache/vitbn")
+    assert launcher.cache_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "vitbn"
+    own.chmod(0o777)
+    with pytest.raises(LauncherError, match=f"^{own}: expected a folder of this user alone, .*XDG_CACHE_HOME"):
+        launcher.cache_folder({})
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    with pytest.raises(LauncherError, match="expected a folder of this user alone"):
+        launcher.cache_folder({})
+
+
+@pytest.mark.parametrize("name", ["a b", "a;b", "$(a)", "it's", "*"])
+def test_a_models_name_that_a_shell_would_split_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / "modèle-1_a.b").mkdir()
+    with pytest.raises(LauncherError, match=f"^{re.escape(str(tmp_path / name))}: expected a name without blanks"):
+        launcher.check_names([f"--model-repository={tmp_path}"])
+    launcher.check_names(["--model-repository", str(tmp_path), "--load-model=modèle-1_a.b"])
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 64, None), (64, 512, 512), (300, 512, 300)])
+def test_too_few_descriptors_are_one_line(soft: int, hard: int, expected: int | None) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from serving.launcher import allow_descriptors, LauncherError\n"
+        "try:\n    allow_descriptors()\n    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "except LauncherError as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert told == str(expected or "expected a limit of at least 128 open files, found 64: ulimit -n 1024")

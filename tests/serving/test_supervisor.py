@@ -2,6 +2,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -125,6 +126,63 @@ def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None
     wait_until(lambda: "vitbn_supervisor_healthy 1.0" in metrics(), "healthy")
     assert deaths <= metrics().count('server_ends_total{reason="died"}') == 1
     assert not [*Path("/dev/shm").glob(f"{prefix}*")]
+
+
+@pytest.mark.slow
+def test_sighup_starts_another_server(supervised: Server) -> None:
+    """As it does with `--servers`."""
+    wait_until(lambda: right(supervised), "right before the signal")
+    starts, first = supervised.log().count("started the server"), triton(supervised)
+    os.kill(supervised.pid, signal.SIGHUP)
+    wait_until(lambda: supervised.log().count("started the server") == starts + 1, "started again")
+    wait_until(lambda: right(supervised), "right")
+    assert not lives(first)
+    assert "restarting" in supervised.log()
+
+
+@pytest.mark.parametrize(
+    ("limit", "option", "reason"),
+    [
+        ("64", "--log-verbose=0", "died: exit code 1: expected a limit of at least 128 open files, found 64"),
+        (
+            "1024",
+            "--cache-config=foo,size=1048576",
+            "refused: Invalid argument: unable to find 'libtritoncache_foo.so'",
+        ),
+    ],
+    ids=["descriptors", "cache"],
+)
+def test_a_start_that_cannot_work_is_told_and_not_repeated(
+    tmp_path: Path, limit: str, option: str, reason: str
+) -> None:
+    published(tmp_path, versions=1)
+    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    words = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0", *ports, option]
+    command = f"ulimit -n {limit}; exec {shlex.join([*words, f'--model-repository={tmp_path}'])}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HEAL_S)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert f"supervisor: the server {reason}" in done.stderr
+    assert lines[-1].endswith("supervisor: giving up: no start can work")
+    assert done.stderr.count("started the server") == 1
+
+
+def test_the_response_cache_of_the_wheel_works_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = published(tmp_path / "models", versions=1)
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text() + " response_cache { enable: true }")
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with running_server(tmp_path / "models", ["--cache-config=local,size=1048576"], supervised=True) as server:
+        wait_until(lambda: right(server), "right")
+
+        def hits() -> object:
+            with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=20) as answer:
+                hit = r'nv_cache_num_hits_per_model\{model="linear",version="1"\} [1-9]'
+                return re.search(hit, answer.read().decode())
+
+        wait_until(hits, "answered from the cache")
+        assert server.log().count("started the server") == 1
 
 
 @pytest.fixture(scope="module")

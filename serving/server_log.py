@@ -1,0 +1,84 @@
+"""What a server and its processes write on stderr: passed on, bounded, its last reason kept.
+
+In: a pipe's end for the server. Out: this process's stderr. Of warnings and errors that differ in numbers alone a
+window passes a few lines and counts the rest: without descriptors Triton writes 130,000 lines a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+LINES, WINDOW_S = 20, 10.0  # of a kind that pass
+DRAIN_S = 0.2  # for the last lines of an ended server
+PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # Triton's; informing lines begin with I
+REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
+LAUNCHER = b"tritonserver: "
+NOISE = b"CudaDriverHelper"  # on every machine without CUDA
+OPEN_AT_THE_END = re.compile(rb"Timeout \d+: Found (\d+) live models and (\d+) in-flight non-inference requests")
+
+
+class ServerLog:
+    """`say` tells how many lines were left out."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        reader, writer = os.pipe()
+        self.writer: IO[bytes] = os.fdopen(writer, "wb")
+        self.reason, self._told_by_launcher, self._is_triton = "", False, False
+        self.open_at_the_end = (0, 0)  # models, requests without an answer yet
+        self._say, self._passed, self._since_s = say, Counter[bytes](), time.monotonic()
+        self._thread = threading.Thread(target=self._read, args=(os.fdopen(reader, "rb"),), daemon=True)
+        self._thread.start()
+
+    @property
+    def by_launcher(self) -> bool:
+        """Whether no server has started: the launcher had a reason."""
+        return self._told_by_launcher and not self._is_triton
+
+    def started(self) -> None:
+        """The server holds the pipe; this process must not, or its end would never come."""
+        self.writer.close()
+
+    def ended(self) -> None:
+        self._thread.join(DRAIN_S)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                if self._passes(line):
+                    self._understand(line)
+                    with suppress(OSError, ValueError):  # a terminal that is gone
+                        os.write(sys.stderr.fileno(), line)
+        self._tell()
+
+    def _passes(self, line: bytes) -> bool:
+        if time.monotonic() - self._since_s > WINDOW_S:
+            self._tell()
+        self._is_triton = self._is_triton or bool(re.match(rb"[IWE]\d{4} ", line))
+        if line.startswith(b"I") or not line.strip(b"+-|\n "):
+            return True
+        kind = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))
+        self._passed[kind] += 1
+        return self._passed[kind] <= LINES
+
+    def _tell(self) -> None:
+        for kind, count in self._passed.items():
+            if count > LINES:
+                text = kind.decode(errors="replace").strip()[:200]
+                self._say(f"left {count - LINES} lines of the server out, like: {text}")
+        self._passed.clear()
+        self._since_s = time.monotonic()
+
+    def _understand(self, line: bytes) -> None:
+        if found := OPEN_AT_THE_END.search(line):
+            self.open_at_the_end = int(found[1]), int(found[2])
+        elif NOISE not in line and (reason := REASON.match(line)):
+            self._told_by_launcher = line.startswith(LAUNCHER)
+            self.reason = next(filter(None, reason.groups()), b"").decode(errors="replace").strip().strip('" ')

@@ -1,0 +1,130 @@
+"""Which versions of each model are served, and why not the others: by their files, and by what happened in a server.
+
+In: the repositories; refused loads and wrong answers. Out: a `Plan` a model. Remembers over all runs of the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.acts import Acts
+from serving.arguments import ServerOptions
+from serving.healing import ServerLost
+from serving.prober import Failure
+from serving.whole import Broken, Plan, check_version, is_ours, plan, present_versions, state
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
+
+
+@dataclass
+class Refused:
+    """Of a model; version -> reason. What did not load may load later, such as with a full disk; `due_s`: then."""
+
+    loads: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, str] = field(default_factory=dict)
+    pause_s: float = FIRST_PAUSE_S
+    due_s: float | None = None
+
+
+class Versions:
+    def __init__(self, options: ServerOptions, acts: Acts) -> None:
+        self._options, self._acts = options, acts
+        self._refused = defaultdict[str, Refused](Refused)
+        self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
+
+    def plans(self) -> dict[str, Plan]:
+        """For a start. Raises ServerLost without the repository, such as a network folder that is away."""
+        try:
+            return {name: self._anew(name) for name in self._options.model_dirs()}
+        except OSError as error:
+            text = f"{error.filename}: expected a model repository, found {error.strerror}"
+            raise ServerLost("blocked", text) from error
+
+    def _anew(self, name: str) -> Plan:
+        """Refused loads, with nothing else to serve, are due once the server runs: at its start they would stop it."""
+        current = self.plan(name)
+        if current.versions == () and self._refused[name].loads:
+            self._refused[name].due_s = time.monotonic()
+        return current
+
+    def plan(self, name: str) -> Plan:
+        """Also of a model that an operator has loaded or removed since the start."""
+        folder, refused = self._options.folder(name), self._refused[name]
+        if folder is None:
+            return Plan(name, None)
+        before = {number: self._state(name, number) for number in _present(folder)}
+        current = plan(folder, refused.loads | refused.answers)
+        self._seen |= {(name, number): before.get(number) for number in current.versions or ()}
+        return current
+
+    def without_load(self, name: str, number: int) -> Plan:
+        """After a refused load. With nothing left to serve, all are due again after a pause."""
+        refused = self._refused[name]
+        refused.loads[number] = "expected a version that loads, the server refuses it"
+        current = self.told(name)
+        if not current.versions:
+            refused.due_s = time.monotonic() + refused.pause_s
+            refused.pause_s = min(2 * refused.pause_s, LONGEST_PAUSE_S)
+        return current
+
+    def told(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
+        """A plan that the log tells of; never again with versions that answered wrong."""
+        self._refused[name].answers |= wrong or {}
+        current = self.plan(name)
+        self._acts.planned(name, current.versions or (), current.problems)
+        return current
+
+    def has_others(self, name: str, slow: Mapping[int, str]) -> bool:
+        """Whether a version is left to serve without these."""
+        folder, refused = self._options.folder(name), self._refused[name]
+        return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
+
+    def loaded(self, name: str) -> None:
+        self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
+
+    def due(self) -> list[str]:
+        """Models with nothing to serve whose refused loads may be tried again now."""
+        due = [name for name, each in self._refused.items() if each.due_s and each.due_s < time.monotonic()]
+        for name in due:
+            self._refused[name].due_s = None
+            self._refused[name].loads.clear()
+        return due
+
+    def forget(self) -> None:
+        """An operator asked for a new start."""
+        self._refused.clear()
+
+    def changed(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Served versions whose files nobody has looked at, by whomever they were loaded."""
+        return [which for which in served if self._state(*which) not in (None, self._seen.get(which))]
+
+    def look(self, which: tuple[str, int]) -> list[Failure]:
+        """Compares its files with their hashes."""
+        name, number = which
+        folder, self._seen[which] = self._options.folder(name), self._state(*which)
+        if folder is None or not is_ours(folder, _present(folder)):
+            return []
+        try:
+            check_version(folder / str(number))
+        except Broken as error:
+            return [Failure(name, number, str(error), broken=True)]
+        return []
+
+    def _state(self, name: str, number: int) -> tuple[object, ...] | None:
+        """None for files that are gone."""
+        folder = self._options.folder(name)
+        try:
+            return state(folder / str(number)) or None if folder else None
+        except OSError:
+            return None
+
+
+def _present(folder: Path) -> list[int]:
+    with suppress(OSError):
+        return present_versions(folder)
+    return []

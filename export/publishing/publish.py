@@ -148,6 +148,15 @@ def versions(model_dir: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
+def is_published(model_dir: Path) -> bool:
+    """Whether this project has written it; an ensemble or a foreign model has neither manifest nor `model_config`."""
+    try:
+        manifests = [model_dir / str(number) / MANIFEST_FILE for number in versions(model_dir)]
+        return any(path.exists() for path in manifests) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
+    except OSError:
+        return False
+
+
 def remove_version(model_dir: Path, number: int) -> None:
     """Renames first: no server sees half a version. Of a symlink, removes only the link."""
     if (model_dir / str(number)).is_symlink():

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,17 +116,38 @@ def crowded(folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_list_and_prune_go_on_after_a_folder_that_is_no_model(crowded: Path, tmp_path: Path) -> None:
-    for arguments in (("list",), ("prune", "--keep", "1")):
+def test_folders_of_another_origin_are_named_and_left_alone(crowded: Path, tmp_path: Path) -> None:
+    (crowded / "ensemble" / "1").mkdir(parents=True)
+    (crowded / "ensemble" / "config.pbtxt").write_text('name: "ensemble" platform: "ensemble"')
+    (crowded / ".ipynb_checkpoints").mkdir()
+    for arguments in (("list",), ("verify",), ("prune", "--keep", "1")):
         result = operate(crowded, *arguments)
-        assert result.exit_code == 1
-        assert result.output.count("expected the config of a published model") == 2
-        assert result.output.splitlines()[-1].endswith("expected only published models, found 2 other folders")
+        assert result.exit_code == 0, result.output
+        named = [line.split()[0] for line in result.stderr.splitlines() if "of another origin: no manifest" in line]
+        assert named == [".ipynb_checkpoints", "a_folder", "b_link", "ensemble"]
         if arguments == ("list",):
             assert [line.split()[:2] for line in result.stdout.splitlines()[1:4]] == [["vitbn", n] for n in "123"]
     assert versions(crowded / "vitbn") == [2, 3]
     assert (tmp_path / "one" / "model.onnx").is_file(), "only the link to it is removed"
     assert (tmp_path / "notes").is_dir()
+
+
+def test_a_broken_model_is_a_failure_beside_others(crowded: Path) -> None:
+    (crowded / "vitbn" / "config.pbtxt").unlink()
+    for arguments in (("list",), ("prune", "--keep", "1")):
+        result = operate(crowded, *arguments)
+        assert result.exit_code == 1
+        assert result.output.count("expected the config of a published model") == 1
+        assert result.output.splitlines()[-1].endswith("expected every model as published, found 1 that are not")
+
+
+def test_verify_takes_names(folder: Path) -> None:
+    shutil.copytree(folder / "vitbn", folder / "other")
+    assert [line.split()[0] for line in operate(folder, "verify", "vitbn").stdout.splitlines()] == ["vitbn"] * 3
+    result = operate(folder, "verify", "vitbn", "other")
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
+    assert "expected the name other in config.pbtxt, found vitbn" in result.output
+    assert "expected one of its models (other, vitbn), found 'third'" in error(folder, "verify", "third")
 
 
 def test_publish_refuses_a_name_before_the_file_is_run(folder: Path, exported: Path) -> None:

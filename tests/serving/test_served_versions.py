@@ -124,7 +124,7 @@ def test_a_lying_version_that_a_stranger_loads_gives_way(
         (model / str(number) / "sample.npz").unlink()
     before = server.log().count("model linear is loaded again")
     with asking(server, "linear") as wrong:
-        Control(server.http_url, {}, server.grpc_url).load("linear", None, HEAL_S)
+        Control.at(server.http_url, server.grpc_url).load("linear", None, HEAL_S)
         wait_until(lambda: server.log().count("model linear is loaded again") > before, "given up")
         done = time.monotonic()
         wait_until(lambda: right(server) and served(server, "linear") == {"1"}, "right")
@@ -146,7 +146,7 @@ def test_hashes_are_looked_at_when_a_stranger_loads(supervised: tuple[Server, Pa
     lie(model, number, lambda weights: weights)
     (model / str(number) / "model.onnx").write_bytes((model / "1" / "model.onnx").read_bytes() + b"\x72\x00")
     before = server.log().count("model linear is loaded again")
-    Control(server.http_url, {}, server.grpc_url).load("linear", None, HEAL_S)
+    Control.at(server.http_url, server.grpc_url).load("linear", None, HEAL_S)
     wait_until(lambda: server.log().count("model linear is loaded again") > before, "given up")
     wait_until(lambda: right(server) and served(server, "linear") == {"1"}, "right")
     assert re.search(rf"model linear {model}/{number}: expected the SHA-256 .* of model.onnx", server.log())

@@ -47,6 +47,7 @@ class Acts:
         )
         self._healthy = gauge("healthy", "1 if the last probe passed")
         self._gave_up = gauge("gave_up", "1 after too many restarts")
+        self._are_few = False
         self._was_healthy, self._uncompared, self._labels = False, set[tuple[str, int]](), set[tuple[str, str]]()
         if port is not None:
             start_http_server(port, addr="127.0.0.1", registry=registry)
@@ -109,6 +110,13 @@ class Acts:
             self.say(f"{requests} requests or connections were open after {EXIT_TIMEOUT_S} s: they were cut off")
         elif models:
             self.say(f"{models} models took longer than {EXIT_TIMEOUT_S} s to end: their processes were ended")
+
+    def descriptors(self, held: int, limit: int) -> None:
+        """Said at nine tenths of the limit, and again after it was half."""
+        if held > 0.9 * limit and not self._are_few:
+            self.say(f"the server holds {held} of {limit} descriptors: without more it answers nobody (ulimit -n)")
+        if not 0.5 * limit < held <= 0.9 * limit:
+            self._are_few = held > 0.9 * limit
 
     def gave_up(self, reason: str) -> None:
         self._gave_up.set(1)

@@ -64,6 +64,13 @@ class Family:
         self.stubs = known | {stub.process: stub for child in children for stub in _stub(child)}
         return [*self.stubs.values()]
 
+    def descriptors(self) -> tuple[int, int]:
+        """How many the server has open, and may have."""
+        with suppress(psutil.Error):
+            server = psutil.Process(self.pid)
+            return server.num_fds(), server.rlimit(psutil.RLIMIT_NOFILE)[0]
+        return 0, 1
+
     def sweep(self) -> tuple[int, int]:
         """After the server's death. Returns how many processes it killed and the freed bytes."""
         left = [member for member in self.members if _lives(member)]

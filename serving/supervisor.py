@@ -223,6 +223,7 @@ class Supervisor:
             self._check(process)
             if time.monotonic() - looked_s > LOOK_S:
                 stubs, looked_s = family.look(), time.monotonic()
+                self._acts.descriptors(*family.descriptors())
                 for stub in [stub for stub, due_s in replaced.items() if due_s < looked_s]:
                     stub.kill()
                     replaced[stub] = math.inf

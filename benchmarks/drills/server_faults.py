@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.drills import control_calls, hostile, supervised_faults
+from benchmarks.drills import control_calls, hostile, poor_machines, supervised_faults
 from benchmarks.drills.bench import (
     MODEL,
     OVERLOAD,
@@ -69,6 +69,9 @@ def drills(publications: int = 20, overload_s: float = 20.0) -> dict[str, Drill]
         "foreign-calls": control_calls.foreign_calls,
         "lone-requests": lambda bench: lone_requests(),
         "answers-nan": supervised_faults.answers_nan,
+        "lying-version": supervised_faults.lying_version,
+        "no-home": poor_machines.no_home,
+        "few-descriptors": poor_machines.few_descriptors,
         "disk-full": supervised_faults.disk_full,
         "clock-jump": supervised_faults.clock_jump,
         "slow-probe": supervised_faults.slow_probe,

@@ -1,5 +1,5 @@
-"""Faults that a supervisor must not make worse: a model that answers NaN, a full disk, a jumping clock, a slow probe, a
-second supervisor; and one fault every 20 s for minutes.
+"""Faults that a supervisor must not make worse: versions that answer NaN or lie, a full disk, a jumping clock, a slow
+probe, a second supervisor; and one fault every 20 s for minutes.
 
 In: a `DrillBench`. Out: counts of requests and what the supervisor did. Clients do not retry.
 """
@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from export.publishing.publish import publish
 from serving.control import Control
 from serving.running import Server, answers
 
-SETTLE_S = 3.0
+SETTLE_S, LATER_S = 3.0, 5.0
 STANDSTILLS_S = (3.0, 3.0, 3.0)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # With the monotonic clock left alone libfaketime 0.9.10 lets Python's own sleep fail.
@@ -54,7 +55,7 @@ MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 def answers_nan(bench: DrillBench) -> Row:
     """The newest version is whole, loads, and answers NaN: an older version replaces it, the server stays."""
     with bench.repository() as repository:
-        _make_nan(repository / MODEL / "2")
+        _fill_weights(repository / MODEL / "2", np.nan)
         started = time.perf_counter()
         with bench.server(repository) as server:
             recovery_s = time.perf_counter() - started
@@ -64,17 +65,36 @@ def answers_nan(bench: DrillBench) -> Row:
             return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **acts(server)}
 
 
-def _make_nan(version: Path) -> None:
+def _fill_weights(version: Path, value: float) -> None:
+    """With a right hash."""
     import onnx
 
     path = version / "model.onnx"
     model = onnx.load(path)
     weights = max(model.graph.initializer, key=lambda each: len(each.raw_data))
-    weights.raw_data = np.full(len(weights.raw_data) // 4, np.nan, np.float32).tobytes()
+    weights.raw_data = np.full(len(weights.raw_data) // 4, value, np.float32).tobytes()
     onnx.save(model, path)
     manifest = json.loads((version / "manifest.json").read_text())
     manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     (version / "manifest.json").write_text(json.dumps(manifest))
+
+
+def lying_version(bench: DrillBench) -> Row:
+    """Somebody's tool lays a version beside the served ones and loads it; its logits are the same for all pictures.
+
+    `wrong_later`: wrong answers more than LATER_S after the load began.
+    """
+    with bench.repository() as repository, bench.server(repository) as server:
+        _fill_weights(Path(shutil.copytree(repository / MODEL / "1", repository / MODEL / "3")), 0.0)
+        with bench.traffic(server) as verdicts:
+            started = time.perf_counter()
+            Control.at(server.http_url, server.grpc_url).load(MODEL)
+            time.sleep(max(0.0, started + LATER_S - time.perf_counter()))
+            until_then = verdicts.wrong
+            wait_until(lambda: Control.at(server.http_url).served().get(MODEL) == [1, 2])
+            time.sleep(SETTLE_S)
+        row = {**verdicts.row(), "wrong_later": verdicts.wrong - until_then}
+        return {**row, "recovery_s": verdicts.recovery_s(started), **acts(server)}
 
 
 def disk_full(bench: DrillBench) -> Row:

@@ -1,0 +1,83 @@
+"""Machines that lack something: a home, descriptors.
+
+In: a `DrillBench`. Out: counts of requests, what the supervisor did, and the bytes that it and the server wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.drills.bench import HEAL_S, DrillBench, acts, wait_until, wait_until_right
+from benchmarks.measure.run import Row
+from serving.running import free_ports
+
+SETTLE_S, PAUSE_S = 3.0, 0.02
+TOO_FEW, FEW = 64, 160
+IDLE_CONNECTIONS, HELD_S = 200, 5.0
+
+
+def no_home(bench: DrillBench) -> Row:
+    """As a user of a cluster without an entry among the users."""
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        with bench.server() as server, bench.traffic(server) as verdicts:
+            time.sleep(SETTLE_S)
+            did = acts(server)
+    finally:
+        os.environ |= before
+    return {**verdicts.row(), **did}
+
+
+def few_descriptors(bench: DrillBench) -> Row:
+    """A start below what a server needs is refused at once; later, idle connections take all that there are."""
+    refused = _refused_start(bench)
+    with _limit(FEW):
+        block = bench.server()
+        server = block.__enter__()
+    try:
+        with bench.traffic(server, PAUSE_S) as verdicts:
+            before = len(server.log())
+            host, _, port = server.http_url.partition(":")
+            with ExitStack() as idle:
+                for _ in range(IDLE_CONNECTIONS):
+                    idle.enter_context(socket.create_connection((host, int(port))))
+                wait_until(lambda: "descriptors" in server.log())
+                time.sleep(HELD_S)
+            ended = time.perf_counter()
+            wait_until_right(server)
+            time.sleep(SETTLE_S)
+        row = {**verdicts.row(), **acts(server), "recovery_s": verdicts.recovery_s(ended)}
+        return {**row, **refused, "log_bytes": len(server.log()) - before}
+    finally:
+        block.__exit__(None, None, None)
+
+
+def _refused_start(bench: DrillBench) -> Row:
+    words = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
+    words += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    with bench.repository() as repository:
+        command = f"ulimit -n {TOO_FEW}; exec {shlex.join([*words, f'--model-repository={repository}'])}"
+        started = time.perf_counter()
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HEAL_S)
+    is_told = done.returncode == 1 and "open files" in done.stderr
+    return {"start_refused": is_told, "refused_s": time.perf_counter() - started}
+
+
+@contextmanager
+def _limit(count: int) -> Iterator[None]:
+    """Of open files, for children that start meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

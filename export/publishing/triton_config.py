@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from export.errors import PublishError
 from export.publishing.artifact import ONNX_FILE, Artifact, Manifest, Tensor
@@ -278,22 +279,27 @@ def describe(message: pb.ModelConfig, manifest: Manifest) -> None:
 
 
 def store_probe(message: pb.ModelConfig, versions: Mapping[int, Artifact]) -> None:
-    """Writes the highest version's sample, and the logits of each version with the same, for `clients/probe.py`.
+    """Writes the highest version's image and each version's logits, for a probe without the files.
 
-    Below float32 processors differ: tolerance null, only the class counts.
+    A version with another image has it beside its logits. Below float32 processors differ: tolerance null, only the
+    class counts.
     """
     message.parameters.pop("probe", None)
     samples = {number: each.sample for number, each in versions.items() if each.manifest.config is not None}
     if not samples:
         return
-    image, answers = samples[max(samples)].inputs[INPUT_NAME], {}
+    image, answers = samples[max(samples)].inputs[INPUT_NAME], dict[str, dict[str, Any]]()
     for number, sample in samples.items():
         exact = versions[number].manifest.precision == "fp32" and "HINT_BF16" not in message.parameters
-        if np.array_equal(sample.inputs[INPUT_NAME], image):
-            logits = sample.outputs[OUTPUT_NAME][0].tolist()
-            answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
-    packed = base64.b64encode(zlib.compress(image[0].tobytes(), 9)).decode()
-    message.parameters["probe"].string_value = json.dumps({"image": packed, "answers": answers})
+        logits = sample.outputs[OUTPUT_NAME][0].tolist()
+        answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
+        if not np.array_equal(sample.inputs[INPUT_NAME], image):
+            answers[str(number)]["image"] = _packed(sample.inputs[INPUT_NAME])
+    message.parameters["probe"].string_value = json.dumps({"image": _packed(image), "answers": answers})
+
+
+def _packed(image: NDArray[np.generic]) -> str:
+    return base64.b64encode(zlib.compress(image[0].tobytes(), 9)).decode()
 
 
 def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.errors import PublishError
 from export.images import embedded_sample
 from export.publishing.publish import publish, read_config, serve, versions
+from export.publishing.sample import Sample
 from export.publishing.triton_config import Serving, new_config
 from models.config import ModelConfig
 
@@ -57,6 +58,23 @@ def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_
     }
     serve(tmp_path / "vitbn", [1, 2])
     assert sorted(stored()["answers"]) == ["1", "2"]
+
+
+def test_a_version_with_another_sample_has_its_own_image(tmp_path: Path) -> None:
+    first, second = ARTIFACT, artifact_of(answer=[2.0] * 10)
+    image = 255 - first.sample.inputs["image"]
+    sample = Sample({"image": image}, first.sample.outputs).to_bytes()
+    publish(tmp_path, "vitbn", second)
+    folder = tmp_path / "vitbn" / "1"
+    (folder / "sample.npz").write_bytes(sample)
+    publish(tmp_path, "vitbn", first)
+    stored = json.loads(read_config(tmp_path / "vitbn").parameters["probe"].string_value)
+    assert [sorted(each) for each in stored["answers"].values()] == [
+        ["image", "logits", "tolerance"],
+        ["logits", "tolerance"],
+    ]
+    assert zlib.decompress(base64.b64decode(stored["answers"]["1"]["image"])) == image.tobytes()
+    assert zlib.decompress(base64.b64decode(stored["image"])) == first.sample.inputs["image"].tobytes()
 
 
 def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) -> None:

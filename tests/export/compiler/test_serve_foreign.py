@@ -14,9 +14,11 @@ import tritonclient.http as http
 from click.testing import CliRunner
 from foreign_networks import Encoder, export, parse
 
+from clients.probe import probe_server
 from export.publishing.foreign import foreign_artifact
 from export.publishing.promote import served as live_versions
 from export.publishing.publish import publish, read_config
+from export.publishing.sample import Sample
 from export.repository import repository as command
 from export.rewrite import rewrite
 from serving.running import running_server
@@ -107,6 +109,22 @@ def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> Non
                 given.set_data_from_numpy(array)
             answer = client.infer("reranker", inputs).as_numpy("y")
             np.testing.assert_allclose(answer, original.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+        _compare_with_the_sample(server.http_url, published[1])
+
+
+def _compare_with_the_sample(url: str, models: Path) -> None:
+    """The probe asks the sample's own ids, and finds an answer that is off by a twentieth."""
+    (found,) = probe_server(url, timeout_s=10, repositories=[models]).versions
+    assert (found.state, found.max_abs_error) == ("right", pytest.approx(0, abs=1e-4))
+    assert [each.state for each in probe_server(url, timeout_s=10).versions] == ["not compared"]
+    path = models / "reranker" / "1" / "sample.npz"
+    whole, sample = path.read_bytes(), Sample.read(path)
+    largest = float(np.abs(sample.outputs["y"]).max())
+    path.write_bytes(Sample(sample.inputs, {"y": sample.outputs["y"] + np.float32(0.05 * largest)}).to_bytes())
+    (found,) = probe_server(url, timeout_s=10, repositories=[models]).versions
+    path.write_bytes(whole)
+    assert found.state == "wrong"
+    assert found.max_abs_error == pytest.approx(0.05 * largest, rel=0.01)
 
 
 @pytest.mark.slow

@@ -82,12 +82,14 @@ class Acts:
         for model, version in sorted(uncompared - self._uncompared):
             self.say(f"model {model}, version {version} is not compared: it has no sample beside it")
         self._uncompared |= uncompared
-        if verdict.ok and not self._was_healthy:
+        right = verdict.ok and "busy" not in verdict.states.values()
+        if right and not self._was_healthy:
             compared = sorted({model for model, _ in verdict.states.keys() - uncompared})
             others = [f"{model} {version}" for model, version in sorted(uncompared)]
             told = f"right: {', '.join(compared)}" if compared else "the probe"
             self.say(f"every served version answers {told}{'; not compared: ' if others else ''}{', '.join(others)}")
-        self._was_healthy = verdict.ok
+        if right or not verdict.ok:
+            self._was_healthy = right
 
     def reloading(self, model: str, reason: str) -> None:
         self._reloads.labels(model).inc()

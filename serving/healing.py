@@ -107,6 +107,8 @@ class Judge:
                 reason = f"version {doubted[-1].version} answers wrong ({doubted[-1].reason})"
                 found.append(Sick(model, reason, wrong={each.version: each.reason for each in doubted}))
                 continue
+            if not failures and verdict.versions(model, "busy") - history.right:
+                continue  # it has answered somebody, but nobody knows what
             if not failures:
                 history.failed.append(False)
                 history.in_vain, history.busy = False, None

@@ -103,6 +103,16 @@ def test_a_version_that_two_loads_have_not_made_quick_is_slow(
         judge.healed("linear")
 
 
+def test_a_version_that_answers_others_in_time_for_once_is_no_quicker() -> None:
+    """Requests pile up at it; the end of any lets a probe pass as busy."""
+    judge, slow, busy = Judge(), verdict(Failure("linear", 1, "no answer in time")), verdict(state="busy")
+    judge.healed("linear")
+    found = [judge.sick(each, []) for each in (slow, busy, busy, busy, busy, slow)]
+    assert [[dict(each.slow) for each in sick] for sick in found] == [*5 * [[]], [{1: "no answer in time"}]]
+    judge = Judge()
+    assert [judge.sick(each, []) for each in (RIGHT, slow, busy, busy, busy, slow)] == 6 * [[]], "it was right before"
+
+
 def test_new_processes_are_not_compared_with_old() -> None:
     """A slow model would fail at once after its load."""
     judge = Judge()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
@@ -106,12 +106,11 @@ class Acts:
             self._swept_bytes.inc(size)
             self.say(f"swept {processes} processes and {size} bytes of shared memory of the server before")
 
-    def cut_off(self, models: int, requests: int) -> None:
-        """At a stop: what Triton still had when its time was over."""
-        if requests:
-            self.say(f"{requests} requests or connections were open after {EXIT_TIMEOUT_S} s: they were cut off")
-        elif models:
-            self.say(f"{models} models took longer than {EXIT_TIMEOUT_S} s to end: their processes were ended")
+    def cut_off(self, held: Mapping[str, int]) -> None:
+        """What Triton still held when the time for its end was over; unloading models alone cost nobody an answer."""
+        cut = [f"{count} {kind}" for kind, count in held.items() if count and kind != "models"]
+        if cut:
+            self.say(f"after {EXIT_TIMEOUT_S} s {', '.join(cut)} were open: they were cut off")
 
     def descriptors(self, held: int, limit: int) -> None:
         """Said at nine tenths of the limit, and again after it was half."""

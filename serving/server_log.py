@@ -22,7 +22,9 @@ PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # Triton's; informing lines 
 REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
 LAUNCHER = b"tritonserver: "
 NOISE = b"CudaDriverHelper"  # on every machine without CUDA
-OPEN_AT_THE_END = re.compile(rb"Timeout \d+: Found (\d+) live models and (\d+) in-flight non-inference requests")
+# In the last second of a stop.
+OPEN = re.compile(rb'"Timeout [01]: Found (\d+) (HTTP|model versions|live models)(?: and (\d+) in-flight)?')
+KINDS = {b"HTTP": "HTTP connections", b"model versions": "models with requests", b"live models": "models"}
 
 
 class ServerLog:
@@ -32,7 +34,7 @@ class ServerLog:
         reader, writer = os.pipe()
         self.writer: IO[bytes] = os.fdopen(writer, "wb")
         self.reason, self._told_by_launcher, self._is_triton = "", False, False
-        self.open_at_the_end = (0, 0)  # models, requests without an answer yet
+        self.open_at_the_end: dict[str, int] = {}
         self._say, self._passed, self._since_s = say, Counter[bytes](), time.monotonic()
         self._thread = threading.Thread(target=self._read, args=(os.fdopen(reader, "rb"),), daemon=True)
         self._thread.start()
@@ -77,8 +79,8 @@ class ServerLog:
         self._since_s = time.monotonic()
 
     def _understand(self, line: bytes) -> None:
-        if found := OPEN_AT_THE_END.search(line):
-            self.open_at_the_end = int(found[1]), int(found[2])
+        if found := OPEN.search(line):
+            self.open_at_the_end |= {KINDS[found[2]]: int(found[1]), "other requests": int(found[3] or 0)}
         elif NOISE not in line and (reason := REASON.match(line)):
             self._told_by_launcher = line.startswith(LAUNCHER)
             self.reason = next(filter(None, reason.groups()), b"").decode(errors="replace").strip().strip('" ')

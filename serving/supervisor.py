@@ -156,7 +156,7 @@ class Supervisor:
             self._acts.swept(*family.sweep())
             log.ended()
             if code and grace_s == STOP_S:
-                self._acts.cut_off(*log.open_at_the_end)
+                self._acts.cut_off(log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.drills import server_faults, slow_connections, supervised_faults
+from benchmarks.drills import poor_machines, server_faults, slow_connections, supervised_faults
 from benchmarks.drills.bench import DrillBench
 from benchmarks.faults import faults
 from benchmarks.measure.run import Row
@@ -27,6 +27,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_faults, "REQUESTS", 60)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
+    monkeypatch.setattr(supervised_faults, "LATER_S", 25.0)  # five times the room
+    monkeypatch.setattr(poor_machines, "HELD_S", 1.0)
     monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 
@@ -64,6 +66,21 @@ def test_slow_connections_to_the_page_keep_nobody_out(bench: DrillBench) -> None
     row = run(bench, "slow-connections")
     assert (row["connections"], row["failed"]) == (500, 0)
     assert row["right"] > 0
+
+
+def test_a_lying_version_is_taken_away(bench: DrillBench) -> None:
+    row = run(bench, "lying-version")
+    assert row["wrong"] > 0, "it lied"
+    assert (row["wrong_later"], row["restarts"], row["reloads"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["no-home", "few-descriptors"])
+def test_a_poor_machine_is_served(bench: DrillBench, name: str) -> None:
+    row = run(bench, name)
+    assert (row["wrong"], row["right"] > 100) == (0, True)
+    if name == "few-descriptors":
+        assert row["start_refused"]
+        assert row["log_bytes"] < 1_000_000, "417 MB a minute without a bound"
 
 
 @pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "slow-probe", "two-supervisors"])

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from serving import server_log
+from serving.acts import Acts
 from serving.server_log import LINES, ServerLog
 
 CACHE = (
@@ -63,11 +64,24 @@ def test_a_flood_of_minutes_is_told_of_in_each_window(
     assert len(capfd.readouterr().err.splitlines()) <= LINES * (windows + 1)
 
 
-def test_what_was_open_at_a_stop_is_read(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        f'I1126 23:55:57.3 1 server.cc:345] "Timeout {left}: Found {models} live models and {requests} in-flight '
-        'non-inference requests"\n'
-        for left, models, requests in ((3, 4, 1), (2, 1, 0))
-    ]
-    log, _, _ = told("".join(lines).encode(), capfd)
-    assert log.open_at_the_end == (1, 0)
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ["Timeout 3: Found 2 HTTP service connections", "Timeout 1: Found 1 HTTP service connections"],
+            "1 HTTP connections",
+        ),
+        (["Timeout 3: Found 2 HTTP service connections"], None),  # they ended in time
+        (["Timeout 1: Found 2 model versions that have in-flight inferences"], "2 models with requests"),
+        (["Timeout 1: Found 3 live models and 4 in-flight non-inference requests"], "4 other requests"),
+        (["Timeout 1: Found 3 live models and 0 in-flight non-inference requests"], None),
+    ],
+)
+def test_a_stop_tells_what_was_cut_off(
+    lines: list[str], expected: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    acts = Acts(None)
+    log, _, _ = told("".join(f'I1127 00:30:52.4 1 server.cc:248] "{line}"\n' for line in lines).encode(), capfd)
+    acts.cut_off(log.open_at_the_end)
+    said = capfd.readouterr().err
+    assert said == "" if expected is None else f"after 3 s {expected} were open: they were cut off" in said

@@ -239,7 +239,9 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
     ]
     http_port, grpc_port = free_ports(2)
     ports, url = [f"--http-port={http_port}", f"--grpc-port={grpc_port}"], f"127.0.0.1:{http_port}"
-    process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=subprocess.DEVNULL)
+    log = tmp_path.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=file)
     try:
         wait_until(lambda: probe_server(url, timeout_s=5).ok, "right")
         supervisor = psutil.Process(process.pid)
@@ -253,6 +255,7 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
             assert process.wait(HEAL_S) == 0
             assert time.monotonic() - started < STOP_S
         assert not [each for each in family if lives(each)]
+        assert "after 3 s 1 HTTP connections were open: they were cut off" in log.read_text()
     finally:
         process.kill()
 

@@ -14,9 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
-LINES, WINDOW_S = 20, 10.0  # of a kind that pass
+LINES, WINDOW_S, KINDS_AT_ONCE = 20, 10.0, 1000  # of a kind that pass
+LONGEST = 1 << 16  # bytes of a line
 DRAIN_S = 0.2  # for the last lines of an ended server
 PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # Triton's; informing lines begin with I
 REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
@@ -53,7 +55,7 @@ class ServerLog:
 
     def _read(self, pipe: IO[bytes]) -> None:
         with pipe:
-            for line in pipe:
+            for line in iter(partial(pipe.readline, LONGEST), b""):
                 if self._passes(line):
                     self._understand(line)
                     with suppress(OSError, ValueError):  # a terminal that is gone
@@ -61,10 +63,10 @@ class ServerLog:
         self._tell()
 
     def _passes(self, line: bytes) -> bool:
-        if time.monotonic() - self._since_s > WINDOW_S:
+        if time.monotonic() - self._since_s > WINDOW_S or len(self._passed) > KINDS_AT_ONCE:
             self._tell()
         self._is_triton = self._is_triton or bool(re.match(rb"[IWE]\d{4} ", line))
-        if line.startswith(b"I") or not line.strip(b"+-|\n "):
+        if line.startswith((b"I", b"|", b"+")):  # Triton informs, also in tables
             return True
         kind = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))
         self._passed[kind] += 1

@@ -281,7 +281,7 @@ class Supervisor:
             raise ServerLost("failed", f"model {name} does not load again: {error}") from error
         judge.healed(name)
         self._prober.start()
-        self._acts.say(f"model {name} is loaded again")
+        self._acts.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
         return dict.fromkeys(own, time.monotonic() + REPLACED_S)
 
     def _is_ready(self, name: str, version: int) -> bool:

@@ -75,11 +75,11 @@ def _timed(
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
     from export.compiler.graph.reads import parse_read
-    from export.compiler.passes.prepare import Prepare
+    from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw, first_dimensions
     from export.compiler.proof.runs import picked
 
-    Prepare()(model := ir.load(files[PLAIN]))
+    model = prepared(ir.load(files[PLAIN])).model
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
     reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
     calls, left_out = candidates(files, lambda outputs: picked(names, outputs, reads)[0], feeds)

@@ -110,9 +110,8 @@ def _print(file: Path, output: Path, written: Written) -> None:
     click.echo(f"Read {file}")
     click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")
     for step in written.rewritten.steps:
-        if not step.sites:
-            reason = step.refusals[-1] if step.refusals else "nothing of its kind"
-            click.echo(f"  {step.name:16}{'left out':>16}  {reason}")
+        if step.left_out:
+            click.echo(f"  {step.name:16}{'left out':>16}  {step.left_out}")
             continue
         places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
         click.echo(f"  {step.name:16}{step.macs:>16,}  {places}{step.sites[0]}{' …' if places else ''}")

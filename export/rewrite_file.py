@@ -26,16 +26,9 @@ from export.compiler.graph.files import (
 )
 from export.compiler.graph.reads import Read, parse_read, resolve
 from export.compiler.operators.contrib import without_double
-from export.compiler.passes.prepare import Prepare
-from export.compiler.pipeline import PASSES, Rewritten, rewrite
+from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Comparison, Proof, Proved, prove
-from export.compiler.proof.inputs import (
-    channels,
-    first_dimensions,
-    free_dimensions,
-    past_dimensions,
-    read_inputs,
-)
+from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner, session
 from export.publishing.artifact import ONNX_FILE
@@ -45,7 +38,6 @@ from export.publishing.sample import Sample
 from export.timing import Timed, time_both
 from models.files import sha256
 
-USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 LEAST_IR_VERSION = 4  # older files list every weight among the inputs
 
 
@@ -91,16 +83,16 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
     dtype = dtype_of(original)
-    Prepare()(prepared := original.clone())
-    sizes = cost_sizes(prepared.graph, request.dims)
-    rewritten = rewrite(prepared, reads, request.only, sizes)
+    whole = prepared(original)
+    graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
+    rewritten = rewrite(whole, reads, request.only, sizes)
     missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
     if missing:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain = without_functions(original)
-    given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
+    given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     without = without_double(plain.graph)
     asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
     with staged(output) as written:
@@ -109,14 +101,14 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(rewritten.model))
         own = Comparison(dtype, _beside(asked.double, without))
-        proved = prove(rounds(plain, prepared.graph, path, asked, say), rewritten.model, runner, own, say)
+        proved = prove(rounds(plain, graph, path, asked, say), rewritten.model, runner, own, say)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
         about = describe(path, original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
         artifact = any_artifact(contents, runner.session, Sample(proved.feeds, proved.answers), dtype, about)
         del runner  # holds all weights
-        timed = time_both(path, written, prepared.graph, sizes) if request.time else ()
+        timed = time_both(path, written, graph, sizes) if request.time else ()
         lay(written, artifact)
     return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
 
@@ -135,16 +127,6 @@ def _beside(double: bool, without: ir.Node | None) -> str:
     if without is not None:
         return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
     return "the original in float64" if double else "the original"
-
-
-def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """Raises BadRequest for unknown names in `dims`."""
-    symbols, first = free_dimensions(graph), first_dimensions(graph)
-    unknown = sorted(dims.keys() - set(symbols))
-    if unknown:
-        raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
-    usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
-    return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
 
 
 def without_functions(model: ir.Model) -> ir.Model:

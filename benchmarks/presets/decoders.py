@@ -90,9 +90,9 @@ def multiplications(path: Path) -> int:
 
     from export.compiler.graph.shapes import Shapes
     from export.compiler.operators.costs import graph_macs
-    from export.compiler.passes.prepare import Prepare
+    from export.compiler.pipeline import prepared
 
-    Prepare()(model := ir.load(path))
+    model = prepared(ir.load(path)).model
     return graph_macs(Shapes(model.graph, sizes(model.graph)))
 
 
@@ -111,10 +111,10 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     import onnxruntime
 
     from export.compiler.graph.reads import parse_read
-    from export.compiler.passes.prepare import Prepare
+    from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw
 
-    Prepare()(model := ir.load(folder / PLAIN / "model.onnx"))
+    model = prepared(ir.load(folder / PLAIN / "model.onnx")).model
     feeds = draw(model.graph, sizes(model.graph))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4

@@ -1,80 +1,138 @@
-"""All passes in sequence, with the gain of each.
+"""The driver: prepares a graph once, runs the passes in order, counts what each saves and says where each stopped.
 
 In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 
-from export.compiler.errors import NothingToRewrite, NotSupported, Refusal, Site
-from export.compiler.graph.inference import infer
+from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Refusal, Site
 from export.compiler.graph.reads import Read, apply_reads, parse_read, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import graph_macs, is_multiplying
-from export.compiler.passes.absorb_queries import AbsorbQueries
-from export.compiler.passes.fold_affine import FoldAffine
-from export.compiler.passes.prepare import Prepare, fold_constants
-from export.compiler.passes.read_rows import ReadRows
-from export.compiler.passes.results import RewriteResult
-from export.compiler.proof.inputs import free_dimensions, shape_of
+from export.compiler.passes.absorb_queries import absorb_queries
+from export.compiler.passes.fold_affine import fold_affine
+from export.compiler.passes.outcome import Pass
+from export.compiler.passes.prepare import fold_constants, prepare, settle
+from export.compiler.passes.read_rows import read_rows
+from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
 
-PASSES: Mapping[str, Callable[[Mapping[str, int]], ir.passes.InPlacePass]] = {
-    FoldAffine.name: FoldAffine,
-    ReadRows.name: ReadRows,
-    AbsorbQueries.name: AbsorbQueries,
+PASSES: Mapping[str, Pass] = {
+    "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
+    "read-rows": read_rows,  # then: few queries in the last block make its absorption pay
+    "absorb-queries": absorb_queries,
 }
+MOVING = frozenset({"read-rows"})  # passes that compute no new weights
+USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 
 
 @dataclass(frozen=True)
 class Step:
+    """`macs`: what is left after the pass. Without `sites` the last of the `refusals` says why."""
+
     name: str
     macs: int
     sites: tuple[Site, ...]
     refusals: tuple[Refusal, ...]
 
+    @property
+    def left_out(self) -> str:
+        """Why the pass changed nothing; empty if it did."""
+        if self.sites:
+            return ""
+        return str(self.refusals[-1]) if self.refusals else "nothing of its kind"
+
 
 @dataclass(frozen=True)
 class Rewritten:
+    """`macs`: of the original."""
+
     model: ir.Model
     macs: int
     steps: tuple[Step, ...]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A model in the form that the passes read."""
+
+    model: ir.Model
+
+
+def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
+    """The caller's model stays as it is. Raises NotSupported."""
+    if isinstance(model, Prepared):
+        return model
+    own = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
+    prepare(own)
+    return Prepared(own)
+
+
+def optimise(
+    model: ir.Model | onnx.ModelProto | Prepared,
+    passes: Sequence[str] = tuple(PASSES),
+    reads: Sequence[str | Read] = (),
+    sizes: Mapping[str, int] | None = None,
+) -> Rewritten:
+    """The same answers with less work; the caller's model stays as it is.
+
+    passes: some of PASSES; they run in its order, whatever theirs. reads: parts of the outputs that the user reads,
+    `hidden[:,0]`; by default all. sizes: of free dimensions, for counting costs. The result has a Step for each pass:
+    `macs` left after it, `sites` that it rewrote, `refusals` that name the operator where it stopped.
+
+    New weights are computed in float64 and cast once; `proof.runs.double_answers` computes with them as they were
+    before the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or
+    output.
+    """
+    if unknown := sorted({*passes} - PASSES.keys()):
+        raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
+    own, sizes = prepared(model).model.clone(), sizes or {}
+    given = [parse_read(read) if isinstance(read, str) else read for read in reads]
+    if given:
+        apply_reads(own.graph, resolve(given, [str(value.name) for value in own.graph.outputs]))
+        settle(own)
+    if without_double(own.graph) is not None:  # new weights would have no exact reference
+        passes = [name for name in passes if name in MOVING]
+    before, steps = model_macs(own, sizes), []
+    for name, run in PASSES.items():
+        if name not in passes:
+            continue
+        outcome = run(own, sizes)
+        if outcome.sites:
+            settle(own)
+        steps.append(Step(name, model_macs(own, sizes), outcome.sites, outcome.refusals))
+    return Rewritten(own, before, tuple(steps))
+
+
 def rewrite(
-    model: ir.Model,
+    model: ir.Model | onnx.ModelProto | Prepared,
     reads: Sequence[str | Read] = (),
     passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
 ) -> Rewritten:
-    """The passes run in the order of PASSES. Costs are counted at `sizes` of the free dimensions.
+    """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes."""
+    done = optimise(model, passes, reads, sizes)
+    norms = [site for step in done.steps for site in step.sites if site.operator == "BatchNormalization"]
+    if not norms and (not done.steps or done.steps[-1].macs >= done.macs):
+        raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in done.steps))
+    return done
 
-    Raises NotSupported for an unsupported graph, BadRequest for an unknown output, and NothingToRewrite if no
-    multiplication is saved and no BatchNormalization goes.
-    """
-    model = model.clone()
-    given = [parse_read(read) if isinstance(read, str) else read for read in reads]
-    apply_reads(model.graph, resolve(given, [str(value.name) for value in model.graph.outputs]))
-    Prepare()(model)
-    if without_double(model.graph) is not None:  # new weights would have no exact reference
-        passes = [name for name in passes if name == ReadRows.name]
-    before = model_macs(model, sizes or {})
-    steps = []
-    for name in sorted({*passes}, key=[*PASSES].index):  # absorb-queries needs the cuts of read-rows
-        result = PASSES[name](sizes or {})(model)
-        infer(model)
-        done = (result.sites, result.refusals) if isinstance(result, RewriteResult) else ((), ())
-        steps.append(Step(name, model_macs(model, sizes or {}), *done))
-    norms = [site for step in steps for site in step.sites if site.operator == "BatchNormalization"]
-    if not norms and (not steps or steps[-1].macs >= before):
-        reasons = [f"{step.name}: {_outcome(step)}" for step in steps]
-        raise NothingToRewrite("; ".join(reasons))
-    return Rewritten(model, before, tuple(steps))
+
+def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """Sizes at which costs are usually counted. Raises BadRequest for unknown names in `dims`."""
+    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    unknown = sorted(dims.keys() - set(symbols))
+    if unknown:
+        raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
+    usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
+    return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
 
 
 def model_macs(model: ir.Model, sizes: Mapping[str, int]) -> int:
@@ -101,4 +159,4 @@ def _are_sized(shapes: Shapes) -> bool:
 def _outcome(step: Step) -> str:
     if step.sites:
         return f"{len(step.sites)} places rewritten, which saves no multiplication of a matrix"
-    return str(step.refusals[-1]) if step.refusals else "nothing of its kind"
+    return step.left_out

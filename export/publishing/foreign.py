@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.compiler.graph.files import dtype_of, read_model, weights_by_place
-from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import prepared
 from export.compiler.proof.compare import TOLERANCES
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Asked, rounds
@@ -55,6 +55,5 @@ def _tensors(given: Any) -> dict[str, Tensor]:
 def _inputs(file: Path) -> Feeds:
     if (beside := file.with_suffix(".npz")).exists():
         return Sample.read(beside).inputs
-    model = read_model(file)
-    Prepare()(model)
+    model = prepared(read_model(file)).model
     return next(rounds(model, model.graph, file, Asked())).feeds

@@ -7,7 +7,9 @@ inner dimensions are ignored: they may be wrong.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 
 import onnx_ir as ir
@@ -16,12 +18,49 @@ from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symb
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
-from export.compiler.graph.shapes import FAR, Dim, agree, number, product, same, slices
+from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, number, product, same, slices
 
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
 
 ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
 COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
+
+
+def infer_new(model: ir.Model) -> None:
+    """As `infer`, for nodes without shapes and readers of their integers; other values keep their shapes."""
+    new = {node for node in model.graph if any(value.shape is None or value.dtype is None for value in node.outputs)}
+    if not new:
+        return
+    context = ShapeInferenceContext(model.opset_imports, policy="refine")
+    values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
+    dims = {dim for value in values if value.shape is not None for dim in value.shape.dims}
+    context.reserve_symbol_names({name for dim in dims if isinstance(dim, ir.SymbolicDim) for name in _symbols(dim)})
+    fresh: set[ir.Value | None] = set()
+    for node in model.graph:
+        if node not in new and fresh.isdisjoint(node.inputs):
+            continue
+        function = registry.get(node.domain, node.op_type, context.get_opset_version(node.domain))
+        if function is None:  # known as a function of other operators, or not at all
+            infer(model)
+            return
+        for value in node.outputs:
+            value.metadata_props.pop(SYM_DATA_KEY, None)
+            value.const_value = None
+        with _as_refusal():
+            function(context, node)
+        fresh |= {value for value in node.outputs if value.dtype in WHOLE_NUMBERS}
+
+
+def _symbols(dim: ir.SymbolicDim) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", str(dim)))
+
+
+@contextmanager
+def _as_refusal() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # the base class of all the library's errors
+        raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
 
 
 def infer(model: ir.Model) -> None:
@@ -34,10 +73,8 @@ def infer(model: ir.Model) -> None:
                 value.const_value = None
             value.metadata_props.pop(SYM_DATA_KEY, None)
     logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
-    try:
+    with _as_refusal():
         infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
-    except ValueError as error:  # the base class of all its errors
-        raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
 
 
 registry.collect()
@@ -126,7 +163,7 @@ def _reshape(library: Inference) -> Inference:
             return
         pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
         dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
-        if same(product(dims), product(source.shape.dims)):
+        if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):
             out.shape = ir.Shape(dims)
 
     return infer_reshape

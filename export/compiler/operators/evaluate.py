@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -19,6 +20,11 @@ from export.compiler.graph.constants import FLOATS, constant
 from export.compiler.operators.kernels import KERNELS
 
 Array = NDArray[np.generic]
+
+
+# The proof asks every node again, with other inputs. A node that changes needs another runner, and no pass changes
+# which inputs a node has.
+RUNNERS: WeakKeyDictionary[ir.Node, ReferenceEvaluator] = WeakKeyDictionary()
 
 
 class UnknownOperator(Exception):
@@ -48,17 +54,15 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
         source = node.inputs[0]
         array = values[source] if source is not None and source in values else _known(source)
         return {node.outputs[0]: array.astype(np.float64)}
-    proto = ir.to_proto(node)
-    feeds: dict[str, Array] = {}
-    for position, value in enumerate(node.inputs):
-        if value is not None:
-            feeds[f"in{position}"] = values[value] if value in values else _known(value)
-            proto.input[position] = f"in{position}"
-    for position, output in enumerate(node.outputs):
-        proto.output[position] = f"out{position}" if output.name else ""
-    _widen(proto)
+    feeds = {
+        f"in{position}": values[value] if value in values else _known(value)
+        for position, value in enumerate(node.inputs)
+        if value is not None
+    }
     try:
-        results = _runner(node, proto, list(feeds)).run(None, feeds)
+        if node not in RUNNERS:
+            RUNNERS[node] = _runner(node, list(feeds))
+        results = RUNNERS[node].run(None, feeds)
     except Exception as error:  # numpy, torch and onnx share no base class
         reason = " ".join(str(error).split())[:200] or "expected an operator with a reference, found none"
         raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {reason}") from error
@@ -66,7 +70,13 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
     return {output: np.asarray(result) for output, result in zip(named, results, strict=True)}
 
 
-def _runner(node: ir.Node, proto: onnx.NodeProto, inputs: list[str]) -> ReferenceEvaluator:
+def _runner(node: ir.Node, inputs: list[str]) -> ReferenceEvaluator:
+    proto = ir.to_proto(node)
+    for position, value in enumerate(node.inputs):
+        proto.input[position] = f"in{position}" if value is not None else ""
+    for position, output in enumerate(node.outputs):
+        proto.output[position] = f"out{position}" if output.name else ""
+    _widen(proto)
     graph = onnx.helper.make_graph(
         [proto],
         "node",

@@ -26,58 +26,42 @@ from export.compiler.graph.constants import Constants, of_type
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.passes.prepare import Prepare
-from export.compiler.passes.results import RewriteResult
+from export.compiler.passes.outcome import Outcome
 
 
-class AbsorbQueries(ir.passes.InPlacePass):
-    name = "absorb-queries"
-
-    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
-        super().__init__()
-        self.sizes = dict(sizes or {})
-
-    def check(self, shapes: Shapes, node: ir.Node) -> FewQueries:
-        """Raises Refused if absorption costs more."""
-        site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
-        if site.after >= site.before:
-            reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
-            raise Refused(node.outputs[0].name or "", node.op_type, reason)
-        return site
-
-    def rewrite(self, model: ir.Model, site: FewQueries) -> None:
+def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    sites: list[Site] = []
+    refusals: list[Refusal] = []
+    shapes = Shapes(model.graph, sizes)
+    for node in list(model.graph):
+        if node.domain or node.op_type not in ("Softmax", "Attention"):
+            continue
+        softmax = node
+        try:
+            site = _check(shapes, node)
+            if node.op_type == "Attention":
+                softmax = take_apart(shapes, node)
+                drop_unread(model)
+                site = _check(shapes, softmax)
+        except Refused as refused:
+            refusals.append(refused.refusal)
+            continue
         Absorber(model.graph, site).run()
-        drop_unread(model)
+        drop_unread(model)  # the next attention may be read by what is now unread
+        change = f"{site.parts.queries} queries absorb keys and values, {site.before:,} -> {site.after:,} MACs"
+        sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
+    if sites:
+        Materialiser(shapes, analyse(shapes)).run()  # cuts columns of keys and values off a MatMul with the queries'
+    return Outcome(tuple(sites), tuple(refusals))
 
-    def call(self, model: ir.Model) -> RewriteResult:
-        Prepare()(model)
-        sites: list[Site] = []
-        refusals: list[Refusal] = []
-        for node in list(model.graph):
-            if node.domain or node.op_type not in ("Softmax", "Attention"):
-                continue
-            softmax = node
-            try:
-                site = self.check(Shapes(model.graph, self.sizes), node)
-                if node.op_type == "Attention":
-                    softmax = take_apart(Shapes(model.graph, self.sizes), node)
-                    drop_unread(model)
-                    site = self.check(Shapes(model.graph, self.sizes), softmax)
-            except Refused as refused:
-                refusals.append(refused.refusal)
-                continue
-            self.rewrite(model, site)
-            change = f"{site.parts.queries} queries absorb keys and values, {site.before:,} -> {site.after:,} MACs"
-            sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
-        if sites:
-            self._trim(model)
-        return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals))
 
-    def _trim(self, model: ir.Model) -> None:
-        """Cuts columns of keys and values off a MatMul that also makes the queries."""
-        shapes = Shapes(model.graph, self.sizes)
-        Materialiser(shapes, analyse(shapes)).run()
-        drop_unread(model)
+def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
+    """Raises Refused if absorption costs more."""
+    site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
+    if site.after >= site.before:
+        reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
+        raise Refused(node.outputs[0].name or "", node.op_type, reason)
+    return site
 
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, demand_shape
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.inference import infer
+from export.compiler.graph.inference import infer_new
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
@@ -19,7 +19,7 @@ from export.compiler.passes.materialise import Materialiser
 def drop_unread(model: ir.Model) -> None:
     remove_unused(model)
     model.graph.sort()
-    infer(model)
+    infer_new(model)
     shapes = Shapes(model.graph)
     demands: Demands = {output: [WHOLE] for output in model.graph.outputs}
     for node in reversed(model.graph):
@@ -30,4 +30,4 @@ def drop_unread(model: ir.Model) -> None:
     Materialiser(shapes, dict.fromkeys(demands, WHOLE_VALUE)).run()
     remove_unused(model)
     model.graph.sort()
-    infer(model)
+    infer_new(model)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.compiler.analyses.affine import Affine, Affines
 from export.compiler.analyses.neighbours import Change, after, before, outputs_of
@@ -21,9 +20,9 @@ from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants, is_constant, of_type
 from export.compiler.graph.shapes import Shapes
-from export.compiler.passes.drop_unread import drop_unread
-from export.compiler.passes.prepare import LARGEST_FOLDED, Prepare
-from export.compiler.passes.results import RewriteResult
+from export.compiler.graph.unused import remove_unused
+from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.prepare import LARGEST_FOLDED
 
 
 @dataclass(frozen=True)
@@ -36,58 +35,56 @@ class Folding:
     upstream: bool
 
 
-class FoldAffine(ir.passes.InPlacePass):
-    name = "fold-affine"
+def fold_affine(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    sites: list[Site] = []
+    refusals: dict[ir.Value, Refusal] = {}
+    while folded := _sweep(model, Shapes(model.graph, sizes), refusals):
+        sites += folded
+    return Outcome(tuple(sites), tuple(refusals.values()))
 
-    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
-        super().__init__()
-        self.sizes = dict(sizes or {})
 
-    def check(self, shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
-        """Raises Refused if neither side takes up the map."""
-        if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-            raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
+def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> list[Site]:
+    """Folds each map that no fold before it has changed; refused maps come last."""
+    sites: list[Site] = []
+    changed: set[ir.Node | None] = set()
+    for value, form in sorted(ends(shapes), key=lambda end: end[0] in refusals):
+        if changed & {*form.nodes, form.root.producer()}:
+            continue
         try:
-            return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
+            folding = _check(shapes, value, form)
         except Refused as refused:
-            below = refused.refusal
-        _only_inside(value, form)
-        back = np.argsort(form.order)
-        try:
-            changes = before(shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes})
-        except Refused as refused:
-            above = refused.refusal
-            raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused
-        return _worth(Folding(value, form, tuple(changes), True))
-
-    def rewrite(self, model: ir.Model, folding: Folding) -> None:
+            refusals[value] = refused.refusal
+            continue
+        layers = ", ".join(f"{change.node.op_type} {change.node.outputs[0].name}" for change in folding.changes)
+        what = "BatchNormalization" if form.norms else form.nodes[-1].op_type
+        sites.append(
+            Site(value.name or "", what, f"folded into {layers} {'before' if folding.upstream else 'after'} it")
+        )
+        refusals.pop(value, None)
+        layers_changed = {change.node for change in folding.changes}
+        changed |= {*form.nodes, *layers_changed, form.root.producer()}
+        changed |= {use.node for node in layers_changed for use in node.outputs[0].uses()}  # the bias may be theirs
         Folder(model.graph, folding).run()
-        RemoveUnusedNodesPass()(model)
+        remove_unused(model)
+    return sites
 
-    def call(self, model: ir.Model) -> RewriteResult:
-        Prepare()(model)
-        sites: list[Site] = []
-        refusals: dict[ir.Value, Refusal] = {}
-        while (folding := self._next(Shapes(model.graph, self.sizes), refusals)) is not None:
-            layers = ", ".join(f"{change.node.op_type} {change.node.outputs[0].name}" for change in folding.changes)
-            what = "BatchNormalization" if folding.form.norms else folding.form.nodes[-1].op_type
-            where = "before" if folding.upstream else "after"
-            sites.append(Site(folding.value.name or "", what, f"folded into {layers} {where} it"))
-            refusals.pop(folding.value, None)
-            self.rewrite(model, folding)
-        if sites:
-            drop_unread(model)
-        return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
 
-    def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
-        """Tries refused maps last."""
-        asked = [*ends(shapes)]
-        for value, form in sorted(asked, key=lambda end: end[0] in refusals):
-            try:
-                return self.check(shapes, value, form)
-            except Refused as refused:
-                refusals[value] = refused.refusal
-        return None
+def _check(shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
+    """Raises Refused if neither side takes up the map."""
+    if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
+    try:
+        return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
+    except Refused as refused:
+        below = refused.refusal
+    _only_inside(value, form)
+    back = np.argsort(form.order)
+    try:
+        changes = before(shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes})
+    except Refused as refused:
+        above = refused.refusal
+        raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused
+    return _worth(Folding(value, form, tuple(changes), True))
 
 
 def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:

@@ -15,7 +15,7 @@ from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import opset, reads_shape_alone
-from export.compiler.graph.inference import infer
+from export.compiler.graph.inference import infer_new
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE, box
@@ -43,7 +43,7 @@ def move_choices(model: ir.Model) -> list[Site]:
             moved.run()
             remove_unused(model)
             model.graph.sort()
-            infer(model)
+            infer_new(model)
     return sites
 
 

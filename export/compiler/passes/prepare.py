@@ -28,6 +28,7 @@ from export.compiler.operators.contrib import DOMAIN, KNOWN
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.moves import RESHAPES, RULES
 from export.compiler.passes.decide_sizes import decide_sizes
+from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -40,30 +41,39 @@ LARGEST_FOLDED = 1 << 24  # elements
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 
 
-class Prepare(ir.passes.InPlacePass):
-    """Idempotent."""
+def prepare(model: ir.Model) -> None:
+    """In place and idempotent. Raises NotSupported."""
+    check_supported(model)
+    RemoveInitializersFromInputsPass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _drop_dropout(model.graph)
+    _expand_fills(model.graph)
+    _drop_identities(model.graph)
+    _name_free_dimensions(model.graph)
+    fold_constants(model)
+    _join_reshapes(model.graph)
+    remove_unused(model)
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        check_supported(model)
-        RemoveInitializersFromInputsPass()(model)
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        _drop_dropout(model.graph)
-        _expand_fills(model.graph)
-        _drop_identities(model.graph)
-        _name_free_dimensions(model.graph)
-        fold_constants(model)
-        if _join_reshapes(model.graph):
-            infer(model)
+
+def settle(model: ir.Model) -> None:
+    """Brings a prepared model that a pass has changed back into the prepared form."""
+    drop_unread(model)
+    while _simplify(model.graph):
+        drop_unread(model)
+    if _join_reshapes(model.graph):
         remove_unused(model)
-        return ir.passes.PassResult(model, True)
 
 
 def fold_constants(model: ir.Model) -> None:
-    """Also infers shapes."""
+    """Also infers shapes; a known constant may give a shape that was unknown."""
     infer(model)
-    while _fold_constants(model.graph) or decide_sizes(model.graph) or unflatten(model.graph):
+    while _simplify(model.graph):
         remove_unused(model)
         infer(model)
+
+
+def _simplify(graph: ir.Graph) -> bool:
+    return _fold_constants(graph) or decide_sizes(graph) or unflatten(graph)
 
 
 def check_supported(model: ir.Model) -> None:

@@ -19,13 +19,11 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse
 from export.compiler.errors import Refusal, Site
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.move_choices import move_choices
-from export.compiler.passes.prepare import Prepare
-from export.compiler.passes.results import RewriteResult
+from export.compiler.passes.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -35,41 +33,28 @@ class RowsPlan:
     sites: tuple[Site, ...]
 
 
-class ReadRows(ir.passes.InPlacePass):
-    name = "read-rows"
+def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    moved = move_choices(model)
+    plan = _plan(Shapes(model.graph, sizes))
+    sites = (*moved, *plan.sites)
+    if not sites:
+        return Outcome(refusals=(_obstacle(model.graph),))
+    Materialiser(plan.shapes, plan.demands).run()
+    return Outcome(sites)
 
-    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
-        super().__init__()
-        self.sizes = dict(sizes or {})
 
-    def check(self, model: ir.Model) -> RowsPlan:
-        """`model` is prepared."""
-        shapes = Shapes(model.graph, self.sizes)
-        demands = analyse(shapes)
-        sites = []
-        for node in model.graph:
-            boxes = demands.get(node.outputs[0], WHOLE_VALUE)
-            if is_multiplying(node) and boxes != WHOLE_VALUE:
-                parts = " and ".join(_words(part) for part in boxes)
-                share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
-                saved = (1 - share) * node_macs(shapes, node)
-                if saved > 0:
-                    sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}"))
-        return RowsPlan(shapes, demands, tuple(sites))
-
-    def rewrite(self, model: ir.Model, plan: RowsPlan) -> None:
-        Materialiser(plan.shapes, plan.demands).run()
-        remove_unused(model)
-        model.graph.sort()
-
-    def call(self, model: ir.Model) -> RewriteResult:
-        Prepare()(model)
-        moved = move_choices(model)
-        plan = self.check(model)
-        if moved or plan.sites:
-            self.rewrite(model, plan)
-        sites = (*moved, *plan.sites)
-        return RewriteResult(model, bool(sites), sites, () if sites else (_obstacle(model.graph),))
+def _plan(shapes: Shapes) -> RowsPlan:
+    demands = analyse(shapes)
+    sites = []
+    for node in shapes.graph:
+        boxes = demands.get(node.outputs[0], WHOLE_VALUE)
+        if is_multiplying(node) and boxes != WHOLE_VALUE:
+            parts = " and ".join(_words(part) for part in boxes)
+            share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
+            saved = (1 - share) * node_macs(shapes, node)
+            if saved > 0:
+                sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}"))
+    return RowsPlan(shapes, demands, tuple(sites))
 
 
 def _obstacle(graph: ir.Graph) -> Refusal:

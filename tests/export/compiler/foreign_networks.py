@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from export.compiler.graph.reads import parse_read
-from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.prepare import prepare
 from export.compiler.proof.compare import Comparison, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
 from export.compiler.proof.inputs import size_rounds
@@ -160,7 +160,7 @@ def parse(text: str, **initializers: Any) -> ir.Model:
 
 def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:
     """Both in float64, on inputs of three sizes."""
-    Prepare()(drawn := original.clone())
+    prepare(drawn := original.clone())
     double, parts = Comparison("float64", "the original"), [parse_read(read) for read in reads]
     names = [str(value.name) for value in original.graph.outputs]
     for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed):

@@ -19,7 +19,7 @@ from export.compiler.graph.inference import infer
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite
 from export.rewrite import rewrite as rewrite_command
 
@@ -113,7 +113,7 @@ def cut_model(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
 def cut_and_run(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
     original = cut_model(nodes, cut)
     rewritten = original.clone()
-    Prepare()(rewritten)
+    prepare(rewritten)
     shapes = Shapes(rewritten.graph)
     Materialiser(shapes, analyse(shapes)).run()
     remove_unused(rewritten)
@@ -189,6 +189,6 @@ def test_a_weight_of_two_forms_is_in_the_file_once() -> None:
     nodes = f"y = {made} t = Reshape(q4, form) i = Cast<to = 7>(b) g = Gather(t, i)"
     packed, scales = RNG.integers(0, 256, (16384, 1, 8), dtype=np.uint8), RNG.random((16384, 1)).astype(np.float32)
     model = parse(f"{HEADER}(float y, uint8 g) {{ {nodes} }}", q4=packed, s4=scales, form=np.array([16384, 8]))
-    Prepare()(model)
+    prepare(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
     assert sum(weight is not None and weight.size == packed.size for weight in weights) == 1

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from export.compiler.graph.reads import parse_read
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import graph_macs
-from export.compiler.passes.prepare import Prepare
-from export.compiler.pipeline import model_macs
+from export.compiler.passes.prepare import prepare
+from export.compiler.pipeline import cost_sizes, model_macs
 from export.compiler.proof.runs import Runner
 from export.rewrite import rewrite
-from export.rewrite_file import cost_sizes
 
 Array = NDArray[Any]
 LENGTHS = [(batch, new, past) for batch in (1, 2) for new in (1, 2, 5, 33) for past in (0, 7)]
@@ -158,7 +157,7 @@ def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
     for name, array in (("table", np.tri(512, dtype=bool)), ("w", np.ones((8, 8), np.float32))):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         proto.graph.input.remove(next(value for value in proto.graph.input if value.name == name))
-    Prepare()(model := ir.from_proto(proto))
+    prepare(model := ir.from_proto(proto))
     assert cost_sizes(model.graph, {"b": 2}) == {"b": 2, "n": 128, "p": 0}
     for new, past in ((128, 0), (100, 28), (1, 60)):
         total = 2 * (2 * new * (past + new) * 8 + new * 64)
@@ -178,7 +177,7 @@ def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> Non
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     del proto.graph.input[3]
-    Prepare()(model := ir.from_proto(proto))
+    prepare(model := ir.from_proto(proto))
     assert model_macs(model, cost_sizes(model.graph, {})) == (128 + 9) * 8 * 8
 
 

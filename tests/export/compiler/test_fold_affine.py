@@ -9,8 +9,7 @@ from foreign_networks import parse
 from numpy.typing import NDArray
 
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.passes.fold_affine import FoldAffine
-from export.compiler.passes.prepare import Prepare
+from export.compiler.pipeline import Rewritten, optimise
 
 NORM = "BatchNormalization(x, g, b, m, v)"
 FOLDS = [
@@ -62,14 +61,18 @@ def network(nodes: str) -> ir.Model:
     )
 
 
+def fold(model: ir.Model) -> Rewritten:
+    return optimise(model, ["fold-affine"])
+
+
 def norms(model: ir.Model) -> int:
     return sum(node.op_type == "BatchNormalization" for node in model.graph)
 
 
 @pytest.mark.parametrize("nodes", FOLDS)
 def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
-    original, folded = network(nodes), network(nodes)
-    assert FoldAffine()(folded).modified
+    original = network(nodes)
+    folded = fold(original).model
     assert (norms(original), norms(folded)) == (1, 0)
     feeds = {"a": np.random.default_rng(1).standard_normal((3, 5, 6))}
     before, after = evaluate(original, feeds)[0], evaluate(folded, feeds)[0]
@@ -79,20 +82,20 @@ def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
 
 def test_a_scale_folds_once_the_norm_behind_it_has() -> None:
     model = network("s = Mul(a, half) x = Reshape(s, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)")
-    assert [site.operator for site in FoldAffine()(model).sites] == ["BatchNormalization", "Mul"]
-    assert [node.op_type for node in Prepare()(model).model.graph] == ["MatMul", "Add"]
+    folded = fold(model)
+    assert [site.operator for site in folded.steps[0].sites] == ["BatchNormalization", "Mul"]
+    assert [node.op_type for node in folded.model.graph] == ["MatMul", "Add"]
 
 
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)
 def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> None:
     model = network(nodes)
-    result = FoldAffine()(model)
-    assert norms(model) == 1
-    assert any(re.search(reason, refusal.reason) for refusal in result.refusals)
+    folded = fold(model)
+    assert norms(folded.model) == 1
+    assert any(re.search(reason, refusal.reason) for refusal in folded.steps[0].refusals)
 
 
 def test_a_norm_without_variance_stays() -> None:
     model = network("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} t = Transpose<perm = [0, 2, 1]>(n) y = MatMul(t, w)")
     model.graph.initializers["v"].const_value = ir.tensor(np.full(6, -1, np.float32))
-    FoldAffine()(model)
-    assert norms(model) == 1
+    assert norms(fold(model).model) == 1

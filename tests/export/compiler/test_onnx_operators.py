@@ -22,7 +22,7 @@ from export.compiler.graph.reads import Read, apply_reads
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.prepare import prepare
 
 Array = NDArray[Any]
 CHUNKS = 8
@@ -70,7 +70,7 @@ def freed(proto: onnx.ModelProto) -> onnx.ModelProto:
 def part(model: ir.Model, read: Read) -> onnx.ModelProto:
     model = model.clone()
     apply_reads(model.graph, [read])
-    Prepare()(model)
+    prepare(model)
     shapes = Shapes(model.graph)
     Materialiser(shapes, analyse(shapes)).run()
     remove_unused(model)

@@ -11,7 +11,7 @@ from foreign_networks import VOCABULARY, Encoder, export, model, parse, proved
 from export.compiler.errors import BadRequest, NotSupported, ProofFailed
 from export.compiler.graph.reads import parse_read
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.compare import compare
 from export.compiler.proof.inputs import draw, free_dimensions, size_rounds, table_rows
@@ -128,7 +128,7 @@ def test_unnamed_axes_get_symbols_of_their_own() -> None:
     inputs = "float[?] zero, float[?] x, float[x_0] z"
     network = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float y) {{ y = Sum(zero, x, z) }}')
     network.graph.inputs[0].name = "0"
-    Prepare()(network)
+    prepare(network)
     assert free_dimensions(network.graph) == ["dim_0_0", "x_0_", "x_0"]
 
 

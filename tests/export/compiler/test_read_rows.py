@@ -6,17 +6,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from foreign_networks import Encoder, Vision, export, model, parse, proved
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.compiler.analyses.demand import analyse
-from export.compiler.errors import NothingToRewrite
+from export.compiler.errors import BadRequest, NothingToRewrite
 from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.passes.absorb_queries import AbsorbQueries
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.passes.prepare import Prepare
-from export.compiler.passes.read_rows import ReadRows
-from export.compiler.pipeline import rewrite
+from export.compiler.passes.prepare import prepare
+from export.compiler.pipeline import optimise, rewrite
 from export.compiler.proof.runs import session
 
 SIZES = {"batch": 1, "seq": 24}
@@ -61,13 +59,14 @@ def test_a_read_of_an_output_makes_the_rest_superfluous(read: str) -> None:
         proved(original, rewritten.model, ["y[:,2]"])
 
 
-def test_the_passes_compose_with_others_and_leave_the_given_model_alone() -> None:
+def test_the_given_model_stays_as_it_is() -> None:
     original = model(export(Encoder()))
     nodes = len(original.graph)
-    copy = original.clone()
-    result = ir.passes.Sequential(ReadRows(SIZES), AbsorbQueries(SIZES), RemoveUnusedNodesPass())(copy)
+    done = optimise(original, ["read-rows", "absorb-queries"], sizes=SIZES)
     assert len(original.graph) == nodes
-    assert len(result.model.graph) != nodes
+    assert len(done.model.graph) != nodes
+    with pytest.raises(BadRequest, match=r"passes: expected some of fold-affine, .*, found 'fold'"):
+        optimise(original, ["fold"])
 
 
 RULES = [
@@ -126,10 +125,10 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
     )
     feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
     expected = evaluate(original, feeds)
-    Prepare()(original)
+    prepare(original)
     shapes = Shapes(original.graph)
     Materialiser(shapes, analyse(shapes)).run()
-    RemoveUnusedNodesPass()(original)
+    remove_unused(original)
     original.graph.sort()
     for before, after in zip(expected, evaluate(original, feeds), strict=True):
         assert before.shape == after.shape
@@ -264,8 +263,9 @@ def test_scores_that_another_node_reads_stay_as_they_are(nodes: str, outputs: st
 )
 def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str, opset: int, reason: str) -> None:
     """Up to opset 12 a Softmax without an axis joins heads, queries and tokens."""
-    refusals = AbsorbQueries()(attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)).refusals
-    assert [refusal.reason for refusal in refusals] == [reason]
+    original = attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)
+    (step,) = optimise(original, ["absorb-queries"]).steps
+    assert [refusal.reason for refusal in step.refusals] == [reason]
 
 
 def test_queries_that_an_input_picks_are_not_alike() -> None:

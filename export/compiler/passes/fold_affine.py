@@ -15,7 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import Affine, Affines
-from export.compiler.analyses.neighbours import Change, after, before, outputs_of
+from export.compiler.analyses.downstream import after
+from export.compiler.analyses.neighbours import Change, outputs_of
+from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants, is_constant, of_type

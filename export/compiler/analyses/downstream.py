@@ -1,0 +1,147 @@
+"""How the linear layers after a value take up a scale and a shift of it.
+
+In: a value, and scale and shift along its axes. Out: `Change`s that let all its readers read its root, or Refused:
+
+    (D x + c) W + b = x (D W) + (c W + b)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.affine import Array, axis_of
+from export.compiler.analyses.neighbours import (
+    Change,
+    expect_channels,
+    linear_weight,
+    old_bias,
+    reshaped,
+    scaled,
+    shape_of,
+)
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import (
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    axes_of,
+    permutation,
+    reads_shape_alone,
+)
+from export.compiler.graph.constants import doubles
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.operators.boxes import WHOLE
+from export.compiler.operators.moves import RESHAPES, demand_of
+
+
+def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
+    """The changes that let all linear readers of `value` read its root instead."""
+    if value.is_graph_output():
+        raise Refused(value.name or "", "graph output", "is read by the graph's user")
+    uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
+    changes: list[Change] = []
+    for use in uses:
+        if use.idx or use.node.domain:
+            raise Refused(value.name or "", use.node.op_type, "reads it as more than its first input")
+        changes += _after(shapes, use.node, value, scale, shift)
+    if not changes or len({change.node for change in changes}) < len(changes):
+        raise Refused(value.name or "", "", "no linear layer reads it")
+    return changes
+
+
+def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Iterable[Change]:
+    axis, rank = axis_of(scale, shift), shapes.rank(value)
+    weight = linear_weight(node)
+    if weight is not None:
+        expect_channels(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
+        return (
+            [_conv_after(shapes, node, weight, scale, shift)]
+            if node.op_type == "Conv"
+            else [_matrix_after(node, weight, scale, shift)]
+        )
+    if node.op_type == "Transpose":
+        order = permutation(node, rank)
+        return after(shapes, node.outputs[0], scale.transpose(order), shift.transpose(order))
+    if node.op_type in RESHAPES:
+        arrays = (reshaped(shapes, array, value, node.outputs[0]) for array in (scale, shift))
+        return after(shapes, node.outputs[0], *arrays)
+    if node.op_type in ("ReduceMean", "GlobalAveragePool"):
+        return _mean_after(shapes, node, rank, axis, scale, shift)
+    if node.op_type in ("Slice", "Split", "Gather"):
+        return _part_after(shapes, node, value, axis, scale, shift)
+    raise Refused(value.name or "", node.op_type, "reads it and is no linear layer")
+
+
+def _part_after(
+    shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
+) -> Iterable[Change]:
+    """A part of the value gets the same part of the map; a scalar Gather drops its axis."""
+    changes: list[Change] = []
+    indices = node.inputs[1] if node.op_type == "Gather" else None
+    own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
+    if indices is not None and shapes.rank(indices) > 1:
+        raise Refused(value.name or "", "Gather", "picks more than a vector")
+    for index, output in enumerate(node.outputs):
+        if not output.uses() and not output.is_graph_output():
+            continue
+        chosen = dict(demand_of(shapes, node, index, WHOLE).inputs.get(0, WHOLE))
+        dropped = indices is not None and not shapes.rank(indices)
+        if axis is not None and axis not in chosen:
+            whole = not dropped or own != axis
+            if not whole or not same(
+                shapes.dims(output)[axis - int(dropped and own is not None and own < axis)], shapes.dims(value)[axis]
+            ):
+                raise Refused(output.name or "", node.op_type, "picks channels that are not known")
+        cut = [_taken(array, axis, chosen) for array in (scale, shift)]
+        if dropped and own is not None:
+            cut = [np.squeeze(array, own) for array in cut]
+        changes += after(shapes, output, *cut)
+    return changes
+
+
+def _taken(array: Array, axis: int | None, chosen: dict[int, tuple[int, ...]]) -> Array:
+    wanted = axis is not None and axis in chosen and array.shape[axis] > 1
+    return np.take(array, chosen[axis], axis=axis) if wanted and axis is not None else array
+
+
+def _matrix_after(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:
+    turned = node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
+    features = shape_of(weight)[1 if turned else 0]
+    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (features,)) for array in (scale, shift))
+    bias = old_bias(node) if node.op_type == "Gemm" else np.zeros(1)
+    if shift.any():
+        bias = bias + (doubles(weight) @ wide_shift if turned else wide_shift @ doubles(weight))
+    return scaled(node, weight, wide_scale if turned else wide_scale[:, None], bias)
+
+
+def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Change:
+    padded = any(attribute_ints(node, "pads") or []) or attribute_string(node, "auto_pad", "NOTSET") not in (
+        "NOTSET",
+        "VALID",
+    )
+    if shift.any() and padded:
+        raise Refused(node.outputs[0].name or "", "Conv", "is padded: the padding would need the shift, too")
+    weight, count = doubles(value), attribute_int(node, "group", 1)
+    channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)
+    grouped = weight.reshape(count, -1, *weight.shape[1:])
+    wide = [np.broadcast_to(array.reshape(-1), (channels,)).reshape(count, 1, -1, *ones) for array in (scale, shift)]
+    gained = (grouped * wide[1]).reshape(weight.shape[0], -1).sum(1)
+    scaled = (grouped * wide[0]).reshape(weight.shape)
+    return Change(node, lambda: scaled, weight.shape, old_bias(node) + gained)
+
+
+def _mean_after(
+    shapes: Shapes, node: ir.Node, rank: int, axis: int | None, scale: Array, shift: Array
+) -> Iterable[Change]:
+    """A mean passes the map on unless it reduces the channels."""
+    given = list(range(2, rank)) if node.op_type == "GlobalAveragePool" else axes_of(node)
+    reduced = {own % rank for own in given or range(rank)}
+    if axis in reduced:
+        raise Refused(node.outputs[0].name or "", node.op_type, "is a mean over the channels")
+    if node.op_type == "GlobalAveragePool" or attribute_int(node, "keepdims", 1):
+        return after(shapes, node.outputs[0], scale, shift)
+    squeezed = (np.squeeze(array, tuple(own for own in reduced)) for array in (scale, shift))
+    return after(shapes, node.outputs[0], *squeezed)

@@ -1,0 +1,145 @@
+"""How the linear layers before a value take up a scale and a shift of it.
+
+In: a value, and scale and shift along its axes. Out: `Change`s, or Refused:
+
+    D (x W + b) + c = x (W D) + (D b + c)            s (X Y) = (s X) Y
+
+A part of a layer's outputs takes up its map where all other readers read other parts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.affine import Array, axis_of
+from export.compiler.analyses.neighbours import (
+    Change,
+    expect_channels,
+    linear_weight,
+    old_bias,
+    outputs_of,
+    reshaped,
+    scaled,
+    shape_of,
+)
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attribute_int, permutation, reads_shape_alone
+from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.operators.boxes import WHOLE
+from export.compiler.operators.moves import RESHAPES, demand_of
+
+SELECTING = frozenset({"Split", "Slice", "Gather"})
+
+
+def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
+    """The changes that turn `value` into scale * value + shift; raises Refused if a node outside `inside` reads it."""
+    node, name = value.producer(), value.name or ""
+    others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
+    if others or value.is_graph_output():
+        raise Refused(name, node.op_type if node else "graph input", "is read elsewhere, too")
+    if node is None or node.domain:
+        raise Refused(name, "graph input", "is no linear layer")
+    axis, rank = axis_of(scale, shift), shapes.rank(value)
+    weight, source = linear_weight(node), node.inputs[0]
+    if weight is not None:
+        expect_channels(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
+        outputs = outputs_of(node, shape_of(weight))
+        wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
+        if node.op_type == "MatMul":
+            return [scaled(node, weight, wide_scale, wide_shift)]
+        first = node.op_type == "Conv" or bool(attribute_int(node, "transB", 0))
+        along = wide_scale.reshape(-1, *[1] * (len(shape_of(weight)) - 1)) if first else wide_scale
+        return [scaled(node, weight, along, old_bias(node) * wide_scale + wide_shift)]
+    if source is not None and node.op_type in SELECTING:
+        return _part_before(shapes, node, value, scale, shift)
+    if source is None or value.index():
+        raise Refused(name, node.op_type, "is no linear layer")
+    if node.op_type == "MatMul" and scale.size == 1 and not shift.any():
+        return _factor_before(shapes, node, scale)
+    if node.op_type == "Add":
+        return _bias_before(shapes, node, value, scale, shift)
+    if node.op_type == "Transpose":
+        back = np.argsort(permutation(node, rank))
+        return before(shapes, source, scale.transpose(back), shift.transpose(back), {node})
+    if node.op_type in RESHAPES:
+        scale, shift = (reshaped(shapes, array, value, source) for array in (scale, shift))
+        return before(shapes, source, scale, shift, {node})
+    raise Refused(name, node.op_type, "is no linear layer")
+
+
+def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
+    """scale * (x + b) + shift = scale * x + (scale * b + shift)."""
+    number = next((given for given in node.inputs if is_constant(given)), None)
+    source = next((given for given in node.inputs if not is_constant(given)), None)
+    bias = constant(number)
+    if bias is None or source is None or not all(map(same, shapes.dims(source), shapes.dims(value))):
+        raise Refused(value.name or "", "Add", "is no linear layer")
+    rank = shapes.rank(value)
+    total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
+    while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
+        total = total[0]
+    return [
+        Change(node, lambda: total, total.shape, np.zeros(1)),
+        *before(shapes, source, scale, np.zeros_like(shift), {node}),
+    ]
+
+
+def _factor_before(shapes: Shapes, product: ir.Node, scale: Array) -> list[Change]:
+    """A number scales a product by its first factor that takes it up."""
+    refused = Refused(product.outputs[0].name or "", "MatMul", "is no linear layer")
+    for factor in product.inputs:
+        if factor is None or factor is product.inputs[1 - product.inputs.index(factor)]:
+            break
+        number = scale.reshape((1,) * shapes.rank(factor))
+        try:
+            return before(shapes, factor, number, np.zeros_like(number), {product})
+        except Refused as error:
+            refused = error
+    raise refused
+
+
+def _part_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
+    """The whole takes up the map of a part: elsewhere it scales by 1 and shifts by 0."""
+    source, name = node.inputs[0], value.name or ""
+    if source is None:
+        raise Refused(name, node.op_type, "expected an input, found none")
+    axis, indices = _picked(shapes, node, value.index() or 0)
+    others = [use.node for use in source.uses() if use.node is not node and not reads_shape_alone(use.node)]
+    for other in others:
+        if other.op_type not in SELECTING or _picks_of(shapes, other, axis) & {*indices}:
+            raise Refused(name, other.op_type, "reads the same channels, too")
+    if shapes.rank(value) < shapes.rank(source):
+        scale, shift = np.expand_dims(scale, axis), np.expand_dims(shift, axis)
+    size = shapes.static(source, axis)
+    if size is None:
+        raise Refused(name, node.op_type, "picks of a free axis")
+    whole_scale, whole_shift = (
+        _placed(array, axis, indices, size, rest) for array, rest in ((scale, 1.0), (shift, 0.0))
+    )
+    return before(shapes, source, whole_scale, whole_shift, {node, *others})
+
+
+def _placed(array: Array, axis: int, indices: tuple[int, ...], size: int, rest: float) -> Array:
+    whole = np.full([size if own == axis else wide for own, wide in enumerate(array.shape)], rest)
+    whole[(slice(None),) * axis + ([*indices],)] = array
+    return whole
+
+
+def _picked(shapes: Shapes, node: ir.Node, index: int) -> tuple[int, tuple[int, ...]]:
+    """The axis that a part is cut from, and its places there."""
+    chosen = demand_of(shapes, node, index, WHOLE).inputs.get(0, WHOLE)
+    indices = node.inputs[1] if node.op_type == "Gather" else None
+    repeated = any(len({*places}) < len(places) for _, places in chosen)
+    if len(chosen) != 1 or repeated or (indices is not None and shapes.rank(indices) > 1):
+        raise Refused(node.outputs[index].name or "", node.op_type, "expected known places of one axis")
+    return chosen[0]
+
+
+def _picks_of(shapes: Shapes, node: ir.Node, axis: int) -> set[int]:
+    """The places along `axis` that all outputs of a Split, Slice or Gather read."""
+    picked = [_picked(shapes, node, index) for index, output in enumerate(node.outputs) if output.uses()]
+    if any(own != axis for own, _ in picked):
+        raise Refused(node.outputs[0].name or "", node.op_type, "picks of another axis")
+    return {place for _, places in picked for place in places}

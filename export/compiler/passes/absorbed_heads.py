@@ -1,0 +1,169 @@
+"""Builds an attention whose keys and values are the tokens themselves.
+
+In: the plan of `few_queries`. Out: the same answers. `absorb_queries` has the equations. Without a mask or a bias
+between scores and weights the rows stay in the order (query, head), in which the products need no Transpose.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import onnx_ir as ir
+
+from export.compiler.analyses.few_queries import Array, FewQueries, head_weights, weight_of
+from export.compiler.errors import Refused
+from export.compiler.graph.constants import Constants, of_type
+
+
+class Absorber:
+    def __init__(self, graph: ir.Graph, site: FewQueries) -> None:
+        self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
+        self.tokens = site.keys.tokens
+        self.rows = self.parts.heads * self.parts.queries
+
+    def run(self) -> None:
+        scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
+        pooled = self.parts.pooled.producer() if self.site.output is None else self.site.output
+        weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
+        if pooled is None or weights is None:
+            raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
+        if self._merges(scores, weights):
+            old, new = pooled.outputs[0], self._merged()
+        else:
+            ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
+            old, new = pooled.outputs[0], self._pooled(weights)
+        if old.is_graph_output():
+            new.name, old.name, new.type = old.name, self.constants.name(f"{old.name}_absorbed"), old.type
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+    def _merges(self, scores: ir.Node, weights: ir.Value) -> bool:
+        """Whether both products have merged and nothing but the Softmax stands between them."""
+        softmax = weights.producer()
+        alone = softmax is not None and softmax.op_type == "Softmax" and softmax.inputs[0] is scores.outputs[0]
+        return alone and self.site.query is not None and self.site.output is not None
+
+    def _merged(self) -> ir.Value:
+        """Rows stay in the order (query, head): what lies between (batch, queries, heads * D) and (batch, rows, D) is
+        no copy."""
+        site, queries, wide = self.site, self.parts.queries, self.parts.heads * self.site.features
+        if site.asked is not None:
+            weight = (site.asked @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
+            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))
+            scores = self._node("Transpose", scores, perm=[0, 2, 1])
+        else:
+            asked = self._node("Reshape", self._query_keys(), self._sizes(0, self.rows, site.features))
+            scores = self._node("MatMul", asked, self._node("Transpose", self.tokens, perm=[0, 2, 1]))
+        pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
+        return self._projected(self._node("Reshape", pooled, self._sizes(0, queries, wide)))
+
+    def _scores(self) -> ir.Value:
+        """(q Wk') X', (batch, heads, queries, tokens)."""
+        site, heads, queries = self.site, self.parts.heads, self.parts.queries
+        if site.asked is not None:
+            weight = (site.asked @ self._keys()).reshape(self.rows, site.features).T
+            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
+            scores = self._node("Reshape", scores, self._sizes(0, 0, heads, queries))
+            scores = self._node("Transpose", scores, perm=[0, 2, 3, 1])
+        else:
+            scores = self._node("MatMul", self._asked(), self._node("Transpose", self.alone, perm=[0, 1, 3, 2]))
+            scores = self._node("Reshape", scores, self._sizes(0, heads, queries, 0))
+        bias = site.keys.shift.reshape(heads, -1, 1)
+        if self.parts.uniform or not bias.any():
+            return scores
+        return self._node("Add", scores, self._by_head(self.parts.query, bias, "key_bias"))
+
+    def _keys(self) -> Array:
+        """Wk' of each head, (H, E, D)."""
+        return head_weights(self.site.keys, self.parts.heads).transpose(0, 2, 1)
+
+    def _asked(self) -> ir.Value:
+        """q Wk', (batch, 1, heads * queries, features)."""
+        site, heads, queries = self.site, self.parts.heads, self.parts.queries
+        if site.query is None:
+            asked = self._by_head(self.parts.query, self._keys(), "keys")
+            return self._node("Reshape", asked, self._sizes(-1, 1, self.rows, site.features))
+        asked = self._query_keys()
+        if queries > 1:
+            asked = self._node("Reshape", asked, self._sizes(-1, queries, heads, site.features))
+            asked = self._node("Transpose", asked, perm=[0, 2, 1, 3])
+        return self._node("Reshape", asked, self._sizes(-1, 1, self.rows, site.features))
+
+    def _query_keys(self) -> ir.Value:
+        """q Wk' of all heads, (batch, queries, heads * features)."""
+        query, heads = self.site.query, self.parts.heads
+        if query is None:
+            raise Refused(self.parts.query.name or "", "MatMul", "expected queries that merge with the keys")
+        weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
+        bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
+        joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
+        asked = self._node("MatMul", query.tokens, self._constant(joined, "query_keys"))
+        return self._node("Add", asked, self._constant(bias, "query_keys_bias")) if bias.any() else asked
+
+    def _pooled(self, weights: ir.Value) -> ir.Value:
+        """(A X) Wv + (A 1) bv, (batch, heads, queries, width), or (batch, queries, columns) behind the projection."""
+        site, heads, queries = self.site, self.parts.heads, self.parts.queries
+        flat = self._node("Reshape", weights, self._sizes(0, 1, self.rows, 0))
+        pooled = self._node("MatMul", flat, self.alone)  # (B, 1, H Q, D)
+        if site.output is not None:
+            if queries > 1:
+                pooled = self._node("Reshape", pooled, self._sizes(-1, heads, queries, site.features))
+                pooled = self._node("Transpose", pooled, perm=[0, 2, 1, 3])
+            return self._projected(self._node("Reshape", pooled, self._sizes(-1, queries, heads * site.features)))
+        pooled = self._node("Reshape", pooled, self._sizes(-1, heads, queries, site.features))
+        pooled = self._by_head(pooled, head_weights(site.values, heads), "values")
+        bias = site.values.shift.reshape(heads, 1, -1)
+        if not bias.any():
+            return pooled
+        added = self._constant(bias, "value_bias")
+        if self.parts.guarded:
+            added = self._node("Mul", self._sum(weights), added)
+        return self._node("Add", pooled, added)
+
+    def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
+        """(B, H, Q, D) by (H, D, E) of the heads, which come first: ONNX Runtime broadcasts no empty batch."""
+        heads, width, columns = weights.shape
+        factor = self._constant(weights, name)
+        first = self._node("Transpose", value, perm=[1, 0, 2, 3])
+        flat = self._node("Reshape", first, self._sizes(heads, -1, width))
+        made = self._node(
+            "Reshape", self._node("MatMul", flat, factor), self._sizes(heads, -1, self.parts.queries, columns)
+        )
+        return self._node("Transpose", made, perm=[1, 0, 2, 3])
+
+    def _projected(self, pooled: ir.Value) -> ir.Value:
+        """sum_h (A_h X) (Wv_h Wo_h) + bv Wo, of (batch, queries, heads * D)."""
+        site, heads, product = self.site, self.parts.heads, self.site.output
+        if product is None:
+            raise Refused(self.parts.pooled.name or "", "MatMul", "expected the projection that merges with the values")
+        output = weight_of(product)
+        weight = head_weights(site.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
+        made = self._node("MatMul", pooled, self._constant(weight.reshape(-1, output.shape[1]), "values_output"))
+        bias: Array = site.values.shift.ravel() @ output
+        if not bias.any() or self.constants.add_to_bias(product.outputs[0], bias):
+            return made
+        return self._node("Add", made, self._constant(bias, "values_output_bias"))
+
+    @cached_property
+    def alone(self) -> ir.Value:
+        """The tokens (B, 1, N, D): their sizes can be copied, where a -1 would need elements."""
+        if self.graph.opset_imports[""] < 13:
+            return self._node("Unsqueeze", self.tokens, axes=[1])
+        return self._node("Unsqueeze", self.tokens, self._sizes(1))
+
+    def _sum(self, weights: ir.Value) -> ir.Value:
+        if self.graph.opset_imports[""] < 13:
+            return self._node("ReduceSum", weights, axes=[-1], keepdims=1)
+        return self._node("ReduceSum", weights, self._sizes(-1), keepdims=1)
+
+    def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        new = ir.node(operator, inputs, attributes=attributes)
+        new.outputs[0].name = self.constants.name(f"{self.parts.pooled.name}_{operator}")
+        new.name = new.outputs[0].name
+        self.graph.append(new)
+        return of_type(new.outputs[0], self.tokens.dtype)
+
+    def _constant(self, array: Array, name: str) -> ir.Value:
+        return self.constants.add(array, f"{self.parts.pooled.name}_{name}", self.tokens.dtype)
+
+    def _sizes(self, *numbers: int) -> ir.Value:
+        return self.constants.add_integers([*numbers], "shape")

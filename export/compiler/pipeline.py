@@ -22,14 +22,16 @@ from export.compiler.passes.fold_affine import fold_affine
 from export.compiler.passes.outcome import Pass
 from export.compiler.passes.prepare import fold_constants, prepare, settle
 from export.compiler.passes.read_rows import read_rows
+from export.compiler.passes.tidy import tidy
 from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
 
 PASSES: Mapping[str, Pass] = {
     "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
     "read-rows": read_rows,  # then: few queries in the last block make its absorption pay
     "absorb-queries": absorb_queries,
+    "tidy": tidy,  # last: it removes what the others leave
 }
-MOVING = frozenset({"read-rows"})  # passes that compute no new weights
+MOVING = frozenset({"read-rows"})  # the pass that computes no new weights
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 
 

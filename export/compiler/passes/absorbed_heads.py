@@ -27,8 +27,8 @@ class Absorber:
         weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
         if pooled is None or weights is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
-        if self._merges(scores, weights):
-            old, new = pooled.outputs[0], self._merged()
+        if self._is_plain(scores, weights):
+            old, new = pooled.outputs[0], self._plain()
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
             old, new = pooled.outputs[0], self._pooled(weights)
@@ -36,15 +36,16 @@ class Absorber:
             new.name, old.name, new.type = old.name, self.constants.name(f"{old.name}_absorbed"), old.type
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
-    def _merges(self, scores: ir.Node, weights: ir.Value) -> bool:
-        """Whether both products have merged and nothing but the Softmax stands between them."""
+    def _is_plain(self, scores: ir.Node, weights: ir.Value) -> bool:
+        """Whether queries and keys have merged, nothing but the Softmax stands between the products, and the order of
+        the rows is free.
+        """
         softmax = weights.producer()
         alone = softmax is not None and softmax.op_type == "Softmax" and softmax.inputs[0] is scores.outputs[0]
-        return alone and self.site.query is not None and self.site.output is not None
+        return alone and self.site.query is not None and (self.site.output is not None or self.parts.queries == 1)
 
-    def _merged(self) -> ir.Value:
-        """Rows stay in the order (query, head): what lies between (batch, queries, heads * D) and (batch, rows, D) is
-        no copy."""
+    def _plain(self) -> ir.Value:
+        """Rows have the order (query, head): a Reshape makes (batch, rows, D) of (batch, queries, heads * D)."""
         site, queries, wide = self.site, self.parts.queries, self.parts.heads * self.site.features
         if site.asked is not None:
             weight = (site.asked @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
@@ -54,7 +55,19 @@ class Absorber:
             asked = self._node("Reshape", self._query_keys(), self._sizes(0, self.rows, site.features))
             scores = self._node("MatMul", asked, self._node("Transpose", self.tokens, perm=[0, 2, 1]))
         pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
-        return self._projected(self._node("Reshape", pooled, self._sizes(0, queries, wide)))
+        if site.output is not None:
+            return self._projected(self._node("Reshape", pooled, self._sizes(0, queries, wide)))
+        return self._values_of_one_query(pooled)
+
+    def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
+        """(batch, heads, D) -> (batch, heads, 1, width): the batches of each head in one product."""
+        site, heads = self.site, self.parts.heads
+        values = self._constant(head_weights(site.values, heads), "values")
+        made = self._node("MatMul", self._node("Transpose", pooled, perm=[1, 0, 2]), values)  # (H, B, E)
+        made = self._node("Transpose", made, perm=[1, 0, 2])
+        if site.values.shift.any():
+            made = self._node("Add", made, self._constant(site.values.shift.reshape(heads, -1), "value_bias"))
+        return self._node("Reshape", made, self._sizes(0, heads, 1, site.values.columns.size // heads))
 
     def _scores(self) -> ir.Value:
         """(q Wk') X', (batch, heads, queries, tokens)."""

@@ -8,6 +8,7 @@ import pytest
 from foreign_networks import parse
 from numpy.typing import NDArray
 
+from export.compiler.analyses import upstream
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import Rewritten, optimise
 
@@ -27,6 +28,24 @@ FOLDS = [
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = ReduceMean<keepdims = 0>(n, two) y = Gemm<transB = 1>(r, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = Gather<axis = 2>(n, zero) y = Gemm(r, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} s = Add(n, x) t = Transpose<perm = [0, 2, 1]>(s) y = MatMul(t, w)",
+]
+# A number of the scores goes into the weight of the first factor, also of a part of a layer's outputs.
+SCORES = [
+    "q = MatMul(a, w) key = Transpose<perm = [0, 2, 1]>(a) p = MatMul(q, key) s = Mul(p, half) y = Softmax(s)",
+    "key = Transpose<perm = [0, 2, 1]>(a) q = MatMul(a, w) r = Reshape(q, back) p = MatMul(r, key) y = Div(p, half)",
+    "t = Transpose<perm = [0, 2, 1]>(a) key = MatMul(a, w) p = MatMul(a, t) u = MatMul(p, key) y = Mul(u, half)",
+    "j = MatMul(a, w) q, key = Split<axis = 2, num_outputs = 2>(j) t = Transpose<perm = [0, 2, 1]>(key) "
+    "p = MatMul(q, t) y = Mul(p, half)",
+    "j = MatMul(a, w) q = Gather<axis = 2>(j, ends) key = Slice(j, one, two, two) r = Slice(a, one, two, two) "
+    "t = Transpose<perm = [0, 2, 1]>(r) p = MatMul(key, t) s = Mul(p, half) z = ReduceSum(q, two) y = Add(s, z)",
+]
+UNSCALED = [
+    ("j = MatMul(a, w) t = Transpose<perm = [0, 2, 1]>(j) p = MatMul(j, t) y = Mul(p, half)", "is read elsewhere"),
+    (
+        "j = MatMul(a, w) q = Gather<axis = 2>(j, middle) key = Slice(j, one, three, two) "
+        "t = Transpose<perm = [0, 2, 1]>(key) p = MatMul(q, t) y = Mul(p, half)",
+        "reads the same channels, too",
+    ),
 ]
 STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
@@ -58,6 +77,9 @@ def network(nodes: str) -> ir.Model:
         back=np.array([-1, 5, 6]),
         zero=np.array(0),
         half=np.array(0.5, np.float32),
+        three=np.array([3]),
+        ends=np.array([0, 4]),
+        middle=np.array([1, 2]),
     )
 
 
@@ -99,3 +121,30 @@ def test_a_norm_without_variance_stays() -> None:
     model = network("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} t = Transpose<perm = [0, 2, 1]>(n) y = MatMul(t, w)")
     model.graph.initializers["v"].const_value = ir.tensor(np.full(6, -1, np.float32))
     assert norms(fold(model).model) == 1
+
+
+def scales(model: ir.Model) -> int:
+    return sum(node.op_type in ("Mul", "Div") for node in model.graph)
+
+
+def answers(model: ir.Model) -> NDArray[np.generic]:
+    return evaluate(model, {"a": np.random.default_rng(1).standard_normal((3, 5, 6))})[0]
+
+
+@pytest.mark.parametrize("nodes", SCORES)
+def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = network(nodes)
+    folded = fold(original).model
+    assert (scales(original), scales(folded)) == (1, 0)
+    expected = answers(original)
+    assert np.abs(expected - answers(folded)).max() < 1e-13 * np.abs(expected).max()
+    if "Split" in nodes:  # the planted fault scales the keys, too
+        monkeypatch.setattr(upstream, "_placed", lambda array, axis, indices, size, rest: array)
+        assert np.abs(expected - answers(fold(original).model)).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("nodes", "reason"), UNSCALED)
+def test_a_number_that_no_weight_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
+    folded = fold(network(nodes))
+    assert scales(folded.model) == 1
+    assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)

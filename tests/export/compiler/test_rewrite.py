@@ -30,7 +30,7 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_pat
         assert line in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.npz", "out.onnx"]
     manifest = json.loads(out.with_suffix(".json").read_text())
-    assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries"]
+    assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries", "tidy"]
     assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
     sample = np.load(out.with_suffix(".npz"))
     feeds = {name[3:]: sample[name] for name in sample.files if name.startswith("in:")}
@@ -68,7 +68,7 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     [
         (("--only", "fold-affine"), 3, "2 places rewritten, which saves no multiplication"),
         (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
-        (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
+        (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, tidy, found 'fold'"),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),
         (("--dims", "batch=²"), 2, "expected NAME=SIZE, found 'batch' and '²'"),
         (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),

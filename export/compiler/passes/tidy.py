@@ -1,0 +1,211 @@
+"""Small rules that save no multiplication but time: moves that cancel, sums of constants, a class token's row.
+
+In: a prepared graph, after the passes that multiply less. Out: the same outputs:
+
+    Reshape(Reshape(x)) = Reshape(x)                   Transpose(Transpose(x)) = Transpose(x), or x
+    Transpose(x) = Reshape(x), if only axes of size 1 change places
+    (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
+    [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
+
+`RULES` has the rules by the operator that they end at. A rule that does not apply leaves its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.affine import Array
+from export.compiler.analyses.few_queries import alike
+from export.compiler.errors import Refused, Site
+from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation, reads_shape_alone
+from export.compiler.graph.constants import Constants, constant, integers, is_constant, of_type
+from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.operators.moves import RESHAPES
+from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.outcome import Outcome
+
+EXACT_ENOUGH = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # a sum in half would be rounded again
+LARGEST_TABLE = 1 << 20  # elements of a sum of constants
+PADS_AS_INPUT = 11  # opset
+
+
+def tidy(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    sites: list[Site] = []
+    while done := _sweep(Tidying(model.graph, sizes)):
+        sites += done
+        drop_unread(model)
+    return Outcome(tuple(sites))
+
+
+def _sweep(tidying: Tidying) -> list[Site]:
+    sites = []
+    for node in list(tidying.graph):
+        out = node.outputs[0]
+        for name, rule in RULES.get(node.op_type, {}).items() if not node.domain else ():
+            try:
+                new = rule(tidying, node)
+            except Refused:  # a rank is unknown
+                new = None
+            if new is not None:
+                sites.append(Site(out.name or "", node.op_type, name))
+                tidying.replace(out, new)
+                break
+    return sites
+
+
+class Tidying:
+    def __init__(self, graph: ir.Graph, sizes: Mapping[str, int]) -> None:
+        self.graph, self.shapes, self.constants = graph, Shapes(graph, sizes), Constants(graph)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        if old.is_graph_output():
+            new.name, old.name = old.name, self.constants.name(f"{old.name}_tidied")
+            new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+    def node(self, at: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: list[int]) -> ir.Value:
+        """Instead of `at`, whose output it has in shape and type."""
+        new, like = ir.node(operator, inputs, attributes=attributes), at.outputs[0]
+        new.outputs[0].name = new.name = self.constants.name(f"{like.name}_{operator}")
+        new.outputs[0].shape = like.shape
+        self.graph.insert_before(at, new)
+        return of_type(new.outputs[0], like.dtype)
+
+    def reshaped(self, at: ir.Node, source: ir.Value) -> ir.Value | None:
+        """`source` in the shape of `at`'s output; None if more than one size is unknown."""
+        before, after = self.shapes.dims(source), self.shapes.dims(at.outputs[0])
+        if len(before) == len(after) and all(map(same, before, after)) and not at.outputs[0].is_graph_output():
+            return source
+        sizes = [_size(before, axis, dim) for axis, dim in enumerate(after)]
+        if sizes.count(-1) > 1:
+            return None
+        return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
+
+    def alone(self, value: ir.Value, reader: ir.Node) -> bool:
+        readers = {use.node for use in value.uses() if not reads_shape_alone(use.node)}
+        return readers == {reader} and not value.is_graph_output()
+
+    def term(self, node: ir.Node) -> tuple[ir.Value, Array] | None:
+        """Of a sum with a constant: the other term, of the sum's shape, and the constant with all axes."""
+        if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in EXACT_ENOUGH:
+            return None
+        for value, number in (node.inputs, reversed(node.inputs)):
+            array, rank = constant(number), self.shapes.rank(node.outputs[0])
+            if value is None or is_constant(value) or array is None or array.ndim > rank:
+                continue
+            dims = self.shapes.dims(value), self.shapes.dims(node.outputs[0])
+            if len(dims[0]) == rank and all(map(same, *dims)):
+                return value, array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
+        return None
+
+    def summed(self, at: ir.Node, value: ir.Value, array: Array) -> ir.Value | None:
+        if array.size > LARGEST_TABLE:
+            return None
+        while array.ndim > 1 and array.shape[0] == 1 and array.ndim >= self.shapes.rank(value):
+            array = array[0]
+        return self.node(at, "Add", [value, self.constants.add(array, f"{at.outputs[0].name}_sum", value.dtype)])
+
+
+def _size(before: Sequence[Dim], axis: int, dim: Dim) -> int:
+    """As Reshape writes it: 0 copies the source's size of the axis, which may be 0."""
+    if isinstance(dim, int):
+        return dim
+    return 0 if axis < len(before) and same(before[axis], dim) else -1
+
+
+def _reshape_of_reshape(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    source = maker.inputs[0] if maker is not None and maker.op_type in RESHAPES and not maker.domain else None
+    return tidying.reshaped(node, source) if source is not None else None
+
+
+def _ones_move(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    source = node.inputs[0]
+    if source is None:
+        return None
+    dims = tidying.shapes.dims(source)
+    wide = [axis for axis in permutation(node, len(dims)) if not same(dims[axis], 1)]
+    return tidying.reshaped(node, source) if wide == sorted(wide) else None
+
+
+def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else None
+    if maker is None or source is None:
+        return None
+    rank = tidying.shapes.rank(source)
+    first, second = permutation(maker, rank), permutation(node, rank)
+    order = [first[axis] for axis in second]
+    if order == sorted(order) and not node.outputs[0].is_graph_output():
+        return source
+    return tidying.node(node, "Transpose", [source], perm=order)
+
+
+def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    outer = tidying.term(node)
+    maker = outer[0].producer() if outer is not None else None
+    inner = tidying.term(maker) if maker is not None else None
+    if outer is None or inner is None or not tidying.alone(outer[0], node):
+        return None
+    return tidying.summed(node, inner[0], inner[1] + outer[1])
+
+
+def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    outer = tidying.term(node)
+    pad = outer[0].producer() if outer is not None else None
+    if outer is None or pad is None or pad.op_type != "Pad" or not tidying.alone(outer[0], node):
+        return None
+    source, pads = pad.inputs[0], integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
+    maker = source.producer() if source is not None else None
+    inner = tidying.term(maker) if maker is not None else None
+    zeros = attribute_string(pad, "mode", "constant") == "constant"
+    if source is None or pads is None or inner is None or not zeros or not tidying.alone(source, pad):
+        return None
+    dims, rank = tidying.shapes.dims(source), tidying.shapes.rank(source)
+    sides = [(pads[axis], pads[axis + rank]) for axis in range(rank)]
+    shape = [dim if any(side) else size for dim, side, size in zip(dims, sides, inner[1].shape, strict=True)]
+    known = [size for size in shape if isinstance(size, int)]
+    if len(known) < rank or min(map(min, sides)) < 0:
+        return None
+    moved = tidying.node(pad, "Pad", [inner[0], *[value for value in pad.inputs[1:] if value is not None]])
+    return tidying.summed(node, moved, np.pad(np.broadcast_to(inner[1], known), sides) + outer[1])
+
+
+def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    outer = tidying.term(node)
+    joined = outer[0].producer() if outer is not None else None
+    if outer is None or joined is None or joined.op_type != "Concat" or not tidying.alone(outer[0], node):
+        return None
+    dims = tidying.shapes.dims(outer[0])
+    axis = attribute_int(joined, "axis", 0) % len(dims)
+    parts = [(value, alike(tidying.shapes, value)) for value in joined.inputs if value is not None]
+    computed = [value for value, array in parts if array is None]
+    sizes = [tidying.shapes.static(value, axis) for value, _ in parts]
+    known = [size for size in sizes if size is not None]
+    if len(computed) != 1 or len(known) < len(sizes) or axis == 0 or opset(node) < PADS_AS_INPUT:
+        return None
+    place = next(position for position, (value, _) in enumerate(parts) if value is computed[0])
+    shared = [array for _, array in parts if array is not None]
+    shape = [*shared[0].shape]
+    shape[axis] = known[place]
+    table = np.concatenate([np.zeros(shape) if array is None else array for _, array in parts], axis)
+    pads = [0] * 2 * len(dims)
+    pads[axis], pads[len(dims) + axis] = sum(known[:place]), sum(known[place + 1 :])
+    padded = tidying.node(joined, "Pad", [computed[0], tidying.constants.add_integers(pads, "pads")])
+    return tidying.summed(node, padded, table + outer[1])
+
+
+Rule = Callable[[Tidying, ir.Node], ir.Value | None]
+
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    **{operator: {"joined with the reshape before it": _reshape_of_reshape} for operator in RESHAPES},
+    "Transpose": {"moves axes of size 1": _ones_move, "joined with the transpose before it": _transpose_of_transpose},
+    "Add": {
+        "joined with the sum before it": _sum_of_sum,
+        "joined with the sum before the padding": _sum_before_pad,
+        "padded and summed with the tokens that all share": _class_row,
+    },
+}

@@ -1,0 +1,101 @@
+"""Rules of `tidy`: each leaves the answers as they are, and a wrong rule is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import parse
+
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes import tidy
+from export.compiler.pipeline import Rewritten, optimise
+
+TIDIED = [
+    ("f = Reshape(x, flat) y = Reshape(f, heads)", ["Reshape"]),
+    ("f = Flatten(x) y = Reshape(f, heads)", ["Reshape"]),
+    ("t = Transpose<perm = [0, 2, 1]>(x) y = Transpose<perm = [1, 0, 2]>(t)", ["Transpose"]),
+    ("t = Transpose<perm = [0, 2, 1]>(x) u = Transpose<perm = [0, 2, 1]>(t) y = Relu(u)", ["Relu"]),
+    ("u = Unsqueeze(x, one) t = Transpose<perm = [0, 2, 1, 3]>(u) y = Reshape(t, heads)", ["Reshape"]),
+    ("s = Add(x, row) y = Add(table, s)", ["Add"]),
+    ("s = Add(x, row) p = Pad(s, pads) y = Add(p, wide)", ["Pad", "Add"]),
+    ("c = Concat<axis = 1>(shared, x) y = Add(c, wide)", ["Pad", "Add"]),
+    ("s = Add(x, row) c = Concat<axis = 1>(shared, s) y = Add(c, wide)", ["Pad", "Add"]),
+    ("c = Concat<axis = 1>(x, shared) y = Add(c, wide)", ["Pad", "Add"]),
+]
+STAYS = [
+    "s = Add(x, row) u = Add(s, table) y = Add(s, u)",  # the inner sum is read elsewhere
+    "s = Add(x, x) y = Add(s, row)",
+    'p = Pad<mode = "edge">(x, pads) y = Add(p, wide)',
+    "c = Concat<axis = 1>(x, x) y = Relu(c)",
+    "t = Transpose<perm = [0, 2, 1]>(x) y = Relu(t)",
+    "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
+]
+
+
+def network(nodes: str) -> ir.Model:
+    rng = np.random.default_rng(0)
+    head = """<ir_version: 8, opset_import: ["": 18]> g (float[b, 4, 6] x) => (float y) {
+        sizes = Shape<start = 0, end = 1>(x) token = Concat<axis = 0>(sizes, one, six) shared = Expand(cls, token)"""
+    return parse(
+        f"{head} {nodes} }}",
+        flat=np.array([-1, 24]),
+        heads=np.array([-1, 4, 2, 3]),
+        pads=np.array([0, 1, 0, 0, 0, 0]),
+        one=np.array([1]),
+        six=np.array([6]),
+        row=rng.standard_normal(6).astype(np.float32),
+        table=rng.standard_normal((1, 4, 6)).astype(np.float32),
+        wide=rng.standard_normal((5, 6)).astype(np.float32),
+        cls=rng.standard_normal((1, 1, 6)).astype(np.float32),
+    )
+
+
+def tidied(nodes: str) -> Rewritten:
+    return optimise(network(nodes), ["tidy"])
+
+
+def kinds(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def apart(left: ir.Model, right: ir.Model, batches: Sequence[int] = (3, 1)) -> float:
+    """The largest difference in double, relative to the largest number."""
+    errors = []
+    for batch in batches:
+        feeds = {"x": np.random.default_rng(batch).standard_normal((batch, 4, 6))}
+        before, after = (evaluate(each, feeds)[0] for each in (left, right))
+        assert before.shape == after.shape
+        errors.append(np.abs(before - after).max() / np.abs(before).max())
+    return float(max(errors))
+
+
+@pytest.mark.parametrize(("nodes", "left"), TIDIED)
+def test_a_rule_leaves_the_answers_as_they_are(nodes: str, left: list[str]) -> None:
+    done = tidied(nodes)
+    assert kinds(done.model) == left
+    assert done.steps[0].sites
+    assert apart(network(nodes), done.model) < 1e-13
+
+
+@pytest.mark.parametrize("nodes", STAYS)
+def test_what_no_rule_fits_stays(nodes: str) -> None:
+    done = tidied(nodes)
+    assert done.steps[0].left_out == "nothing of its kind"
+    assert apart(network(nodes), done.model) == 0
+
+
+def test_an_output_keeps_its_name() -> None:
+    assert [value.name for value in tidied("f = Reshape(x, flat) y = Reshape(f, heads)").model.graph.outputs] == ["y"]
+
+
+def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tidy.Tidying.summed
+    monkeypatch.setattr(tidy.Tidying, "summed", lambda self, at, value, array: right(self, at, value, 1.001 * array))
+    for nodes in (
+        "s = Add(x, row) p = Pad(s, pads) y = Add(p, wide)",
+        "c = Concat<axis = 1>(shared, x) y = Add(c, wide)",
+    ):
+        assert apart(network(nodes), tidied(nodes).model) > 1e-5

@@ -17,6 +17,7 @@ from export.compiler.graph.reads import Read, apply_reads, parse_read, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import graph_macs, is_multiplying
+from export.compiler.passes.absorb_embedding import absorb_embedding
 from export.compiler.passes.absorb_queries import absorb_queries
 from export.compiler.passes.fold_affine import fold_affine
 from export.compiler.passes.outcome import Pass
@@ -29,6 +30,7 @@ PASSES: Mapping[str, Pass] = {
     "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
     "read-rows": read_rows,  # then: few queries in the last block make its absorption pay
     "absorb-queries": absorb_queries,
+    "absorb-embedding": absorb_embedding,  # reads the form that absorb-queries gives a constant query
     "tidy": tidy,  # last: it removes what the others leave
 }
 MOVING = frozenset({"read-rows"})  # the pass that computes no new weights

@@ -68,7 +68,11 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     [
         (("--only", "fold-affine"), 3, "2 places rewritten, which saves no multiplication"),
         (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
-        (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, tidy, found 'fold'"),
+        (
+            ("--only", "fold"),
+            2,
+            "expected some of fold-affine, read-rows, absorb-queries, absorb-embedding, tidy, found 'fold'",
+        ),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),
         (("--dims", "batch=²"), 2, "expected NAME=SIZE, found 'batch' and '²'"),
         (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),

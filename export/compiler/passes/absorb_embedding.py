@@ -1,0 +1,191 @@
+"""Patches serve as keys and values where the only query is a constant: the layer that makes tokens of them goes.
+
+In: a graph after `absorb_queries`, with tokens X = pad(P W) + T that one attention reads, and its constant query. Out:
+the same outputs. For the weight Q of the scores, and the weights V_h of the values and the output:
+
+    X Q = pad(P (W Q)) + T Q
+    sum_h A_h X V_h = sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h),    A_h' the columns of the patches
+
+Done where that multiplies less. Rows that all images share, as a class token's for the residual, become constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.embedded import Array, Embedded, embedded
+from export.compiler.analyses.few_queries import alike
+from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.graph.attributes import attribute_int, opset, permutation, reads_shape_alone
+from export.compiler.graph.constants import Constants, constant, of_type
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.moves import RESHAPES
+from export.compiler.passes.outcome import Outcome
+
+OLDEST_OPSET = 11  # pads as an input
+
+
+@dataclass(frozen=True)
+class OneAttention:
+    """scores: X Q. pooled: A X. output: the product with the weights V_h, of (batch, queries, heads * features)."""
+
+    tokens: Embedded
+    scores: ir.Node
+    pooled: ir.Node
+    output: ir.Node
+    shared: tuple[ir.Value, ...]  # rows of X that all images share
+    queries: int
+    heads: int
+
+    def macs(self) -> tuple[int, int]:
+        """Of an image, before and after."""
+        patches, features = self.tokens.weight.shape
+        rows, all_rows, asked = self.tokens.rows, len(self.tokens.table), self.queries * self.heads
+        columns = self.queries * self.weights().shape[2]
+        before = rows * patches * features + 2 * all_rows * features * asked + self.heads * features * columns
+        return before, 2 * rows * patches * asked + self.heads * (patches + all_rows) * columns
+
+    def weights(self) -> Array:
+        """V_h, (heads, features, columns)."""
+        weight = constant(self.output.inputs[1])
+        if weight is None:
+            raise Refused(self.output.outputs[0].name or "", "MatMul", "expected a constant weight")
+        return weight.astype(np.float64).reshape(self.heads, -1, weight.shape[1])
+
+
+def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    sites: list[Site] = []
+    refusals: list[Refusal] = []
+    for node in list(model.graph):
+        if node.op_type != "Softmax" or node.domain:
+            continue
+        try:
+            attention = _attention(Shapes(model.graph, sizes), node)
+            before, after = attention.macs()
+            if after >= before:
+                raise Refused(node.outputs[0].name or "", "Softmax", f"absorbed: {after:,} MACs, not {before:,}")
+        except Refused as refused:
+            refusals.append(refused.refusal)
+            continue
+        change = f"the patches are its keys and values, {before:,} -> {after:,} MACs an image"
+        sites.append(Site(node.outputs[0].name or "", node.op_type, change))
+        _Builder(model.graph, attention).run()
+    return Outcome(tuple(sites), tuple(refusals))
+
+
+def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
+    """Raises Refused."""
+    weights, name = softmax.outputs[0], softmax.outputs[0].name or ""
+    scores = _scores(shapes, softmax)
+    tokens = scores.inputs[0]
+    pooled = _only_reader(weights)
+    if tokens is None or pooled.op_type != "MatMul" or pooled.inputs[1] is not tokens:
+        raise Refused(name, pooled.op_type, "expected weights by the tokens of the scores")
+    joined = _only_reader(pooled.outputs[0])
+    if joined.op_type not in RESHAPES or shapes.rank(joined.outputs[0]) != 3:
+        raise Refused(name, joined.op_type, "expected heads that are joined")
+    output = _only_reader(joined.outputs[0])
+    if output.op_type != "MatMul" or constant(output.inputs[1]) is None:
+        raise Refused(name, output.op_type, "expected the product with a weight behind the heads")
+    made = embedded(shapes, tokens)
+    queries, wide = shapes.static(joined.outputs[0], 1), shapes.static(joined.outputs[0], 2)
+    rows = shapes.static(weights, 1)
+    if queries is None or wide is None or rows is None or rows * made.weight.shape[1] != queries * wide:
+        raise Refused(name, joined.op_type, "expected heads that are joined")
+    others = [use.node for use in tokens.uses() if use.node not in (scores, pooled) and not reads_shape_alone(use.node)]
+    shared = tuple(node.outputs[0] for node in others)
+    for value, node in zip(shared, others, strict=True):
+        if alike(shapes, value) is None:
+            raise Refused(tokens.name or "", node.op_type, "reads the tokens, too")
+    if tokens.is_graph_output() or opset(softmax) < OLDEST_OPSET:
+        raise Refused(tokens.name or "", "graph output", "its tokens are read by the graph's user")
+    return OneAttention(made, scores, pooled, output, shared, queries, rows // queries)
+
+
+def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
+    """The product of the tokens with a constant query, behind whose Transpose the Softmax stands."""
+    turn = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    last = attribute_int(softmax, "axis", 1 if opset(softmax) < 13 else -1) in (-1, 2)
+    turned = turn is not None and turn.op_type == "Transpose" and permutation(turn, 3) == [0, 2, 1] and last
+    scores = turn.inputs[0].producer() if turn is not None and turned and turn.inputs[0] is not None else None
+    query = constant(scores.inputs[1]) if scores is not None and scores.op_type == "MatMul" else None
+    if turn is None or scores is None or query is None or query.ndim != 2:
+        what = turn.op_type if turn is not None else "graph input"
+        raise Refused(softmax.outputs[0].name or "", what, "expected scores of a query that all images share")
+    alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
+    if not alone or shapes.rank(softmax.outputs[0]) != 3:
+        raise Refused(softmax.outputs[0].name or "", "Softmax", "expected scores that it alone reads")
+    return scores
+
+
+def _only_reader(value: ir.Value) -> ir.Node:
+    readers = [use.node for use in value.uses() if not reads_shape_alone(use.node)]
+    if len(readers) != 1 or value.is_graph_output():
+        raise Refused(value.name or "", "Softmax", f"expected one reader, found {len(readers)}")
+    return readers[0]
+
+
+class _Builder:
+    def __init__(self, graph: ir.Graph, attention: OneAttention) -> None:
+        self.graph, self.attention, self.constants = graph, attention, Constants(graph)
+        self.shapes = Shapes(graph)
+
+    def run(self) -> None:
+        """The caller removes unused nodes and sorts the graph."""
+        for value in self.attention.shared:
+            array = alike(self.shapes, value)
+            if array is not None:
+                ir.convenience.replace_all_uses_with(value, self._constant(array, "shared"))
+        scores, output = self.attention.scores.outputs[0], self.attention.output.outputs[0]
+        ir.convenience.replace_all_uses_with(scores, self._scores())
+        new = self._output()
+        if output.is_graph_output():
+            new.name, output.name, new.type = output.name, self.constants.name(f"{output.name}_absorbed"), output.type
+        ir.convenience.replace_all_uses_with(output, new, replace_graph_outputs=True)
+
+    def _scores(self) -> ir.Value:
+        """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
+        tokens, query = self.attention.tokens, constant(self.attention.scores.inputs[1])
+        if query is None:
+            raise Refused(self.attention.scores.outputs[0].name or "", "MatMul", "expected a constant query")
+        scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
+        around = tokens.start, len(tokens.table) - tokens.start - tokens.rows
+        if any(around):
+            scores = self._node("Pad", scores, self._numbers(0, around[0], 0, 0, around[1], 0))
+        return self._node("Add", scores, self._constant(tokens.table @ query, "table"))
+
+    def _output(self) -> ir.Value:
+        """sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h), (batch, queries, columns)."""
+        attention, tokens, weights = self.attention, self.attention.tokens, self.attention.pooled.inputs[0]
+        if weights is None:
+            raise Refused(attention.pooled.outputs[0].name or "", "MatMul", "expected weights, found none")
+        seen = weights
+        if tokens.rows < len(tokens.table):
+            ends = tokens.start, tokens.start + tokens.rows
+            seen = self._node("Slice", weights, *(self._numbers(number) for number in (*ends, 2)))
+        values = attention.weights()
+        patches = self._joined(self._node("MatMul", seen, tokens.patches), tokens.weight @ values, "patches")
+        return self._node("Add", patches, self._joined(weights, tokens.table @ values, "tables"))
+
+    def _joined(self, by_head: ir.Value, weights: Array, name: str) -> ir.Value:
+        """(batch, queries * heads, wide) by (heads, wide, columns), summed over the heads."""
+        heads, wide, columns = weights.shape
+        joined = self._node("Reshape", by_head, self._numbers(0, self.attention.queries, heads * wide))
+        return self._node("MatMul", joined, self._constant(weights.reshape(heads * wide, columns), name))
+
+    def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        new = ir.node(operator, inputs, attributes=attributes)
+        new.outputs[0].name = new.name = self.constants.name(f"{self.attention.output.outputs[0].name}_{operator}")
+        self.graph.append(new)
+        return of_type(new.outputs[0], self.attention.tokens.patches.dtype)
+
+    def _constant(self, array: Array, name: str) -> ir.Value:
+        base = f"{self.attention.output.outputs[0].name}_{name}"
+        return self.constants.add(np.asarray(array, np.float64), base, self.attention.tokens.patches.dtype)
+
+    def _numbers(self, *numbers: int) -> ir.Value:
+        return self.constants.add_integers([*numbers])

@@ -26,7 +26,7 @@ EXPORTERS = [("old", 17), ("new", 18), ("new", 20), ("new", 23)]
 def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: int) -> None:
     original = model(export(Encoder(), exporter, opset))
     rewritten = rewrite(original, sizes=SIZES)
-    rows, absorbed = rewritten.steps[1:]
+    rows, absorbed = rewritten.steps[1:3]
     assert rows.macs < 0.68 * rewritten.macs
     assert absorbed.macs < 0.56 * rewritten.macs
     assert proved(original, rewritten.model).error < 1e-13
@@ -38,7 +38,7 @@ def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: i
 def test_a_vit_whose_heads_read_one_or_two_rows(rows: int, exporter: str, opset: int) -> None:
     original = model(export(Vision(rows), exporter, opset))
     rewritten = rewrite(original, sizes=SIZES)
-    assert all(step.sites for step in rewritten.steps[1:])
+    assert all(step.sites for step in rewritten.steps[1:3])
     assert rewritten.steps[-1].macs < 0.7 * rewritten.macs
     assert proved(original, rewritten.model).error < 1e-13
 
@@ -278,7 +278,7 @@ def test_queries_that_an_input_picks_are_not_alike() -> None:
 def test_a_query_without_a_key_gives_what_onnx_runtime_gives(kind: str, tmp_path: Path) -> None:
     original = attention("p = Attention(q, k, v, m) y = Relu(p)", f", {kind}[n, 1, 1, s] m", opset=23)
     rewritten = rewrite(original)
-    assert rewritten.steps[-1].sites
+    assert next(step for step in rewritten.steps if step.name == "absorb-queries").sites
     ir.save(original, tmp_path / "plain.onnx")
     ir.save(rewritten.model, tmp_path / "few.onnx")
     seen = np.arange(3 * 5).reshape(3, 1, 1, 5) < 7  # none of the last row

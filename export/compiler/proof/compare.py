@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import Array, Runner, double_answers
+from export.compiler.proof.runs import Array, Runner, answers_apart, double_answers
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3}  # relative to the outputs' size
 WORST = {"float32": 3, "float16": 10}  # limit of the original's own error, in tolerances
 FILL = 1e8  # networks write larger numbers into masked places
+OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """`error` is the largest, relative to the outputs' size; `beside` names the reference."""
+    """`error`: of the output nearest to its `tolerance`, relative to its size. `beside` names the reference."""
 
     precision: str
     error: float
@@ -42,38 +43,57 @@ class Proof:
 class Comparison:
     """Keeps the largest error of each output over all rounds.
 
-    The tolerance is the dtype's or, if larger, twice the error of the original itself.
+    The tolerance of an output is that of its precision or, if larger, twice the error of the original itself. A
+    float16 output has the precision float16 whatever the weights have.
     """
 
     precision: str
     beside: str
     errors: list[float] = field(default_factory=list)
-    own: float = 0.0
+    own: list[float] = field(default_factory=list)
+    precisions: list[str] = field(default_factory=list)
     rounds: int = 0
 
-    def add(self, expected: Sequence[Array], found: Sequence[Array], original: Sequence[Array] | None = None) -> None:
-        """`original`: its answers in this precision, where `expected` has a higher one.
+    def add(
+        self,
+        expected: Sequence[Array],
+        found: Sequence[Array],
+        original: Sequence[Array] | None = None,
+        empty: bool = False,
+    ) -> None:
+        """`original`: its answers in this precision, where `expected` has a higher one. `empty`: outputs may be.
 
         Raises ProofFailed if shapes differ or a number is not finite, NotSupported if the original's error exceeds
         WORST.
         """
+        precisions = ["float16" if array.dtype == np.float16 else self.precision for array in found]
+        errors = _errors(expected, found, self.precision, empty)
+        own = [0.0] * len(errors)
         if original is not None:
-            limit = WORST[self.precision] * TOLERANCES[self.precision]
+            own = _errors(expected, original, self.precision)
             try:
-                self.own = max(self.own, compare(expected, original, self.precision, limit))
+                _check(own, precisions, [WORST[name] * TOLERANCES[name] for name in precisions])
             except ProofFailed as failed:
-                raise NotSupported(f"the file itself, beside its answers in float64: {failed}") from failed
-        errors = _errors(expected, found, self.precision)
+                hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
+                raise NotSupported(f"the file itself, beside its answers in float64: {failed}; {hint}") from failed
         self.errors = np.maximum(self.errors or errors, errors).tolist()  # NaN stays
+        self.own = np.maximum(self.own or own, own).tolist()
+        self.precisions = precisions
         self.rounds += 1
 
     def proof(self) -> Proof:
         """Raises ProofFailed."""
-        tolerance, beside = TOLERANCES[self.precision], self.beside
-        if 2 * self.own > tolerance:
-            tolerance = 2 * self.own
-            beside += f"; the original in {self.precision} is off by {self.own:.1e}"
-        return Proof(self.precision, _largest(self.errors, self.precision, tolerance), tolerance, self.rounds, beside)
+        usual = [TOLERANCES[name] for name in self.precisions]
+        limits = [max(limit, 2 * own) for limit, own in zip(usual, self.own, strict=True)]
+        try:
+            _check(self.errors, self.precisions, limits)
+        except ProofFailed as failed:
+            raise failed if self.precision == "float64" else ProofFailed(f"{failed}; {OWN_INPUTS}") from failed
+        worst = max(range(len(limits)), key=lambda output: self.errors[output] / limits[output])
+        beside, precision = self.beside, self.precisions[worst]
+        if limits[worst] > usual[worst]:
+            beside += f"; the original in {precision} is off by {self.own[worst]:.1e}"
+        return Proof(precision, self.errors[worst], limits[worst], self.rounds, beside)
 
 
 @dataclass(frozen=True)
@@ -101,9 +121,9 @@ def prove(
             say(f"the rewritten graph in float64, {each.source}")
             double.add(each.double, double_answers(rewritten, each.feeds))
         say(f"the written file in ONNX Runtime, {each.source}")
-        found = runner(each.feeds)
+        found = _answers(runner, each)
         if each.double is None:
-            own.add(each.answers, [*found.values()])
+            own.add(each.answers, [*found.values()], empty=each.empty)
         else:
             own.add(each.double, [*found.values()], each.answers)
         sources.append(each.source)
@@ -113,35 +133,44 @@ def prove(
     return Proved(proofs, "; ".join(sources), *samples[0])
 
 
+def _answers(runner: Runner, each: Round) -> dict[str, Array]:
+    """Raises ProofFailed if the rewritten file does not answer empty inputs, as the original does."""
+    if not each.empty:
+        return runner(each.feeds)
+    try:
+        return answers_apart(runner, each.feeds)
+    except NotSupported as error:
+        raise ProofFailed(f"{each.source}, which the original answers: {error}") from error
+
+
 def compare(expected: Sequence[Array], found: Sequence[Array], precision: str, tolerance: float) -> float:
     """The largest error relative to the largest output; raises ProofFailed above the tolerance."""
-    return _largest(_errors(expected, found, precision), precision, tolerance)
-
-
-def _largest(errors: Sequence[float], precision: str, tolerance: float) -> float:
-    for position, error in enumerate(errors):
-        if not error <= tolerance:  # NaN fails too
-            limit = f"expected an error of at most {tolerance:.0e}"
-            raise ProofFailed(
-                f"{precision}: output {position}: {limit}, found {error:.1e}; other --inputs may suit it better"
-            )
+    errors = _errors(expected, found, precision)
+    _check(errors, [precision] * len(errors), [tolerance] * len(errors))
     return max(errors)
 
 
-def _errors(expected: Sequence[Array], found: Sequence[Array], precision: str) -> list[float]:
-    """Of each output, relative to its size."""
+def _check(errors: Sequence[float], precisions: Sequence[str], limits: Sequence[float]) -> None:
+    for output, (error, precision, limit) in enumerate(zip(errors, precisions, limits, strict=True)):
+        if not error <= limit:  # NaN fails too
+            expected = f"expected an error of at most {limit:.0e}"
+            raise ProofFailed(f"{precision}: output {output}: {expected}, found {error:.1e}")
+
+
+def _errors(expected: Sequence[Array], found: Sequence[Array], precision: str, empty: bool = False) -> list[float]:
+    """Of each output, relative to its size; 0 where `empty` outputs have no element."""
     if len(expected) != len(found) or not expected:
         raise ProofFailed(f"{precision}: expected {len(expected)} outputs, found {len(found)}")
     errors = []
     for position, (before, after) in enumerate(zip(expected, found, strict=True)):
         if before.shape != after.shape:
             raise ProofFailed(f"{precision}: output {position}: expected shape {before.shape}, found {after.shape}")
-        if not before.size:
+        if not before.size and not empty:
             raise ProofFailed(f"{precision}: output {position}: expected elements to compare, found none")
         left, right = before.astype(np.float64), after.astype(np.float64)
         if not np.isfinite(left).all():
             raise ProofFailed(f"{precision}: output {position} of the graph itself is not finite: give --inputs")
-        errors.append(_error(left, right))
+        errors.append(_error(left, right) if before.size else 0.0)
     return errors
 
 

@@ -8,7 +8,7 @@ keeps a token; of decoders every second row starts with masked tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -156,6 +156,11 @@ def _corners(usual: Sizes, free: list[str]) -> list[Sizes]:
     return [*single, *pairs][:MOST_CORNERS]
 
 
+def empty_sizes(graph: ir.Graph, usual: Sizes, fixed: Container[str]) -> list[Sizes]:
+    """`usual` with each free dimension once 0."""
+    return [usual | {symbol: 0} for symbol in free_dimensions(graph) if symbol not in fixed and usual[symbol]]
+
+
 def is_past(value: ir.Value) -> bool:
     """Whether an input holds keys and values of earlier tokens."""
     words = ("past", "cache", "key_value")
@@ -234,7 +239,7 @@ def _size(dim: ir.SymbolicDim, sizes: Mapping[str, int]) -> int:
 def _left_padded(shape: tuple[int, ...], past: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Ones; every second row starts with up to `past` zeros, so all new tokens count."""
     mask = np.ones(shape, np.int64)
-    for row in mask.reshape(-1, shape[-1])[1::2] if len(shape) > 1 and past else ():
+    for row in mask.reshape(-1, shape[-1])[1::2] if len(shape) > 1 and past and shape[-1] else ():
         row[: int(rng.integers(0, min(past, shape[-1] - 1) + 1))] = 0
     return mask
 

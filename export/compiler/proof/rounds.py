@@ -16,19 +16,32 @@ import onnx_ir as ir
 from export.compiler.errors import BadRequest, ForeignError, NotSupported
 from export.compiler.graph.files import weight_bytes
 from export.compiler.graph.reads import Read
-from export.compiler.proof.inputs import Feeds, Sizes, bound_sizes, draw, free_dimensions, size_rounds
+from export.compiler.proof.inputs import (
+    Feeds,
+    Sizes,
+    bound_sizes,
+    channels,
+    draw,
+    empty_sizes,
+    free_dimensions,
+    size_rounds,
+)
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import Arrays, Runner, double_answers, picked
+from export.compiler.proof.runs import Arrays, Runner, answers_apart, double_answers, picked
 
 
 @dataclass(frozen=True)
 class Round:
-    """`answers` and `double` are the parts that are read; `double` is None without a proof in double."""
+    """`answers` and `double` are the parts that are read; `double` is None without a proof in double.
+
+    `empty`: an axis of the inputs has no element, so `answers` may have none, and there is no `double`.
+    """
 
     source: str
     feeds: Feeds
     answers: Arrays
     double: Arrays | None
+    empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,8 @@ def rounds(
     original: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Round]:
     """The user's inputs, then drawn ones: sizes are tried from small to large, then with --dims fixed.
+
+    Last a dimension is 0, wherever the original answers that with numbers or an empty output.
 
     Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
     """
@@ -63,6 +78,8 @@ def rounds(
             ran += 1
         if ran == len(family.needed):
             yield from filter(None, map(runs.attempt, family.more, count(ran)))
+            empty = empty_sizes(graph, family.needed[1 % len(family.needed)], {*channels(graph), *asked.dims})
+            yield from filter(None, map(runs.attempt_empty, empty))
             return
     if not asked.inputs:
         raise runs.failure()
@@ -88,6 +105,17 @@ class _Original:
         except ForeignError as error:  # no output for a window larger than the image
             self.unsupported = self.unsupported or error
             return None
+
+    def attempt_empty(self, sizes: Sizes) -> Round | None:
+        """None if the original does not answer, or with what is not finite: a mean of no token."""
+        feeds = draw(self.graph, sizes)
+        try:
+            found = answers_apart(self.runner, feeds)
+            answers = picked([*found], [*found.values()], self.asked.reads)
+        except ForeignError:
+            return None
+        finite = all(np.isfinite(array.astype(np.float64)).all() for array in answers)
+        return Round(_text(sizes), feeds, answers, None, empty=True) if finite else None
 
     def answers(self, feeds: Feeds) -> Arrays:
         found = self.runner(feeds)

@@ -5,9 +5,13 @@ In: a file or a graph, and inputs. Out: its outputs.
 
 from __future__ import annotations
 
+import faulthandler
+import multiprocessing
+import os
 import re
 import warnings
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,7 @@ Arrays = list[Array]
 
 LARGE = 200_000_000  # bytes of weights; below it a second session would cost more time than it saves memory
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
+EMPTY_S = 60  # for an answer on empty inputs
 FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
 
 
@@ -85,6 +90,36 @@ def session(path: Path, packed: bool = False, lean: bool = False) -> ort.Inferen
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
+
+
+def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
+    """In a process of its own: on empty inputs some of ONNX Runtime's kernels divide by zero, abort or never end.
+
+    Raises NotSupported if there is no answer.
+    """
+    fork = multiprocessing.get_context("fork")  # the session has no threads
+    mine, its = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(runner, feeds, its), daemon=True)
+    process.start()
+    its.close()
+    try:
+        answer: dict[str, Array] | str = mine.recv() if mine.poll(EMPTY_S) else f"no answer within {EMPTY_S} s"
+    except EOFError:
+        answer = "the end of ONNX Runtime's process"
+    process.kill()
+    process.join()
+    if isinstance(answer, str):
+        raise NotSupported(f"expected an answer, found {answer}")
+    return answer
+
+
+def _answer(runner: Runner, feeds: Feeds, to: Connection) -> None:
+    faulthandler.disable()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries report their abort there
+    try:
+        to.send(runner(feeds))
+    except NotSupported as error:
+        to.send(str(error))
 
 
 def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:

@@ -1,0 +1,83 @@
+"""Inputs with an axis of size 0, wherever the original answers them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import Encoder, Vision, export, parse, run
+
+from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.proof.compare import Comparison, prove
+from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.runs import Runner, answers_apart
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 2, 3] x)'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [Encoder(), Encoder(joined=True), Vision(), Vision(rows=2)])
+def test_an_empty_batch_gets_an_empty_answer(network: Encoder | Vision, tmp_path: Path) -> None:
+    ir.save(ir.from_proto(export(network, "new", 18)), tmp_path / "in.onnx")
+    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries", "--json")
+    assert result.exit_code == 0, result.output
+    assert "batch=0" in json.loads(result.output)["proof_inputs"]
+    shapes = {"input_ids": (0, 5), "attention_mask": (0, 5), "image": (0, 3, 16, 16)}
+    session = ort.InferenceSession(tmp_path / "out.onnx")
+    feeds = {
+        value.name: np.zeros(shapes[value.name], np.float32 if value.name == "image" else np.int64)
+        for value in session.get_inputs()
+    }
+    assert [array.shape for array in session.run(None, feeds)] == [(0, 3)]
+
+
+def both(folder: Path, before: str, after: str, **weights: np.ndarray) -> Comparison:
+    """Compares two graphs."""
+    original, rewritten = parse(HEAD + before, **weights), parse(HEAD + after, **weights)
+    ir.save(original, folder / "before.onnx")
+    ir.save(rewritten, folder / "after.onnx")
+    own = Comparison("float32", "the original")
+    prove(
+        rounds(original, original.graph, folder / "before.onnx", Asked()), rewritten, Runner(folder / "after.onnx"), own
+    )
+    return own
+
+
+SIZES = {"sizes": np.array([0, -1], np.int64), "axes": np.array([1, 2], np.int64)}
+
+
+def test_a_file_that_fails_on_what_the_original_answers_fails_the_proof(tmp_path: Path) -> None:
+    flat, any_size = " => (float[b, 6] y) { y = Flatten(x) }", " => (float[b, 6] y) { y = Reshape(x, sizes) }"
+    assert both(tmp_path, flat, flat, **SIZES).rounds > both(tmp_path, any_size, any_size, **SIZES).rounds
+    with pytest.raises(ProofFailed, match="drawn at b=0, which the original answers"):
+        both(tmp_path, flat, any_size, **SIZES)
+
+
+def test_answers_of_another_shape_fail_the_proof(tmp_path: Path) -> None:
+    """Both sum over all elements, of which there are none."""
+    before, after = (
+        f" => (float[p] y) {{ s = ReduceSum<keepdims = 0>(x, axes) z = {term} y = Mul(s, z) }}"
+        for term in ("Identity(s)", "ReduceMax<axes = [0], keepdims = 1>(s)")
+    )
+    assert both(tmp_path, before, before, **SIZES).rounds
+    with pytest.raises(ProofFailed):
+        both(tmp_path, before, after, **SIZES)
+
+
+def test_an_abort_of_onnx_runtime_is_no_answer(tmp_path: Path) -> None:
+    """Its GRU divides by the number of steps."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[s, b, 2] x) => (float[s, 1, b, 3] y) {
+            y = GRU<hidden_size = 3>(x, w, r) }""",
+        w=np.ones((1, 9, 2), np.float32),
+        r=np.ones((1, 9, 3), np.float32),
+    )
+    ir.save(network, tmp_path / "gru.onnx")
+    runner = Runner(tmp_path / "gru.onnx")
+    assert answers_apart(runner, {"x": np.ones((1, 2, 2), np.float32)})["y"].shape == (1, 1, 2, 3)
+    with pytest.raises(NotSupported, match="expected an answer, found the end of ONNX Runtime's process"):
+        answers_apart(runner, {"x": np.ones((0, 2, 2), np.float32)})

@@ -16,6 +16,7 @@ import click
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
+    from export.compiler.operators.costs import Work
     from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
@@ -108,13 +109,18 @@ def _progress() -> Iterator[Callable[[str], None]]:
 def _print(file: Path, output: Path, written: Written) -> None:
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
-    click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")
+    work = written.rewritten.work
+    wide = 25 if work.uncounted else 16
+    click.echo(f"  {'as it was':16}{_counted(work):>{wide}} multiply-accumulates{f' at {at}' if at else ''}")
+    if work.uncounted:
+        names = f"{', '.join(work.uncounted[:3])}{' …' if len(work.uncounted) > 3 else ''}"
+        click.echo(f"  {'not counted':16}{len(work.uncounted):>{wide}}  {names}")
     for step in written.rewritten.steps:
         if step.left_out:
-            click.echo(f"  {step.name:16}{'left out':>16}  {step.left_out}")
+            click.echo(f"  {step.name:16}{'left out':>{wide}}  {step.left_out}")
             continue
         places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
-        click.echo(f"  {step.name:16}{step.macs:>16,}  {places}{step.sites[0]}{' …' if places else ''}")
+        click.echo(f"  {step.name:16}{_counted(step.work):>{wide}}  {places}{step.sites[0]}{' …' if places else ''}")
     for proof in written.proofs:
         click.echo(f"Proved {proof}")
     for timed in written.timed:
@@ -122,6 +128,10 @@ def _print(file: Path, output: Path, written: Written) -> None:
     files = " and ".join(str(output.with_name(name)) for name in written.files)
     size_mb = sum(written.files.values()) / 1e6
     click.echo(f"Wrote {files} ({size_mb:.1f} MB), its manifest and a sample of its answers")
+
+
+def _counted(work: Work) -> str:
+    return f"{'at least ' if work.uncounted else ''}{work.macs:,}"
 
 
 if __name__ == "__main__":

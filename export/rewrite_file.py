@@ -174,6 +174,7 @@ def describe(
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
+        "macs_not_counted": list(rewritten.work.uncounted),
         "rewrites": [step.name for step in rewritten.steps if step.sites],
         "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
         "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},

@@ -89,11 +89,11 @@ def multiplications(path: Path) -> int:
     import onnx_ir as ir
 
     from export.compiler.graph.shapes import Shapes
-    from export.compiler.operators.costs import graph_macs
+    from export.compiler.operators.costs import graph_work
     from export.compiler.pipeline import prepared
 
     model = prepared(ir.load(path)).model
-    return graph_macs(Shapes(model.graph, sizes(model.graph)))
+    return graph_work(Shapes(model.graph, sizes(model.graph))).macs
 
 
 def sizes(graph: Any) -> dict[str, int]:

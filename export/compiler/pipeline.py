@@ -16,7 +16,7 @@ from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, R
 from export.compiler.graph.reads import Read, apply_reads, parse_read, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
-from export.compiler.operators.costs import graph_macs, is_multiplying
+from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes.absorb_embedding import absorb_embedding
 from export.compiler.passes.absorb_queries import absorb_queries
 from export.compiler.passes.fold_affine import fold_affine
@@ -39,12 +39,16 @@ USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a dec
 
 @dataclass(frozen=True)
 class Step:
-    """`macs`: what is left after the pass. Without `sites` the last of the `refusals` says why."""
+    """`work`: what is left after the pass. Without `sites` the last of the `refusals` says why."""
 
     name: str
-    macs: int
+    work: Work
     sites: tuple[Site, ...]
     refusals: tuple[Refusal, ...]
+
+    @property
+    def macs(self) -> int:
+        return self.work.macs
 
     @property
     def left_out(self) -> str:
@@ -56,11 +60,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """`macs`: of the original."""
+    """`work`: of the original."""
 
     model: ir.Model
-    macs: int
+    work: Work
     steps: tuple[Step, ...]
+
+    @property
+    def macs(self) -> int:
+        return self.work.macs
 
 
 @dataclass(frozen=True)
@@ -104,14 +112,14 @@ def optimise(
         settle(own)
     if without_double(own.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
-    before, steps = model_macs(own, sizes), []
+    before, steps = model_work(own, sizes), []
     for name, run in PASSES.items():
         if name not in passes:
             continue
         outcome = run(own, sizes)
         if outcome.sites:
             settle(own)
-        steps.append(Step(name, model_macs(own, sizes), outcome.sites, outcome.refusals))
+        steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
     return Rewritten(own, before, tuple(steps))
 
 
@@ -124,7 +132,7 @@ def rewrite(
     """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes."""
     done = optimise(model, passes, reads, sizes)
     norms = [site for step in done.steps for site in step.sites if site.operator == "BatchNormalization"]
-    if not norms and (not done.steps or done.steps[-1].macs >= done.macs):
+    if not norms and (not done.steps or done.steps[-1].work.total >= done.work.total):
         raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in done.steps))
     return done
 
@@ -139,25 +147,22 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
     return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
 
 
-def model_macs(model: ir.Model, sizes: Mapping[str, int]) -> int:
+
+
+def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:
     """At `sizes`, which are put into the inputs where shapes do not follow from their symbols."""
     shapes = Shapes(model.graph, sizes)
-    if _are_sized(shapes) or not sizes.keys() >= {*free_dimensions(model.graph)}:
-        return graph_macs(shapes)
+    work = graph_work(shapes)
+    if not work.uncounted or not sizes.keys() >= {*free_dimensions(model.graph)}:
+        return work
     fixed = model.clone()
     for value in fixed.graph.inputs:
         value.shape = ir.Shape(shape_of(value, sizes))
     with suppress(NotSupported):  # the sizes do not fit together
         fold_constants(fixed)
-        if _are_sized(known := Shapes(fixed.graph, sizes)):
-            return graph_macs(known)
-    return graph_macs(shapes)
-
-
-def _are_sized(shapes: Shapes) -> bool:
-    """Whether the sizes of every product are known."""
-    used = [value for node in shapes.graph if is_multiplying(node) for value in (*node.inputs, node.outputs[0])]
-    return all(map(shapes.is_sized, used))
+        known = graph_work(Shapes(fixed.graph, sizes))
+        return known if len(known.uncounted) < len(work.uncounted) else work
+    return work
 
 
 def _outcome(step: Step) -> str:

@@ -6,7 +6,7 @@ In: a graph after `inference.infer`. Out: `Shapes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -119,10 +119,10 @@ class Shapes:
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), longest)
 
     def is_sized(self, value: ir.Value | None) -> bool:
-        """Whether `sizes` give its shape."""
-        dims = value.shape.dims if value is not None and value.shape is not None else ()
-        free = {symbol for dim in dims if isinstance(dim, ir.SymbolicDim) for symbol in dim.free_symbols()}
-        return value is None or (value.shape is not None and free <= self.sizes.keys())
+        """Whether the sizes of the graph's inputs give its shape."""
+        if value is None:
+            return True
+        return value.shape is not None and _symbols([value]) <= self.sizes.keys() | _symbols(self.graph.inputs)
 
     def is_known(self, dim: Dim) -> bool:
         """Whether the graph's inputs have this size."""
@@ -142,6 +142,11 @@ class Shapes:
                 if not isinstance(size, int) and same(size, dim):
                     return value, axis
         return None
+
+
+def _symbols(values: Iterable[ir.Value]) -> set[str]:
+    dims = [dim for value in values if value.shape is not None for dim in value.shape.dims]
+    return {symbol for dim in dims if isinstance(dim, ir.SymbolicDim) for symbol in dim.free_symbols()}
 
 
 def operator(value: ir.Value) -> str:

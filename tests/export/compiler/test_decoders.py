@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from export.compiler.graph.reads import parse_read
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.costs import graph_macs
+from export.compiler.operators.costs import graph_work
 from export.compiler.passes.prepare import prepare
-from export.compiler.pipeline import cost_sizes, model_macs
+from export.compiler.pipeline import cost_sizes, model_work
 from export.compiler.proof.runs import Runner
 from export.rewrite import rewrite
 
@@ -161,8 +161,8 @@ def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
     assert cost_sizes(model.graph, {"b": 2}) == {"b": 2, "n": 128, "p": 0}
     for new, past in ((128, 0), (100, 28), (1, 60)):
         total = 2 * (2 * new * (past + new) * 8 + new * 64)
-        assert model_macs(model, sizes := {"b": 2, "n": new, "p": past}) == total
-    assert graph_macs(Shapes(model.graph, sizes)) != total  # the symbols alone do not tell
+        assert model_work(model, sizes := {"b": 2, "n": new, "p": past}).macs == total
+    assert graph_work(Shapes(model.graph, sizes)).macs != total  # the symbols alone do not tell
 
 
 def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> None:
@@ -178,7 +178,7 @@ def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> Non
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     del proto.graph.input[3]
     prepare(model := ir.from_proto(proto))
-    assert model_macs(model, cost_sizes(model.graph, {})) == (128 + 9) * 8 * 8
+    assert model_work(model, cost_sizes(model.graph, {})).macs == (128 + 9) * 8 * 8
 
 
 def test_nodes_may_be_out_of_order(tmp_path: Path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
+import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from export.errors import PublishError
 from export.publishing.artifact import SAMPLE_FILE, Artifact, checked, read_manifest
 from models.files import naming, writing
 
@@ -46,19 +53,86 @@ def put(content: bytes | Path, path: Path) -> None:
 
 @contextmanager
 def staged(output: Path) -> Iterator[Path]:
-    """Yields the model's path in a new folder, whose files all move beside `output` if the block succeeds."""
+    """Yields the model's path in a new folder, whose files all move beside `output` if the block succeeds.
+
+    A failure, Ctrl-C or SIGTERM leaves nothing; what SIGKILL left, the next run for `output` removes. Raises
+    FileExistsError if a file that is not of an export would be replaced by the manifest, the sample or the weights.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
-    if output.exists() and not output.is_file():  # the rename would replace a device or a pipe
+    _check_replaced(output)
+    prefix = f".{output.name}.vitbn-"
+    for left in output.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(FileNotFoundError), _locked(left) as stale:  # its own process may remove it just now
+            if stale:
+                shutil.rmtree(left, ignore_errors=True)
+    with _ended_by_sigterm():
+        with naming(output):
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+        try:
+            with _locked(folder), writing(output):
+                yield folder / output.name
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
+                path.replace(output.parent / path.name)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_replaced(output: Path) -> None:
+    """Raises FileExistsError for a device or a pipe in the model's place, or a stranger's file in another's."""
+    if output.exists() and not output.is_file():
         raise FileExistsError(f"{output}: expected a file or nothing, found something else")
-    with naming(output):
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    from export.compiler.graph.files import data_file
+
+    manifest, sample, weights = output.with_suffix(".json"), output.with_suffix(".npz"), data_file(output)
+    known: Iterable[str] = ()
+    if manifest.exists():
+        try:
+            known = read_manifest(manifest).files
+        except PublishError as error:
+            raise FileExistsError(f"{manifest}: expected nothing or the manifest of an export, found a file") from error
+    if sample.exists() and not _is_sample(sample):
+        raise FileExistsError(f"{sample}: expected nothing or the sample of an export, found a file")
+    if weights.exists() and weights.name not in known:
+        raise FileExistsError(f"{weights}: expected nothing or the weights of an export, found a file")
+
+
+def _is_sample(file: Path) -> bool:
     try:
-        with writing(output):
-            yield folder / output.name
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
-            path.replace(output.parent / path.name)
+        with zipfile.ZipFile(file) as held:
+            return bool(held.namelist()) and all(name.startswith(("in:", "out:")) for name in held.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether no other process works in the folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield _lock(descriptor)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that it cleans up."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _places(file: Path, model: str, names: Iterable[str]) -> dict[str, Path]:

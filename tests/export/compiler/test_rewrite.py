@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from foreign_networks import Encoder, export, parse, run
 
 from export.compiler import pipeline
 from export.compiler.proof import compare
+from export.publishing.beside import staged
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +171,59 @@ def test_a_refusal_writes_nothing(
     result = run(tokens, "-o", "out.onnx", *arguments)
     assert (result.exit_code, [*tokens.parent.iterdir()]) == (code, [tokens])
     assert message in result.output
+
+
+def test_files_of_another_origin_stay(tokens: Path, tmp_path: Path) -> None:
+    """OUT.json and OUT.npz are not named on the command line."""
+    arguments = tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]"
+    np.savez(tmp_path / "arrays.npz", a=np.ones(3))
+    for name, content, what in [
+        ("out.json", b'{"rows": [1, 2]}', "manifest"),
+        ("out.npz", (tmp_path / "arrays.npz").read_bytes(), "sample"),
+        ("out.onnx.data", b"weights", "weights"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        result = run(*arguments)
+        assert (result.exit_code, (tmp_path / name).read_bytes()) == (1, content)
+        assert f"{name}: expected nothing or the {what} of an export, found a file; nothing written" in result.output
+        assert not (tmp_path / "out.onnx").exists()
+        (tmp_path / name).unlink()
+    assert run(*arguments).exit_code == 0
+    assert run(*arguments).exit_code == 0  # replaces its own
+    assert run(*arguments[:-1], "y[:,1]").exit_code == 0
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from export.publishing.beside import staged
+with staged(Path(sys.argv[1])) as path:
+    path.write_bytes(bytes(1000))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 1)])
+def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, left: int, tmp_path: Path) -> None:
+    """SIGKILL cannot be answered; the next run cleans up, but not what is in use."""
+    out = tmp_path / "out[1].onnx"
+    command = [sys.executable, "-c", PROGRAM, str(out)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as ended,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as other,
+    ):
+        for process in (ended, other):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        ended.send_signal(number)
+        assert ended.wait() != 0
+        assert len([*tmp_path.iterdir()]) == 1 + left
+        with staged(out) as path:
+            assert len([*tmp_path.iterdir()]) == 2
+            path.write_bytes(b"new")
+        other.terminate()
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 def test_a_manifest_that_cannot_be_written_leaves_nothing(tokens: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
+from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import (
     check_apart,
     dtype_of,
@@ -37,8 +38,6 @@ from export.publishing.foreign import any_artifact
 from export.publishing.sample import Sample
 from export.timing import Timed, time_both
 from models.files import sha256
-
-LEAST_IR_VERSION = 4  # older files list every weight among the inputs
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,17 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
         about = describe(path, original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
-        artifact = any_artifact(contents, runner.session, Sample(proved.feeds, proved.answers), dtype, about)
+        artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, about)
         del runner  # holds all weights
         timed = time_both(path, written, graph, sizes) if request.time else ()
         lay(written, artifact)
     return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+
+
+def _sample(runner: Runner, proved: Proved) -> Sample:
+    """Of the inputs that have no default."""
+    feeds = {value.name: proved.feeds[value.name] for value in runner.session.get_inputs()}
+    return Sample(feeds, proved.answers if len(feeds) == len(proved.feeds) else runner(feeds))
 
 
 def _runner(written: Path, path: Path, weights: int) -> Runner:
@@ -171,6 +176,7 @@ def describe(
     return {
         "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "reads": list(request.reads),
+        "fixed_inputs": fixed_inputs(original),
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Refusal, Site
+from export.compiler.graph.defaults import restore_defaults, split_defaults
 from export.compiler.graph.reads import Read, apply_reads, parse_read, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
@@ -83,6 +84,7 @@ def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
     if isinstance(model, Prepared):
         return model
     own = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
+    split_defaults(own)
     prepare(own)
     return Prepared(own)
 
@@ -120,6 +122,7 @@ def optimise(
         if outcome.sites:
             settle(own)
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
+    restore_defaults(own)
     return Rewritten(own, before, tuple(steps))
 
 
@@ -145,8 +148,6 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
         raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
     usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
     return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
-
-
 
 
 def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:

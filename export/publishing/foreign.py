@@ -30,7 +30,8 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 def foreign_artifact(file: Path) -> Artifact:
     """Of a file without a manifest. Raises ForeignError for a file that does not run."""
     model, runner = read_model(file), Runner(file)
-    inputs = _inputs(file)
+    given = _inputs(file)
+    inputs = {value.name: given[value.name] for value in runner.session.get_inputs()}
     sample = Sample(inputs, runner(inputs))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
     return any_artifact(contents, runner.session, sample, dtype_of(model), {"rewrites": []})

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
+from export.compiler.graph.defaults import restore_defaults, split_defaults
 
 LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
@@ -46,6 +47,7 @@ def read_model(path: Path) -> ir.Model:
     for value in model.graph.outputs:
         if not (value.producer() or value.is_graph_input() or value.is_initializer()):
             raise BadRequest(f"{path}: expected outputs that a node computes, found {value.name!r}")
+    split_defaults(model)
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)
@@ -166,6 +168,7 @@ def weights_by_place(path: Path) -> dict[str, Path]:
 
 def save_model(model: ir.Model, path: Path) -> None:
     """Large weights, and those from a separate file, go to `data_file(path)`."""
+    restore_defaults(model)
     outside = data_file(path).name if weight_bytes(model) > LARGEST_INSIDE or weight_files(model) else None
     ir.save(model, path, external_data=outside)
     release(model)

@@ -1,0 +1,71 @@
+"""An input with a default stays an input, or the rewrite says that it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import parse, run
+
+from export.compiler.pipeline import rewrite
+from export.publishing.sample import Sample
+
+WEIGHTS = {
+    "w": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+    "temperature": np.array([2.0], np.float32),
+}
+
+
+@pytest.fixture
+def tempered(tmp_path: Path) -> Path:
+    network = parse(
+        """<ir_version: 9, opset_import: ["": 17]> g (float[b, n, 4] x, float[1] temperature) => (float[b, n, 4] y) {
+            h = MatMul(x, w) y = Div(h, temperature) }""",
+        **WEIGHTS,
+    )
+    ir.save(network, path := tmp_path / "tempered.onnx")
+    return path
+
+
+def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> None:
+    result = run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["fixed_inputs"] == []
+    assert [*Sample.read(tmp_path / "out.npz").inputs] == ["x"]
+    before, after = ort.InferenceSession(tempered), ort.InferenceSession(tmp_path / "out.onnx")
+    x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
+    for more in {}, {"temperature": np.array([0.5], np.float32)}:
+        feeds = {"x": x, **more}
+        np.testing.assert_allclose(after.run(None, feeds)[0], before.run(None, feeds)[0][:, 0], rtol=1e-5)
+
+
+def test_given_inputs_need_not_name_it(tempered: Path, tmp_path: Path) -> None:
+    np.savez(given := tmp_path / "given.npz", x=np.ones((2, 3, 4), np.float32))
+    assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
+    np.savez(given, x=np.ones((2, 3, 4), np.float32), temperature=np.array([0.5], np.float32))
+    assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
+    sample = Sample.read(tmp_path / "out.npz")
+    answers = ort.InferenceSession(tmp_path / "out.onnx").run(None, sample.inputs)
+    np.testing.assert_allclose(sample.outputs["y"], answers[0], rtol=1e-5)
+
+
+def test_a_program_gets_a_model_with_the_input(tempered: Path) -> None:
+    model = rewrite(ir.load(tempered), ["y[:,0]"]).model
+    assert model.graph.initializers["temperature"] is model.graph.inputs[1]
+
+
+def test_a_file_that_lists_all_its_weights_says_so(tempered: Path, tmp_path: Path) -> None:
+    """As PyTorch's older exporter with keep_initializers_as_inputs: no pass would find a constant."""
+    proto = onnx.load(tempered)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 4]))
+    onnx.save(proto, tempered)
+    result = run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+    assert "now constant" in result.output
+    assert "inputs with a default, as all weights are: temperature, w" in result.output
+    assert [value.name for value in ort.InferenceSession(tmp_path / "out.onnx").get_overridable_initializers()] == []

@@ -11,7 +11,7 @@ from foreign_networks import parse, run
 
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import Work, graph_work
-from export.compiler.passes.prepare import Prepare
+from export.compiler.passes.prepare import prepare
 
 STEPS, BATCH, WIDE, HIDDEN = 7, 2, 5, 3
 SIZES = {"s": STEPS, "b": BATCH}
@@ -22,7 +22,7 @@ def work(nodes: str, **weights: np.ndarray) -> Work:
         f'<ir_version: 8, opset_import: ["": 17]> g (float[s, b, {WIDE}] x) => (float[p, q, r] y) {{ {nodes} }}',
         **weights,
     )
-    Prepare()(network)
+    prepare(network)
     return graph_work(Shapes(network.graph, SIZES))
 
 
@@ -59,7 +59,7 @@ def test_an_operator_without_a_formula_is_named() -> None:
             y = DeformConv(x, w, o) }}""",
         **weights,
     )
-    Prepare()(network)
+    prepare(network)
     assert graph_work(Shapes(network.graph, {})) == Work(0, 0, ("DeformConv y",))
 
 

@@ -25,6 +25,10 @@ class NotSupported(ForeignError):
     """The passes or the proof do not support the graph."""
 
 
+class NoReference(NotSupported):
+    """The proof in double lacks an operator."""
+
+
 class ProofFailed(ForeignError):
     pass
 

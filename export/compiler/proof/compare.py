@@ -67,15 +67,15 @@ class Comparison:
         WORST.
         """
         precisions = ["float16" if array.dtype == np.float16 else self.precision for array in found]
-        errors = _errors(expected, found, self.precision, empty)
-        own = [0.0] * len(errors)
+        own = [0.0] * len(expected)
         if original is not None:
-            own = _errors(expected, original, self.precision)
             try:
+                own = _errors(expected, original, self.precision)
                 _check(own, precisions, [WORST[name] * TOLERANCES[name] for name in precisions])
             except ProofFailed as failed:
                 hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
                 raise NotSupported(f"the file itself, beside its answers in float64: {failed}; {hint}") from failed
+        errors = _errors(expected, found, self.precision, empty)
         self.errors = np.maximum(self.errors or errors, errors).tolist()  # NaN stays
         self.own = np.maximum(self.own or own, own).tolist()
         self.precisions = precisions

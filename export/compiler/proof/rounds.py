@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.errors import BadRequest, ForeignError, NotSupported
+from export.compiler.errors import BadRequest, ForeignError, NoReference, NotSupported
 from export.compiler.graph.files import weight_bytes
 from export.compiler.graph.reads import Read
 from export.compiler.proof.inputs import (
@@ -144,6 +144,8 @@ class _Original:
 
     def failure(self) -> ForeignError:
         dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(self.graph))
+        if isinstance(self.unsupported, NoReference):
+            return self.unsupported
         if self.unsupported:
             hint = f"; --dims {dims} sets other sizes" if dims else ""
             return type(self.unsupported)(f"{self.unsupported}{hint}")

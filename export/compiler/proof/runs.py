@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.compiler.errors import NotSupported
+from export.compiler.errors import NoReference, NotSupported
 from export.compiler.graph.reads import Read
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
@@ -123,13 +123,13 @@ def _answer(runner: Runner, feeds: Feeds, to: Connection) -> None:
 
 
 def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
-    """In float64; raises NotSupported if an operator has no such kernel."""
+    """In float64; raises NoReference if an operator has no such kernel."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # non-finite values are reported later
             return evaluate(model, feeds)
     except UnknownOperator as unknown:
-        raise NotSupported(f"proof in double: {unknown}; --proof float32 goes without") from unknown
+        raise NoReference(f"proof in double: {unknown}; --proof float32 goes without") from unknown
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> Arrays:

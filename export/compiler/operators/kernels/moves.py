@@ -1,0 +1,64 @@
+"""Operators that move elements. onnx's GatherElements fails on indices of shape (1, n), its Pad on negative pads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference.op_run import OpRun
+
+Array = NDArray[Any]
+
+
+class GatherElements(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Array, indices: Array, axis: int | None = None) -> tuple[Array]:
+        own = (axis or 0) % x.ndim
+        source = x[tuple(slice(None) if k == own else slice(size) for k, size in enumerate(indices.shape))]
+        return (np.take_along_axis(source, np.where(indices < 0, indices + x.shape[own], indices), own),)
+
+
+class Pad(OpRun):
+    """Negative pads crop, first."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        pads: Array | list[int] | None = None,
+        constant: Array | None = None,
+        axes: Array | None = None,
+        mode: str | None = None,
+        value: float | None = None,
+    ) -> tuple[Array]:
+        own = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+        given = [int(size) for size in np.ravel(np.asarray(pads))]
+        before, after = [0] * x.ndim, [0] * x.ndim
+        for position, axis in enumerate(own):
+            before[axis], after[axis] = given[position], given[position + len(own)]
+        cut = [
+            slice(max(-left, 0), size - max(-right, 0))
+            for left, right, size in zip(before, after, x.shape, strict=True)
+        ]
+        wider = [(max(left, 0), max(right, 0)) for left, right in zip(before, after, strict=True)]
+        if mode not in (None, "constant"):
+            options: dict[str, Any] = {"mode": mode}
+            return (np.pad(x[tuple(cut)], wider, **options),)
+        fill = constant if constant is not None and np.size(constant) else np.asarray(value or 0.0)
+        return (np.pad(x[tuple(cut)], wider, constant_values=np.reshape(fill, ()).astype(x.dtype)),)
+
+
+class Scatter(OpRun):
+    """ScatterElements by its name of opset 10."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, indices: Array, updates: Array, axis: int | None = None) -> tuple[Array]:
+        own, out = (axis or 0) % x.ndim, x.copy()
+        places = [*np.indices(indices.shape)]
+        places[own] = np.where(indices < 0, indices + x.shape[own], indices)
+        out[tuple(places)] = updates
+        return (out,)

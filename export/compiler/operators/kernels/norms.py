@@ -1,0 +1,159 @@
+"""Normalisations in double.
+
+In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to 13 takes batch statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference.op_run import OpRun
+
+Array = NDArray[Any]
+
+
+class LayerNormalization(OpRun):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[Array, ...]:
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        mean = x.mean(axes, keepdims=True)
+        centred = x - mean
+        size = np.sqrt((centred * centred).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        normal = centred / size * scale
+        return (normal if bias is None else normal + bias, mean, 1 / size)[: len(self.onnx_node.output)]
+
+
+class SimplifiedLayerNormalization(OpRun):
+    """x / sqrt(mean of squares + epsilon) * scale"""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[Array]:
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        size = np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        return (x / size * scale,)
+
+
+class RMSNormalization(SimplifiedLayerNormalization):
+    """The operator's name in opset 23."""
+
+
+class BatchNormalization(OpRun):
+    """Inference only, over axis 1."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        mean: Array,
+        variance: Array,
+        epsilon: float | None = None,
+        momentum: float | None = None,
+        training_mode: int | None = None,
+        spatial: int | None = None,
+    ) -> tuple[Array]:
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        size = np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
+        return ((x - mean.reshape(shape)) / size.reshape(shape) * scale.reshape(shape) + bias.reshape(shape),)
+
+
+class GroupNormalization(OpRun):
+    """Over channels and places of a group. Scale and bias are of a group, from opset 21 on of a channel."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        epsilon: float | None = None,
+        num_groups: int | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[Array]:
+        groups = num_groups or 1
+        apart = x.reshape(len(x), groups, -1)
+        centred = apart - apart.mean(2, keepdims=True)
+        size = np.sqrt((centred * centred).mean(2, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        channels = (1, -1, *[1] * (x.ndim - 2))
+        factor, shift = (np.repeat(each, x.shape[1] // len(each)).reshape(channels) for each in (scale, bias))
+        return ((centred / size).reshape(x.shape) * factor + shift,)
+
+
+class InstanceNormalization(OpRun):
+    """Over all places of a channel."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, bias: Array, epsilon: float | None = None) -> tuple[Array]:
+        places, channels = tuple(range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+        centred = x - x.mean(places, keepdims=True)
+        size = np.sqrt((centred * centred).mean(places, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        return (centred / size * scale.reshape(channels) + bias.reshape(channels),)
+
+
+class MeanVarianceNormalization(OpRun):
+    """(x - mean) / (standard deviation + 1e-9)"""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axes: list[int] | None = None) -> tuple[Array]:
+        over = tuple(axes if axes is not None else (0, 2, 3))
+        centred = x - x.mean(over, keepdims=True)
+        return (centred / (np.sqrt((centred * centred).mean(over, keepdims=True)) + 1e-9),)
+
+
+class LpNormalization(OpRun):
+    """x / norm; where the norm is 0, so is the answer."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axis: int | None = None, p: int | None = None) -> tuple[Array]:
+        own = -1 if axis is None else axis
+        power = 2 if p is None else p
+        size = np.abs(x).sum(own, keepdims=True) if power == 1 else np.sqrt((x * x).sum(own, keepdims=True))
+        return (x / np.where(size == 0, 1.0, size),)
+
+
+class LRN(OpRun):
+    """x / (bias + alpha / size * sum of squares of the channels beside) ^ beta"""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        alpha: float | None = None,
+        beta: float | None = None,
+        bias: float | None = None,
+        size: int | None = None,
+    ) -> tuple[Array]:
+        wide = size or 1
+        before = (wide - 1) // 2
+        squares = np.pad(x * x, [(0, 0), (before, wide - 1 - before), *[(0, 0)] * (x.ndim - 2)])
+        total = sum(squares[:, shift : shift + x.shape[1]] for shift in range(wide))
+        factor = (1e-4 if alpha is None else alpha) / wide
+        return (x / ((1.0 if bias is None else bias) + factor * total) ** (0.75 if beta is None else beta),)

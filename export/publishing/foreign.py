@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from export.compiler.graph.files import dtype_of, read_model, weights_by_place
 from export.compiler.pipeline import prepared
@@ -40,12 +41,16 @@ def foreign_artifact(file: Path) -> Artifact:
 def any_artifact(
     contents: Mapping[str, Content], runner: ort.InferenceSession, sample: Sample, dtype: str, about: Mapping[str, Any]
 ) -> Artifact:
-    relative = max(TOLERANCE, TOLERANCES[dtype])
-    sizes = {name: float(np.abs(array.astype(np.float64)).max(initial=0.0)) for name, array in sample.outputs.items()}
-    tolerance = {name: relative * (size or 1.0) for name, size in sizes.items()}
+    tolerance = {name: _tolerance(array, dtype) for name, array in sample.outputs.items()}
     precision = {} if dtype == "float32" else {"precision": "fp16"}
     tensors = _tensors(runner.get_inputs()), _tensors(runner.get_outputs())
     return make_artifact(contents, sample, tolerance, tensors, {**about, **precision})
+
+
+def _tolerance(array: NDArray[np.generic], dtype: str) -> float:
+    """Absolute, of an output; `dtype`: of the weights."""
+    relative = max(TOLERANCE, TOLERANCES["float16" if array.dtype == np.float16 else dtype])
+    return relative * (float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0)
 
 
 def _tensors(given: Any) -> dict[str, Tensor]:

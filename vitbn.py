@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     "Export": {
         "export": Entry("export.to_onnx", "Rewrite a checkpoint and publish it.", "--model vitbn --fuse-bn"),
         "rewrite": Entry("export.rewrite", "Rewrite any ONNX transformer.", "IN.onnx -o OUT.onnx --read 'logits[:,0]'"),
+        "compare": Entry("export.compare", "Compare the answers and speed of two ONNX files.", "A.onnx B.onnx"),
         "tensorrt": Entry(
             "export.to_tensorrt", "Build and publish a TensorRT engine.", "--model vitbn --precision fp16"
         ),

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def _passes(context: click.Context, parameter: click.Parameter, text: str | None
     return names
 
 
-def _dims(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
+def named_sizes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
     pairs = [pair.partition("=") for pair in text.split(",")] if text else []
     for name, _, size in pairs:
         if not (name and size.strip().isdecimal() and int(size) > 0):
@@ -39,14 +40,17 @@ def _dims(context: click.Context, parameter: click.Parameter, text: str | None) 
     return {name.strip(): int(size) for name, _, size in pairs}
 
 
-@click.command(epilog="Exit codes: 0 written; 1 file error; 2 usage; 3 no rewrite; 4 not supported; 5 proof failed.")
+@click.command(
+    epilog="Exit codes: 0 written; 1 file error; 2 usage; 3 no rewrite; 4 not supported; 5 proof failed, or slower."
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")
 @click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASS_NAMES)}.  [default: all]")
 @click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
-@click.option("--dims", callback=_dims, metavar="NAME=SIZE,...", help="Sizes for counting costs and timing.")
+@click.option("--inputs-only", is_flag=True, help="Prove on the inputs of --inputs alone.")
+@click.option("--dims", callback=named_sizes, metavar="NAME=SIZE,...", help="Sizes for counting costs and timing.")
 @click.option("--proof", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option(
     "--time", "timed", is_flag=True, help="Measure before and after in ONNX Runtime, one thread, batch 1 and 8."
@@ -59,37 +63,44 @@ def rewrite(
     only: tuple[str, ...] | None,
     require: tuple[str, ...] | None,
     inputs: Path | None,
+    inputs_only: bool,
     dims: dict[str, int],
     proof: str,
     timed: bool,
     as_json: bool,
 ) -> None:
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
-    from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed
+    from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed, Slower
     from export.rewrite_file import Request, rewrite_file
 
     if output.resolve() == file.resolve():
         raise click.UsageError(f"{output}: expected another file than the source")
-    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed)
-    codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, OSError: 1}
+    if inputs_only and not inputs:
+        raise click.UsageError("--inputs-only: expected --inputs FILE.npz, too")
+    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only)
+    codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, Slower: 5, OSError: 1}
     try:
-        with _progress() as say:
+        with progress() as say:
             written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
-        reason = "".join(sign if sign.isprintable() else " " for sign in in_words(error)).removeprefix(f"{file}: ")
+        reason = one_line(error).removeprefix(f"{file}: ")
         whole = isinstance(error, NothingToRewrite) and not reads
         hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
         click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)
         click.get_current_context().exit(code)
     if as_json:
-        click.echo(json.dumps(written.manifest | {"timed": [vars(each) for each in written.timed]}, indent=2))
+        click.echo(json.dumps(written.manifest | {"timed": [asdict(each) for each in written.timed]}, indent=2))
     else:
         _print(file, output, written)
 
 
+def one_line(error: Exception) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in in_words(error))
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def progress() -> Iterator[Callable[[str], None]]:
     """Tells a terminal every five seconds what runs."""
     steps, done = ["reading the file"], threading.Event()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
+from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import (
     check_apart,
@@ -49,6 +49,7 @@ class Request:
     dims: Mapping[str, int] = field(default_factory=dict)
     proof: str = "float64"
     time: bool = False
+    inputs_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     plain = without_functions(original)
     given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     without = without_double(plain.graph)
-    asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
+    asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None, request.inputs_only)
     with staged(output) as written:
         say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(rewritten.model))
-        own = Comparison(dtype, _beside(asked.double, without))
+        own = Comparison(dtype, beside(asked.double, without))
         proved = prove(rounds(plain, graph, path, asked, say), rewritten.model, runner, own, say)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
@@ -107,9 +108,19 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         contents = {ONNX_FILE: files.pop(written.name), **files}
         artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, about)
         del runner  # holds all weights
-        timed = time_both(path, written, graph, sizes) if request.time else ()
+        timed = _timed(path, written, graph, sizes, weight_bytes(original)) if request.time else ()
         lay(written, artifact)
     return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+
+
+def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int], weights: int) -> tuple[Timed, ...]:
+    """Raises Slower."""
+    timed = time_both(path, written, graph, sizes, weights)
+    if slower := [each for each in timed if each.slower]:
+        raise Slower(
+            f"expected a file that is no slower than the original, found {slower[0]}; --only leaves passes out"
+        )
+    return timed
 
 
 def _sample(runner: Runner, proved: Proved) -> Sample:
@@ -127,7 +138,7 @@ def _runner(written: Path, path: Path, weights: int) -> Runner:
         raise
 
 
-def _beside(double: bool, without: ir.Node | None) -> str:
+def beside(double: bool, without: ir.Node | None) -> str:
     """The reference of the written file."""
     if without is not None:
         return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"

@@ -1,53 +1,81 @@
-"""Times two ONNX files in alternating calls, so a drift of the machine hits both."""
+"""Times two ONNX files in interleaved rounds, so a drift of the machine hits both."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
-from export.compiler.proof.inputs import draw, first_dimensions
+from export.compiler.proof.inputs import Feeds, draw, first_dimensions
 from export.compiler.proof.runs import Runner
+from export.intervals import Ratio, ratio_of_rounds
 
 BATCHES = (1, 8)
 SECONDS = 4.0
-LEAST, MOST = 7, 200  # calls per file
+LEAST, MOST = 7, 200  # rounds
+TURN_NS = 10_000_000  # of calls of a file in a round, at least one call
+NOISE = 0.05  # a smaller loss is none
 
 
 @dataclass(frozen=True)
 class Timed:
+    """Medians of `rounds`; `speed`: before / after."""
+
     sizes: Mapping[str, int]
+    threads: int
     before_ms: float
     after_ms: float
-    calls: int
+    speed: Ratio
+    rounds: int
+
+    @property
+    def slower(self) -> bool:
+        return self.speed.high < 1 and self.speed.ratio < 1 - NOISE
 
     def __str__(self) -> str:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
-        ratio = self.before_ms / self.after_ms
-        return f"{at}: {self.before_ms:.2f} -> {self.after_ms:.2f} ms, {ratio:.2f} times as fast ({self.calls} calls)"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        speed = f"{self.speed.ratio:.2f} times as fast (95 %: {self.speed.low:.2f} to {self.speed.high:.2f})"
+        return f"{at}, {threads}: {self.before_ms:.2f} -> {self.after_ms:.2f} ms, {speed}, {self.rounds} rounds"
 
 
-def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
+def time_both(
+    before: Path,
+    after: Path,
+    graph: ir.Graph,
+    sizes: Mapping[str, int],
+    weights: int = 0,
+    batches: Sequence[int] = BATCHES,
+    threads: int = 1,
+) -> tuple[Timed, ...]:
+    """`graph`: of inputs that both take. `weights`: bytes of the larger file."""
     first = first_dimensions(graph)
-    asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
-    runners = Runner(before, packed=True), Runner(after, packed=True)
-    timed = []
-    for chosen in asked:
-        feeds = draw(graph, chosen)
-        started = time.perf_counter()
-        for runner in runners:
-            runner(feeds)
-        calls = min(MOST, max(LEAST, int(SECONDS / (time.perf_counter() - started))))
-        taken: tuple[list[int], list[int]] = ([], [])
-        for number in range(calls):
-            for position in (0, 1) if number % 2 else (1, 0):
-                start = time.perf_counter_ns()
-                runners[position].session.run(None, feeds)
-                taken[position].append(time.perf_counter_ns() - start)
-        slow, quick = (statistics.median(samples) / 1e6 for samples in taken)
-        timed.append(Timed(chosen, slow, quick, calls))
-    return tuple(timed)
+    asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in batches] if first else [dict(sizes)]
+    runners = [Runner(path, weights, packed=True, threads=threads) for path in (before, after)]
+    return tuple(_timed(runners, draw(graph, chosen), chosen, threads) for chosen in asked)
+
+
+def _timed(runners: Sequence[Runner], feeds: Feeds, sizes: Mapping[str, int], threads: int) -> Timed:
+    started = time.perf_counter()
+    for runner in runners:
+        runner(feeds)
+    rounds = min(MOST, max(LEAST, int(SECONDS / (time.perf_counter() - started))))
+    taken: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for position in (0, 1) if number % 2 else (1, 0):
+            taken[position].append(_turn_ns(runners[position].call(feeds)))
+    speed = ratio_of_rounds(*taken)
+    return Timed(sizes, threads, *(statistics.median(samples) / 1e6 for samples in taken), speed, rounds)
+
+
+def _turn_ns(call: Callable[[], object]) -> float:
+    calls_ns: list[int] = []
+    while sum(calls_ns) < TURN_NS:
+        start = time.perf_counter_ns()
+        call()
+        calls_ns.append(time.perf_counter_ns() - start)
+    return statistics.median(calls_ns)

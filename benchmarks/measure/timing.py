@@ -12,13 +12,12 @@ from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.measure.progress import note, share_bar
+from export.intervals import Ratio, ratio_of_rounds
 
 MIN_ROUNDS = 3
 QUICK_NS = 200_000_000
-RESAMPLES = 1000
 STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
 STATE_WIDTH = 1.15  # of a state's rounds; see in_quickest_state
@@ -78,15 +77,6 @@ ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1, one_stat
 MAX_REFUSED = 30  # rounds
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Of two medians, with a 95 % bootstrap interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-
 class Slowed(click.ClickException):
     pass
 
@@ -100,28 +90,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both candidates and for its
-    neighbours.
-
-    Seeded. Raises ValueError if the numbers of samples differ or are 0.
-    Kunsch, "The Jackknife and the Bootstrap for General Stationary Observations", 1989; circular, percentiles.
-    """
-    above, below = (np.asarray(durations.samples_ns, np.float64) for durations in (numerator, denominator))
-    rounds = len(above)
-    if rounds != len(below) or not rounds:
-        raise ValueError(f"ratio: expected samples of the same rounds, found {rounds} and {len(below)}")
-    drawn = blocks(np.random.default_rng(0), rounds, RESAMPLES)
-    ratios = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
-    low, high = np.percentile(ratios, (2.5, 97.5))
-    return Ratio(float(np.median(above) / np.median(below)), float(low), float(high))
-
-
-def blocks(generator: np.random.Generator, rounds: int, resamples: int) -> NDArray[np.int64]:
-    """Places (resamples, rounds) of drawn rounds, in runs of rounds^(1/3) neighbours."""
-    block = round(rounds ** (1 / 3))
-    starts = generator.integers(rounds, size=(resamples, -(-rounds // block)))
-    places: NDArray[np.int64] = (starts[..., None] + np.arange(block)) % rounds
-    return places.reshape(resamples, -1)[:, :rounds]
+    """Of samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
+    return ratio_of_rounds(numerator.samples_ns, denominator.samples_ns)
 
 
 def in_quickest_state(samples_ns: Sequence[Sequence[int]]) -> list[int]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure.run import Row, Run, RunError, read
-from benchmarks.measure.timing import RESAMPLES, Ratio, blocks
 from benchmarks.reporting.tables.text import Table, cell
+from export.intervals import RESAMPLES, Ratio, blocks
 
 # Fields that identify a row.
 KEYS = (

@@ -33,6 +33,10 @@ class ProofFailed(ForeignError):
     pass
 
 
+class Slower(ForeignError):
+    """The rewritten file takes longer."""
+
+
 class Refused(Exception):
     """The pass records the reason and leaves the site."""
 

@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
-from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.tables.text import Table, cell, find, milliseconds, percent, times_faster
+from export.intervals import Ratio
 
 CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse")
 

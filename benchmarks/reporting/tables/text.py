@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure.run import Row, Run
-from benchmarks.measure.timing import Durations, Ratio, ratio_with_interval
+from benchmarks.measure.timing import Durations, ratio_with_interval
+from export.intervals import Ratio
 
 Cells = Mapping[str, str]
 """Column -> text."""

@@ -6,8 +6,8 @@ from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
 from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.run import Run
-from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.tables.text import Table, cell, find, measured, milliseconds, number, percent
+from export.intervals import Ratio
 
 SPEEDS = (
     *(("x plain", batch, OURS) for batch in (1, 8)),

@@ -49,7 +49,7 @@ def prepare(model: ir.Model) -> None:
     _drop_dropout(model.graph)
     _expand_fills(model.graph)
     _drop_identities(model.graph)
-    _name_free_dimensions(model.graph)
+    name_free_dimensions(model.graph)
     fold_constants(model)
     _join_reshapes(model.graph)
     remove_unused(model)
@@ -145,7 +145,7 @@ def _expand_fills(graph: ir.Graph) -> None:
             ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
-def _name_free_dimensions(graph: ir.Graph) -> None:
+def name_free_dimensions(graph: ir.Graph) -> None:
     """Names every free dimension of an input; some exporters write -1, 0 or ?."""
     taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
     plain = {name for name in taken if isinstance(name, str)}

@@ -108,16 +108,19 @@ class Proved:
 
 def prove(
     rounds: Iterable[Round],
-    rewritten: ir.Model,
+    rewritten: ir.Model | None,
     runner: Runner,
     own: Comparison,
     say: Callable[[str], None] = lambda _: None,
 ) -> Proved:
-    """`runner` runs the rewritten file; `own` compares in its precision. Raises as `Comparison` and its `proof`."""
+    """`rewritten`: the graph, to be compared in double, too. `runner` runs its file; `own` compares in its precision.
+
+    Raises as `Comparison` and its `proof`.
+    """
     double, sources = Comparison("float64", "the original"), []
     samples: list[tuple[Feeds, dict[str, Array]]] = []
     for each in rounds:
-        if each.double is not None:
+        if each.double is not None and rewritten is not None:
             say(f"the rewritten graph in float64, {each.source}")
             double.add(each.double, double_answers(rewritten, each.feeds))
         say(f"the written file in ONNX Runtime, {each.source}")

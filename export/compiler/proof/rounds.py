@@ -46,12 +46,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Asked:
-    """`inputs`: the user's own file and its arrays. `dims`: sizes that some networks need."""
+    """`inputs`: the user's own file and its arrays; `alone`: draws none. `dims`: sizes that some networks need."""
 
     reads: Sequence[Read] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Path, Feeds] | None = None
     double: bool = False
+    alone: bool = False
 
 
 def rounds(
@@ -68,6 +69,8 @@ def rounds(
         file, feeds = asked.inputs
         runs.check_memory([bound_sizes(graph, feeds)])
         yield runs.answered(str(file), feeds, runs.answers(feeds))
+        if asked.alone:
+            return
     for family in size_rounds(graph, asked.dims):
         runs.check_memory(family.needed)
         ran = 0

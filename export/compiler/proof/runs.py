@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -37,16 +37,19 @@ class Runner:
     """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
     that a session has read or transposed stay in memory as long as it lives.
 
-    Raises NotSupported if ONNX Runtime refuses the file.
+    `packed`, `threads`: see `session`. Raises NotSupported if ONNX Runtime refuses the file.
     """
 
-    def __init__(self, path: Path, weights: int = 0, packed: bool = False) -> None:
-        self.path, self.large = path, weights > LARGE
-        self.session = session(path, packed, lean=self.large)
+    def __init__(self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1) -> None:
+        self.path, self.large, self.packed, self.threads = path, weights > LARGE, packed, threads
+        self.session = session(path, packed and not self.large, lean=self.large, threads=threads)
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.outputs = [value.name for value in self.session.get_outputs()]
+        self.taken = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
-        """Raises NotSupported if the file does not run on these inputs."""
-        names = [output.name for output in self.session.get_outputs()]
+        """Inputs that the file lacks are left out. Raises NotSupported if it does not run on the others."""
+        names, feeds = self.outputs, self._own(feeds)
         pasts = {array.shape for name, array in feeds.items() if "past" in name}
         try:
             found = dict(zip(names, self._ready().run(names, feeds), strict=True))
@@ -59,8 +62,18 @@ class Runner:
         except Exception as error:
             raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
 
+    def call(self, feeds: Feeds) -> Callable[[], object]:
+        """A warm call, for timing."""
+        runner, own = self._ready(), self._own(feeds)
+        if self.large:
+            runner.run(None, own)
+        return lambda: runner.run(None, own)
+
+    def _own(self, feeds: Feeds) -> Feeds:
+        return {name: array for name, array in feeds.items() if name in self.taken}
+
     def _ready(self) -> ort.InferenceSession:
-        return session(self.path, lean=True) if self.large else self.session
+        return session(self.path, self.packed, True, self.threads) if self.large else self.session
 
     def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
         """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
@@ -73,8 +86,8 @@ class Runner:
         runner.run_with_iobinding(binding)
 
 
-def session(path: Path, packed: bool = False, lean: bool = False) -> ort.InferenceSession:
-    """On one thread; raises NotSupported if ONNX Runtime refuses the file.
+def session(path: Path, packed: bool = False, lean: bool = False, threads: int = 1) -> ort.InferenceSession:
+    """Raises NotSupported if ONNX Runtime refuses the file.
 
     `packed`: faster, in more memory. `lean`: slower, in less.
     """
@@ -83,7 +96,7 @@ def session(path: Path, packed: bool = False, lean: bool = False) -> ort.Inferen
     if lean:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
     options.enable_cpu_mem_arena = packed
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # the error reports failures
     try:
         # Its fallback, to the same provider, prints lines of its own.

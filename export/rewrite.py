@@ -140,8 +140,8 @@ def _print(file: Path, output: Path, written: Written) -> None:
     for timed in written.timed:
         click.echo(f"Timed {timed}")
     files = " and ".join(str(output.with_name(name)) for name in written.files)
-    size_mb = sum(written.files.values()) / 1e6
-    click.echo(f"Wrote {files} ({size_mb:.1f} MB), its manifest and a sample of its answers")
+    size_mb = f"{written.before / 1e6:.1f} -> {sum(written.files.values()) / 1e6:.1f} MB"
+    click.echo(f"Wrote {files} ({size_mb}), its manifest and a sample of its answers")
 
 
 def _counted(work: Work) -> str:

@@ -59,6 +59,7 @@ class Written:
     timed: tuple[Timed, ...]
     sizes: Mapping[str, int]
     files: Mapping[str, int]  # the model's own: name -> bytes
+    before: int  # bytes of the source
     manifest: dict[str, Any]
 
 
@@ -110,7 +111,10 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         del runner  # holds all weights
         timed = _timed(path, written, graph, sizes, weight_bytes(original)) if request.time else ()
         lay(written, artifact)
-    return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+    before = sum(file.stat().st_size for file in (path, *weight_files(original)))
+    return Written(
+        rewritten, proved.proofs, timed, sizes, sizes_of_files, before, json.loads(artifact.manifest.to_json())
+    )
 
 
 def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int], weights: int) -> tuple[Timed, ...]:

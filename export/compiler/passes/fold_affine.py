@@ -24,7 +24,9 @@ from export.compiler.graph.constants import Constants, is_constant, of_type
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.outcome import Outcome
-from export.compiler.passes.prepare import LARGEST_FOLDED
+from export.compiler.passes.prepare import LARGEST_FOLDED, SMALL
+
+LARGEST_COPY = 1 << 16  # elements of a weight that several nodes read and that may be copied to fold a BatchNorm
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,15 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
 
 
 def _worth(folding: Folding) -> Folding:
-    """Raises Refused for a scale alone beside a large weight, as the head of a decoder."""
+    """Raises Refused for a scale beside a large weight, as the head of a decoder, or one that stays for others."""
     largest = max(math.prod(change.shape) for change in folding.changes)
     if largest > LARGEST_FOLDED and not folding.form.norms:
         raise Refused(folding.value.name or "", "scale", f"is not worth a copy of {largest:,} weights")
+    nodes, copied = {change.node for change in folding.changes}, LARGEST_COPY if folding.form.norms else SMALL
+    for weight in (given for node in nodes for given in node.inputs if given is not None):
+        large = weight.const_value is not None and weight.const_value.size > copied
+        if large and any(use.node not in nodes for use in weight.uses()):
+            raise Refused(weight.name or "", "scale", "is not worth a copy of a weight that other nodes read, too")
     return folding
 
 

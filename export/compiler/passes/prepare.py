@@ -7,11 +7,12 @@ values that do not depend on the inputs, and with inferred shapes. Raises NotSup
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
@@ -38,7 +39,11 @@ RANDOM = frozenset(
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_FOLDED = 1 << 24  # elements
-LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
+LARGEST_GROWTH = 1 << 18  # bytes by which folding a node may enlarge the file
+SMALL = 256  # elements of a constant that is no weight
+NARROW = frozenset(
+    {kind for kind in ir.DataType if kind.name.startswith(("INT4", "INT8", "UINT4", "UINT8", "FLOAT16", "FLOAT8"))}
+)
 
 
 def prepare(model: ir.Model) -> None:
@@ -230,10 +235,24 @@ def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
         results = evaluate_node(node, {})
     except UnknownOperator:
         return False
-    freed = sum(size for value, size in sizes.items() if len(value.uses()) == 1)  # other inputs stay in the file
-    if sum(results[value].size for value in outputs) > freed + LARGEST_GROWTH:
+    if _grows(node, {value: results[value] for value in outputs}):
         return False
     for value in outputs:
         new = constants.add(results[value], value.name or "constant", value.dtype)
         ir.convenience.replace_all_uses_with(value, new)
     return True
+
+
+def _grows(node: ir.Node, results: Mapping[ir.Value, NDArray[np.generic]]) -> bool:
+    """Whether the file would hold too much more, or a weight of 8 or 16 bits in 32."""
+    held = {value: value.const_value for value in node.inputs if value is not None and value.const_value is not None}
+    freed = sum(tensor.nbytes for value, tensor in held.items() if len(value.uses()) == 1)  # others stay in the file
+    growth = -freed
+    for value, array in results.items():
+        wide = value.dtype.itemsize if value.dtype is not None else array.itemsize
+        growth += int(array.size * wide)
+        if any(
+            tensor.dtype in NARROW and tensor.size > SMALL and tensor.dtype.itemsize < wide for tensor in held.values()
+        ):
+            return growth > 0
+    return growth > LARGEST_GROWTH

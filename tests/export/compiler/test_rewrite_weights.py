@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, Encoder, export, run
+from foreign_networks import DIM, Encoder, export, parse, run
 from torch import nn
 
 from export.compiler import pipeline
@@ -147,3 +148,35 @@ def test_the_weights_that_are_read_are_not_overwritten(encoder: Path, tmp_path: 
     result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx")
     assert (result.exit_code, weights.read_bytes()) == (2, before)
     assert "expected other files than those that are read" in result.output
+
+
+TWICE = """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 32] x) => (float[b, n, 32] y) {{
+    {weights} t0 = Mul(x, g0) h0 = MatMul(t0, {w}) r0 = Relu(h0) t1 = Mul(r0, g1) h1 = MatMul(t1, {w}) r1 = Relu(h1)
+    t2 = Mul(r1, g2) y = MatMul(t2, {w}) }}"""
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.float16])
+@pytest.mark.parametrize("only", ["fold-affine,read-rows,absorb-queries", "read-rows"])
+def test_weights_of_8_or_16_bits_stay_so(kind: type[np.generic], only: str, tmp_path: Path) -> None:
+    """22.9 MB of a sentence encoder became 90.3."""
+    drawn = np.random.default_rng(0).integers(0, 100, (32, 32)).astype(kind)
+    weights = {"w": drawn, "s": np.full(32, 0.001, np.float32)}
+    gains = {f"g{k}": np.full(32, 0.5 + k, np.float32) for k in range(3)}
+    text = TWICE.format(weights="c = Cast<to = 1>(w) v = Mul(c, s)", w="v")
+    ir.save(parse(text, **weights, **gains), path := tmp_path / "in.onnx")
+    result = run(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]", "--only", only)
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size < path.stat().st_size + 1000
+    assert f"({path.stat().st_size / 1e6:.1f} -> {out.stat().st_size / 1e6:.1f} MB)" in result.output
+    assert drawn.dtype in {onnx.numpy_helper.to_array(each).dtype for each in onnx.load(out).graph.initializer}
+
+
+def test_a_weight_of_several_layers_is_not_copied_for_a_scale(tmp_path: Path) -> None:
+    """84.8 MB of an ALBERT became 256.7, and slower."""
+    weights = {f"g{k}": np.full(32, 0.5 + k, np.float32) for k in range(3)}
+    weights["w"] = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    ir.save(parse(TWICE.format(weights="", w="w"), **weights), path := tmp_path / "in.onnx")
+    result = run(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+    assert "is not worth a copy of a weight that other nodes read, too" in result.output
+    assert out.stat().st_size < path.stat().st_size + 1000

@@ -69,7 +69,8 @@ def _timed(runners: Sequence[Runner], feeds: Feeds, sizes: Mapping[str, int], th
         for position in (0, 1) if number % 2 else (1, 0):
             taken[position].append(_turn_ns(runners[position].call(feeds)))
     speed = ratio_of_rounds(*taken)
-    return Timed(sizes, threads, *(statistics.median(samples) / 1e6 for samples in taken), speed, rounds)
+    before_ms, after_ms = (statistics.median(samples) / 1e6 for samples in taken)
+    return Timed(sizes, threads, before_ms, after_ms, speed, rounds)
 
 
 def _turn_ns(call: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ from onnx import numpy_helper, parser, save
 from export import timing
 from export.compare import compare
 from export.compiler.proof.runs import Runner
+from export.intervals import Ratio
 
 W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x, int64[b, n] mask) => '
@@ -131,4 +132,4 @@ def test_large_files_are_timed_in_sessions_of_their_own(tmp_path: Path, monkeypa
 
 def test_a_speed_below_the_noise_is_not_slower() -> None:
     for ratio, low, high, slower in (0.9, 0.88, 0.93, True), (0.97, 0.96, 0.98, False), (0.9, 0.7, 1.1, False):
-        assert timing.Timed({}, 1, 1.0, 1 / ratio, timing.Ratio(ratio, low, high), 9).slower is slower
+        assert timing.Timed({}, 1, 1.0, 1 / ratio, Ratio(ratio, low, high), 9).slower is slower

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 from foreign_networks import parse, run
+from numpy.typing import NDArray
 
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes.prepare import prepare
 
+Array = NDArray[Any]
+
 STEPS, BATCH, WIDE, HIDDEN = 7, 2, 5, 3
 SIZES = {"s": STEPS, "b": BATCH}
 
 
-def work(nodes: str, **weights: np.ndarray) -> Work:
+def work(nodes: str, **weights: Array) -> Work:
     network = parse(
         f'<ir_version: 8, opset_import: ["": 17]> g (float[s, b, {WIDE}] x) => (float[p, q, r] y) {{ {nodes} }}',
         **weights,

@@ -51,7 +51,7 @@ def test_given_inputs_need_not_name_it(tempered: Path, tmp_path: Path) -> None:
     assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
     sample = Sample.read(tmp_path / "out.npz")
     answers = ort.InferenceSession(tmp_path / "out.onnx").run(None, sample.inputs)
-    np.testing.assert_allclose(sample.outputs["y"], answers[0], rtol=1e-5)
+    np.testing.assert_allclose(sample.outputs["y"].astype(np.float64), answers[0], rtol=1e-5)
 
 
 def test_a_program_gets_a_model_with_the_input(tempered: Path) -> None:

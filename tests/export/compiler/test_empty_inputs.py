@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import Encoder, Vision, export, parse, run
+from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.compare import Comparison, prove
@@ -35,7 +37,7 @@ def test_an_empty_batch_gets_an_empty_answer(network: Encoder | Vision, tmp_path
     assert [array.shape for array in session.run(None, feeds)] == [(0, 3)]
 
 
-def both(folder: Path, before: str, after: str, **weights: np.ndarray) -> Comparison:
+def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> Comparison:
     """Compares two graphs."""
     original, rewritten = parse(HEAD + before, **weights), parse(HEAD + after, **weights)
     ir.save(original, folder / "before.onnx")

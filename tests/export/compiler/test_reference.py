@@ -50,8 +50,11 @@ def check(
     options.log_severity_level = 4
     expected = ort.InferenceSession(proto.SerializeToString(), options).run(None, feeds)
     for answer, found in zip(expected, evaluate(ir.from_proto(proto), feeds), strict=True):
-        assert (found.shape, found.dtype) == (answer.shape, np.float64)
-        np.testing.assert_allclose(found, answer, rtol=0, atol=3e-6 * max(1.0, float(np.abs(answer).max(initial=0))))
+        assert found.shape == answer.shape
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(
+            found.astype(np.float64), answer, rtol=0, atol=3e-6 * max(1.0, float(np.abs(answer).max(initial=0)))
+        )
 
 
 def drawn(*shape: int) -> Array:

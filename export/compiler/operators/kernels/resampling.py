@@ -53,13 +53,14 @@ def _nearest(places: Array, rounding: str, shrinks: bool) -> Array:
         rounding = "ceil" if shrinks else "floor"
     match rounding:
         case "floor":
-            return np.floor(places)
+            rounded = np.floor(places)
         case "ceil":
-            return np.ceil(places)
+            rounded = np.ceil(places)
         case "round_prefer_ceil":
-            return np.floor(places + 0.5)
+            rounded = np.floor(places + 0.5)
         case _:
-            return np.ceil(places - 0.5)
+            rounded = np.ceil(places - 0.5)
+    return np.asarray(rounded)
 
 
 def _weights(places: Array, old: int, mode: str, coefficient: float, exclude: bool) -> Array:
@@ -103,9 +104,8 @@ class Resize(OpRun):
             roi, scales = None, roi
         kind = "asymmetric" if old_form else coordinate_transformation_mode or "half_pixel"
         if antialias or keep_aspect_ratio_policy not in (None, "stretch"):
-            library = LibraryResize(self.onnx_node, self.run_params)
-            answer: tuple[Array] = library.run(x, roi, scales, sizes)
-            return answer
+            library: Any = LibraryResize(self.onnx_node, self.run_params)
+            return (np.asarray(library.run(x, roi, scales, sizes)[0]),)
         own = [axis % x.ndim for axis in axes] if axes else list(range(x.ndim))
         given = scales if scales is not None and np.size(scales) else None
         regions = np.asarray(roi if roi is not None and np.size(roi) else [0.0] * len(own) + [1.0] * len(own))
@@ -175,7 +175,8 @@ class GridSample(OpRun):
             moved = _inside(pixel.astype(np.float64), size, padding, corners)
             places.append(np.rint(moved).astype(int).clip(0, size - 1))
         batch = np.arange(len(x)).reshape(-1, *[1] * (near[0].ndim - 1))
-        found = np.moveaxis(x[(batch, slice(None), *places)], -1, 1)
+        chosen: tuple[Any, ...] = (batch, slice(None), *places)
+        found = np.moveaxis(x[chosen], -1, 1)
         return np.asarray(np.where(known[:, None], found, 0.0))
 
 

@@ -180,8 +180,8 @@ class MaxPool(OpRun):
         strides: list[int] | None = None,
     ) -> tuple[Array, ...]:
         if len(self.onnx_node.output) > 1 and self.onnx_node.output[1]:
-            library: tuple[Array, ...] = LibraryMaxPool(self.onnx_node, self.run_params).run(x)
-            return library
+            library: Any = LibraryMaxPool(self.onnx_node, self.run_params)
+            return tuple(np.asarray(array) for array in library.run(x))
         kernel = list(kernel_shape or [])
         lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else float(np.iinfo(x.dtype).min)
         windows = _pooled(x, kernel, strides, dilations, pads, auto_pad, ceil_mode, lowest)

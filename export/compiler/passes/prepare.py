@@ -39,7 +39,7 @@ RANDOM = frozenset(
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_FOLDED = 1 << 24  # elements
-LARGEST_GROWTH = 1 << 18  # bytes by which folding a node may enlarge the file
+LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 SMALL = 256  # elements of a constant that is no weight
 NARROW = frozenset(
     {kind for kind in ir.DataType if kind.name.startswith(("INT4", "INT8", "UINT4", "UINT8", "FLOAT16", "FLOAT8"))}
@@ -244,15 +244,10 @@ def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
 
 
 def _grows(node: ir.Node, results: Mapping[ir.Value, NDArray[np.generic]]) -> bool:
-    """Whether the file would hold too much more, or a weight of 8 or 16 bits in 32."""
-    held = {value: value.const_value for value in node.inputs if value is not None and value.const_value is not None}
-    freed = sum(tensor.nbytes for value, tensor in held.items() if len(value.uses()) == 1)  # others stay in the file
-    growth = -freed
-    for value, array in results.items():
-        wide = value.dtype.itemsize if value.dtype is not None else array.itemsize
-        growth += int(array.size * wide)
-        if any(
-            tensor.dtype in NARROW and tensor.size > SMALL and tensor.dtype.itemsize < wide for tensor in held.values()
-        ):
-            return growth > 0
-    return growth > LARGEST_GROWTH
+    """Whether the file would hold too many more elements, or a weight of 8 or 16 bits in 32."""
+    held = [(value, value.const_value) for value in node.inputs if value is not None and value.const_value is not None]
+    freed = [tensor for value, tensor in held if len(value.uses()) == 1]  # others stay in the file
+    growth = sum(array.size for array in results.values()) - sum(tensor.size for tensor in freed)
+    size = sum(array.size * (value.dtype or ir.DataType.FLOAT).itemsize for value, array in results.items())
+    weights = any(tensor.dtype in NARROW and tensor.size > SMALL for _, tensor in held)
+    return growth > LARGEST_GROWTH or (weights and size > sum(tensor.nbytes for tensor in freed))

@@ -23,6 +23,7 @@ from export.compiler.proof.inputs import (
     channels,
     draw,
     empty_sizes,
+    first_dimensions,
     free_dimensions,
     size_rounds,
 )
@@ -152,8 +153,30 @@ class _Original:
         if self.unsupported:
             hint = f"; --dims {dims} sets other sizes" if dims else ""
             return type(self.unsupported)(f"{self.unsupported}{hint}")
+        if " that is stale, " in self.reason:
+            return BadRequest(self.reason)
+        if alone := self._alone():
+            return BadRequest(
+                f"expected the file to run at any size that it declares free, give --dims {alone}: {self.reason}"
+            )
         what = "--inputs" + (f" or --dims {dims}" if dims else "")
         return BadRequest(f"expected the file to run on drawn inputs, give {what}: {self.reason}")
+
+    def _alone(self) -> str:
+        """`batch=1` if the file runs with that, else nothing."""
+        free = {*free_dimensions(self.graph)} - self.asked.dims.keys()
+        ones = dict.fromkeys(sorted(first_dimensions(self.graph) & free), 1)
+        for family in size_rounds(self.graph, {**self.asked.dims, **ones}) if ones else ():
+            if all(sizes.items() >= ones.items() and self._runs(sizes) for sizes in family.needed):
+                return ",".join(f"{symbol}=1" for symbol in ones)
+        return ""
+
+    def _runs(self, sizes: Sizes) -> bool:
+        try:
+            self.answers(draw(self.graph, sizes))
+        except ForeignError:
+            return False
+        return True
 
 
 def _text(sizes: Sizes) -> str:

@@ -29,6 +29,7 @@ Arrays = list[Array]
 
 LARGE = 200_000_000  # bytes of weights; below it a second session would cost more time than it saves memory
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
+STALE_SHAPES = r"the file declares an inner shape that is stale, \1; without graph.value_info it may run"
 EMPTY_S = 60  # for an answer on empty inputs
 FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
 
@@ -155,6 +156,9 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .+? failed: ?)?", "", text)
     text = re.sub(rf"\S+\.(?:cc|h):\d+ (?:{SIGNATURE}|\S+ )", "", text)
+    text = re.sub(
+        r"(?<=Status Message: ).*Shape mismatch attempting to re-use buffer\. (\S+ != \S+)\..*", STALE_SHAPES, text
+    )
     return re.sub(
         r"^Non-zero status code returned while running (\w+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
     )[:300]

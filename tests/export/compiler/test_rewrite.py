@@ -226,6 +226,42 @@ def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, left:
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
+def test_a_batch_that_is_declared_free_but_is_1_is_named(tmp_path: Path) -> None:
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[batch, n, 4] x) => (float[batch, n, 4] y, float[p, q, 4] z) {
+            y = MatMul(x, w) r = Reshape(x, one) z = Add(r, x) }""",
+        w=np.eye(4, dtype=np.float32),
+        one=np.array([1, -1, 4]),
+    )
+    ir.save(network, path := tmp_path / "in.onnx")
+    arguments = path, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--read", "z"
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "expected the file to run at any size that it declares free, give --dims batch=1: " in result.output
+    assert run(*arguments, "--dims", "batch=1").exit_code == 0
+
+
+def test_stale_inner_shapes_are_named(tmp_path: Path) -> None:
+    """ONNX Runtime puts two values of one declared shape into one place."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[b, 4] x, bool[b] m) => (float[b, 4] y) {
+            a = Compress<axis = 0>(x, m) c = MatMul(a, w) r = ReduceSum<keepdims = 1>(c) e = Mul(x, r)
+            f = MatMul(e, w) k = MatMul(f, w) y = MatMul(k, w) }""",
+        w=np.eye(4, dtype=np.float32),
+    )
+    proto = ir.to_proto(network)
+    for name in "ac":
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["b", 4]))
+    onnx.save(proto, path := tmp_path / "in.onnx")
+    np.savez(given := tmp_path / "given.npz", x=np.ones((3, 4), np.float32), m=np.array([True, False, True]))
+    result = run(path, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given)
+    assert (
+        "Mul '': the file declares an inner shape that is stale, {2,4} != {3,4}; without graph.value_info"
+        in result.output
+    )
+    assert "--dims" not in result.output
+
+
 def test_a_manifest_that_cannot_be_written_leaves_nothing(tokens: Path, tmp_path: Path) -> None:
     (tmp_path / "out.json").mkdir()
     result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")

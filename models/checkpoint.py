@@ -93,6 +93,12 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
     return Checkpoint(path, model.eval(), config, sha256(path), metrics)
 
 
+def read_config(path: Path) -> ModelConfig:
+    """Reads no tensors; raises CheckpointError."""
+    with _opened(path) as file:
+        return _described(path, file.metadata())[0]
+
+
 def _check_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode

@@ -65,7 +65,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceS
         write_model(repository, name, model, config, backend="openvino")
     write_ir(repository, "open", -1)
     write_ir(repository, "range", importlib.import_module("openvino").Dimension(1, 5))
-    arguments = ["--exit-on-error=false", "--strict-readiness=false", "--disable-auto-complete-config"]
+    arguments = [
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+        "--disable-auto-complete-config",
+        "--open-control",
+    ]
     with running_server(repository, arguments, START_S) as server:
         timeouts = {"network_timeout": TIMEOUT_S, "connection_timeout": TIMEOUT_S}
         with http.InferenceServerClient(server.http_url, concurrency=4, **timeouts) as http_client:

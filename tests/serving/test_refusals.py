@@ -114,7 +114,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceS
     repository = tmp_path_factory.mktemp("refusals")
     for name, case in CASES.items():
         write_model(repository, name, case.model, f"{case.config} {ONE_INSTANCE}", case.filename)
-    arguments = ["--exit-on-error=false", "--strict-readiness=false", "--disable-auto-complete-config"]
+    arguments = [
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+        "--disable-auto-complete-config",
+        "--open-control",
+    ]
     with running_server(repository, arguments) as server, http.InferenceServerClient(server.http_url) as http_client:
         yield http_client
 

@@ -37,7 +37,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
-    with running_server(repository, ["--model-control-mode=explicit", "--disable-auto-complete-config"]) as running:
+    arguments = ["--model-control-mode=explicit", "--disable-auto-complete-config", "--open-control"]
+    with running_server(repository, arguments) as running:
         yield running
 
 

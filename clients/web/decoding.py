@@ -2,8 +2,8 @@
 
 In: a picture's bytes and the model's shape. Out: what `prepare_shapes` gives, or InvalidImage.
 
-Beside twelve PNGs of 9,400 x 9,400 from one address, decoded in the page's own process, a person waited 40 s, and 1.9 GB
-stayed; refused here, 0.07 s and 0.13 GB.
+Beside twelve PNGs of 9,400 x 9,400 from one address, decoded in the page's own process, a person waited 40 s, and 1.9
+GB stayed; refused here, 0.07 s and 0.13 GB.
 
 Request: a line of JSON, then the picture. Answer: a line of JSON, then the model's input. Nothing is unpickled.
 """

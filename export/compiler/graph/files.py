@@ -6,19 +6,23 @@ In: paths. Out: models.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx_ir.external_data import set_base_dir
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.defaults import restore_defaults, split_defaults
+from export.compiler.graph.inside import LARGE, InsideTensor, join, outline
 
 LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
@@ -27,7 +31,7 @@ def read_model(path: Path) -> ir.Model:
     """Raises BadRequest if the file is no model or lacks weights, NotSupported for weights elsewhere."""
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     try:
-        model = ir.load(path)
+        model = _loaded(path)
         next(iter(model.graph.outputs))
         _check_circles(model, path)
         model.graph.sort()  # ONNX Runtime's float16 converter writes nodes out of order
@@ -53,6 +57,20 @@ def read_model(path: Path) -> ir.Model:
     _follow_links(model, path.resolve().parent)
     _check_places(model, path)
     _check_lengths(model, path)
+    return model
+
+
+def _loaded(path: Path) -> ir.Model:
+    """Large weights inside the file stay there, too, until they are read."""
+    data = outline(path) if path.stat().st_size > LARGE else None
+    if data is None:
+        return ir.load(path)
+    model, place = ir.from_proto(onnx.ModelProto.FromString(data)), path.resolve()
+    set_base_dir(model.graph, place.parent)
+    for value in model.graph.initializers.values():
+        if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.location == place.name:
+            where = tensor.location, tensor.offset, tensor.length, tensor.dtype
+            value.const_value = InsideTensor(*where, shape=tensor.shape, name=str(tensor.name), base_dir=place.parent)
     return model
 
 
@@ -101,7 +119,7 @@ def _follow_links(model: ir.Model, folder: Path) -> None:
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_symlink():
+        if _is_apart(tensor) and Path(tensor.path).is_symlink():
             file = Path(tensor.path).resolve()
             if file.parent != folder:
                 raise NotSupported(f"{tensor.path}: expected a link into {folder}, found a link to {file}")
@@ -115,7 +133,11 @@ def weight_bytes(model: ir.Model) -> int:
 
 def weight_files(model: ir.Model) -> list[Path]:
     tensors = [value.const_value for value in model.graph.initializers.values()]
-    return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+    return sorted({Path(tensor.path) for tensor in tensors if _is_apart(tensor)})
+
+
+def _is_apart(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.ExternalTensor]:
+    return isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, InsideTensor)
 
 
 def release(model: ir.Model) -> None:
@@ -169,6 +191,14 @@ def weights_by_place(path: Path) -> dict[str, Path]:
 def save_model(model: ir.Model, path: Path) -> None:
     """Large weights, and those from a separate file, go to `data_file(path)`."""
     restore_defaults(model)
-    outside = data_file(path).name if weight_bytes(model) > LARGEST_INSIDE or weight_files(model) else None
-    ir.save(model, path, external_data=outside)
+    size = weight_bytes(model)
+    if size > LARGEST_INSIDE or weight_files(model):
+        ir.save(model, path, external_data=data_file(path).name)
+    elif size > LARGE:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            apart = Path(folder) / path.name
+            ir.save(model, apart, external_data="weights")
+            join(apart, apart.with_name("weights"), path)
+    else:
+        ir.save(model, path)
     release(model)

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.compiler.errors import NoReference, NotSupported
+from export.compiler.graph.inside import LARGE, outline
 from export.compiler.graph.reads import Read
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
@@ -27,7 +28,6 @@ from export.compiler.proof.inputs import Feeds
 Array = NDArray[np.generic]
 Arrays = list[Array]
 
-LARGE = 200_000_000  # bytes of weights; below it a second session would cost more time than it saves memory
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
 STALE_SHAPES = r"the file declares an inner shape that is stale, \1; without graph.value_info it may run"
 EMPTY_S = 60  # for an answer on empty inputs
@@ -96,12 +96,17 @@ def session(path: Path, packed: bool = False, lean: bool = False, threads: int =
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     if lean:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
-    options.enable_cpu_mem_arena = packed
+    options.enable_cpu_mem_arena = packed and not lean
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # the error reports failures
+    data = outline(path) if path.stat().st_size > LARGE else None  # else protobuf holds the weights twice
+    if data is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(path.resolve().parent)
+        )
     try:
         # Its fallback, to the same provider, prints lines of its own.
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        return ort.InferenceSession(data or path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
 

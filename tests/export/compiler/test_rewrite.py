@@ -228,8 +228,8 @@ def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, left:
 
 def test_a_batch_that_is_declared_free_but_is_1_is_named(tmp_path: Path) -> None:
     network = parse(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, n, 4] x) => (float[batch, n, 4] y, float[p, q, 4] z) {
+        """<ir_version: 8, opset_import: ["": 17]> g (float[batch, n, 4] x)
+            => (float[batch, n, 4] y, float[p, q, 4] z) {
             y = MatMul(x, w) r = Reshape(x, one) z = Add(r, x) }""",
         w=np.eye(4, dtype=np.float32),
         one=np.array([1, -1, 4]),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
-PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries", "absorb-embedding", "tidy")
+PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries", "absorb-embedding", "carry-biases", "tidy")
 
 
 def _passes(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:

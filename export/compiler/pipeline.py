@@ -20,6 +20,7 @@ from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes.absorb_embedding import absorb_embedding
 from export.compiler.passes.absorb_queries import absorb_queries
+from export.compiler.passes.carry_biases import carry_biases
 from export.compiler.passes.fold_affine import fold_affine
 from export.compiler.passes.outcome import Pass
 from export.compiler.passes.prepare import fold_constants, prepare, settle
@@ -32,6 +33,7 @@ PASSES: Mapping[str, Pass] = {
     "read-rows": read_rows,  # then: few queries in the last block make its absorption pay
     "absorb-queries": absorb_queries,
     "absorb-embedding": absorb_embedding,  # reads the form that absorb-queries gives a constant query
+    "carry-biases": carry_biases,  # needs all biases of a block, also those that absorption made
     "tidy": tidy,  # last: it removes what the others leave
 }
 MOVING = frozenset({"read-rows"})  # the pass that computes no new weights

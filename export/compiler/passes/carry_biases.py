@@ -1,0 +1,133 @@
+"""Constants travel along the residual stream to layers that add them at no cost.
+
+In: a graph whose heads are absorbed. Out: the same outputs, with fewer sums. `shifts` has the equations. First the bias
+b of absorbed queries: where s W = -b has a solution, the tokens X become X - s, and (X - s) W is X W + b. Their sum
+before, a norm's bias or a layer's bias behind a residual, makes them so at no cost. Then each bias whose constant later
+sums take up: that of an output projection goes into the biases of the feed-forward layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.shifts import Array, Shifts
+from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.constants import Constants, constant, is_constant
+from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.moves import RESHAPES
+from export.compiler.passes.outcome import Outcome
+
+ROUNDING = 1e4 * np.finfo(np.float64).eps  # of a solution, relative to the bias
+
+
+def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    sites: list[Site] = []
+    refusals: list[Refusal] = []
+    for attempt in (_without_query_bias, _without_bias):
+        for node in list(model.graph):
+            shapes = Shapes(model.graph, sizes)
+            if node.graph is None or not _is_bias(shapes, node):
+                continue
+            try:
+                shifts = attempt(shapes, node)
+            except Refused as refused:
+                refusals.append(refused.refusal)
+                continue
+            if shifts is None:
+                continue
+            name = node.outputs[0].name or ""
+            _apply(model.graph, shifts, node)
+            sites.append(Site(name, "Add", f"carried to {len(shifts.constants)} sums that were there"))
+            remove_unused(model)
+    return Outcome(tuple(sites), tuple(refusals))
+
+
+def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether it adds a row of float32 or double to a value of its shape."""
+    if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return False
+    try:
+        term = Shifts(shapes).term(node)
+    except Refused:  # a rank is unknown
+        return False
+    return term is not None and term[1].shape[-1] == term[1].size > 1 and not node.outputs[0].is_graph_output()
+
+
+def _without_query_bias(shapes: Shapes, node: ir.Node) -> Shifts | None:
+    """None if it is no bias of absorbed queries. Raises Refused."""
+    term = Shifts(shapes).term(node)
+    product = term[0].producer() if term is not None else None
+    tokens = product.inputs[0] if product is not None and product.op_type == "MatMul" else None
+    weight = constant(product.inputs[1]) if product is not None and tokens is not None else None
+    if term is None or product is None or tokens is None or weight is None or not _asks(node, tokens):
+        return None
+    bias = term[1].reshape(-1)
+    shift = np.linalg.lstsq(weight.T.astype(np.float64), -bias, rcond=None)[0]
+    rounding = ROUNDING * max(1.0, float(np.abs(bias).max()))
+    if not np.abs(shift @ weight + bias).max() <= rounding:
+        raise Refused(node.outputs[0].name or "", "Add", "no constant of the tokens gives this bias of the queries")
+    shifts = Shifts(shapes)
+    _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
+    shifts.follow(shapes.graph)
+    shifts.constants[node] = np.zeros(bias.size)
+    return shifts
+
+
+def _asks(node: ir.Node, tokens: ir.Value) -> bool:
+    """Whether the sum becomes the queries of keys that are the tokens themselves."""
+    readers = [use.node for use in node.outputs[0].uses() if not reads_shape_alone(use.node)]
+    if len(readers) != 1 or readers[0].op_type not in RESHAPES:
+        return False
+    products = [use.node for use in readers[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
+    keys = [product.inputs[1].producer() for product in products if product.inputs[1] is not None]
+    return len(keys) == 1 and keys[0] is not None and keys[0].op_type == "Transpose" and keys[0].inputs[0] is tokens
+
+
+def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
+    """Lets the sums that make `value` add `array` less; raises Refused without such a sum."""
+    maker = value.producer()
+    if maker is not None and not shifts.give(maker, -array):
+        terms = [term for term in maker.inputs if term is not None and not is_constant(term)]
+        if maker.op_type != "Add" or not any(shifts.gives(term, maker, -array) for term in terms):
+            raise Refused(value.name or "", maker.op_type, "makes the tokens and adds no constant")
+    shifts.shift(value, array)
+
+
+def _without_bias(shapes: Shapes, node: ir.Node) -> Shifts | None:
+    """Raises Refused."""
+    shifts = Shifts(shapes)
+    term = shifts.term(node)
+    if term is None:
+        return None
+    shifts.shift(node.outputs[0], term[1])
+    shifts.follow(shapes.graph)
+    shifts.constants[node] = np.zeros(term[1].size)
+    return shifts
+
+
+def _apply(graph: ir.Graph, shifts: Shifts, dropped: ir.Node) -> None:
+    constants = Constants(graph)
+    for node, array in shifts.constants.items():
+        out = node.outputs[0]
+        term = next((value for value in node.inputs if value is not None and not is_constant(value)), None)
+        if node is dropped and term is not None:
+            ir.convenience.replace_all_uses_with(out, term)
+            continue
+        place = _place(node)
+        while array.ndim > 1 and array.shape[0] == 1 and node.op_type == "Add":
+            array = array[0]
+        node.replace_input_with(place, constants.add(np.asarray(array), f"{out.name}_carried", out.dtype))
+
+
+def _place(node: ir.Node) -> int:
+    """Of the constant among a node's inputs."""
+    if node.op_type == "Add":
+        return next(position for position, value in enumerate(node.inputs) if is_constant(value))
+    if node.op_type == "Gemm" and len(node.inputs) < 3:
+        node.resize_inputs(3)
+    return 0 if node.op_type == "Expand" else 2

@@ -1,0 +1,122 @@
+"""Biases that later sums take up: equal answers in double, refusals by name, planted faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import parse
+from numpy.typing import NDArray
+
+from export.compiler.analyses import shifts
+from export.compiler.operators.evaluate import evaluate
+from export.compiler.pipeline import Rewritten, optimise
+
+QUERIES = "m = MatMul(t, w2) q = Add(m, asked) r = Reshape(q, rows) k = Transpose<perm = [0, 2, 1]>(t) s = MatMul(r, k)"
+POOLED = "p = Softmax<axis = -1>(s) o = MatMul(p, t) j = Reshape(o, joined)"
+OUTPUT = "v = MatMul(j, values) b = Add(v, bias) c = Add(t, b)"
+FEED_FORWARD = "f = MatMul(c, w) g = Add(f, bias) h = Gelu(g) i = MatMul(h, w) l = Add(i, bias2) d = Add(c, l)"
+HEAD = "e = Gather<axis = 1>(d, zero) y = Gemm(e, head, classes)"
+BLOCK = f"{QUERIES} {POOLED} {OUTPUT} {FEED_FORWARD} {HEAD}"
+CARRIED = {  # how the tokens t are made, what follows, and the biases that go
+    "behind a table": (f"t = Add(x, table) {BLOCK}", ["q", "b", "l"]),
+    "behind a residual": (f"z = MatMul(x, w) u = Add(z, bias) t = Add(x, u) {BLOCK}", ["q", "b", "l"]),
+    "behind a norm": (
+        f"t = LayerNormalization(x, bias2, bias) {QUERIES} {POOLED} v = MatMul(j, values) b = Add(v, bias) "
+        "e = Gather<axis = 1>(b, zero) y = Gemm(e, head, classes)",
+        ["q", "b"],
+    ),
+    "behind a class token": (
+        "sizes = Shape<start = 0, end = 1>(x) size = Concat<axis = 0>(sizes, one, eight) n = Expand(cls, size) "
+        f"z = MatMul(x, w) a = Add(z, bias) t = Concat<axis = 1>(n, a) {OUTPUT.replace('(j, values)', '(t, w)')} "
+        f"{FEED_FORWARD} {HEAD}",
+        ["a", "b", "l"],
+    ),
+}
+STAYS = [
+    ("m = MatMul(x, w) a = Add(m, bias) y = Relu(a)", "y (Relu): reads the sum and is not linear"),
+    ("m = MatMul(x, w) a = Add(m, bias) s = Softmax(a) y = Relu(s)", "the constant differs along its axis"),
+    (
+        "m = MatMul(x, w) a = Add(m, far) n = MatMul(a, w) y = Add(n, bias)",
+        "float32 would round behind a constant",
+    ),
+    ("m = MatMul(x, w) a = Add(m, bias) n = MatMul(a, a) y = Relu(n)", "multiplies two sums"),
+    ("m = MatMul(x, w) a = Add(m, bias) y = MatMul(a, w)", "its constant is read by the graph's user"),
+    ("m = MatMul(x, w) y = Add(m, bias)", "nothing of its kind"),
+    (f"t = Relu(x) {QUERIES} {POOLED} y = MatMul(j, values)", "t (Relu): makes the tokens and adds no constant"),
+    (
+        f"t = Add(x, table) {QUERIES} {POOLED} y = MatMul(j, values)".replace("asked", "other"),
+        "no constant of the tokens gives this bias of the queries",
+    ),
+]
+
+
+def network(nodes: str) -> ir.Model:
+    """Weights of few bits: the queries' bias is exactly a constant of the tokens by their weight."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> NDArray[np.float32]:
+        return (rng.integers(1, 4, shape) * rng.choice([-1, 1], shape) / 4).astype(np.float32)
+
+    wide = drawn(8, 16)
+    return parse(
+        f"""<ir_version: 10, opset_import: ["": 20]> g (float[b, 8, 8] x) => (float y) {{ {nodes} }}""",
+        w=drawn(8, 8),
+        w2=wide,
+        asked=drawn(8) @ wide,
+        other=drawn(16),
+        table=drawn(1, 8, 8),
+        values=drawn(16, 8),
+        head=drawn(8, 3),
+        bias=drawn(8),
+        bias2=drawn(8),
+        cls=drawn(1, 1, 8),
+        far=400 * drawn(8),
+        classes=drawn(3),
+        rows=np.array([0, 16, 8]),
+        joined=np.array([0, 8, 16]),
+        zero=np.array(0),
+        one=np.array([1]),
+        eight=np.array([8]),
+    )
+
+
+def carried(original: ir.Model) -> Rewritten:
+    return optimise(original, ["carry-biases"])
+
+
+def apart(left: ir.Model, right: ir.Model) -> float:
+    feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 8))}
+    before, after = (evaluate(each, feeds)[0] for each in (left, right))
+    assert before.shape == after.shape
+    return float(np.abs(before - after).max() / np.abs(before).max())
+
+
+@pytest.mark.parametrize(("nodes", "gone"), CARRIED.values(), ids=CARRIED)
+def test_biases_go_and_the_answers_stay(nodes: str, gone: list[str]) -> None:
+    original = network(nodes)
+    done = carried(original)
+    assert [site.value for site in done.steps[0].sites] == gone
+    assert len(done.model.graph) == len(original.graph) - len(gone)
+    assert apart(original, done.model) < 1e-13
+
+
+@pytest.mark.parametrize(("nodes", "reason"), STAYS)
+def test_a_bias_that_cannot_go_is_named(nodes: str, reason: str) -> None:
+    original = network(nodes)
+    done = carried(original)
+    (step,) = done.steps
+    assert not step.sites
+    assert reason in (" ".join(map(str, step.refusals)) or step.left_out)
+    assert apart(original, done.model) == 0
+
+
+@pytest.mark.parametrize("operator", ["Add", "MatMul", "Gemm"])
+def test_a_wrong_rule_is_found(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = dict(shifts.RULES)
+    right = rules[operator]
+    scaled = {"Add": 1.5, "MatMul": 0.5, "Gemm": 0.5}[operator]
+    rules[operator] = lambda state, node, given: right(state, node, {k: scaled * array for k, array in given.items()})
+    monkeypatch.setattr(shifts, "RULES", rules)
+    original = network(CARRIED["behind a table"][0])
+    assert apart(original, carried(original).model) > 1e-3

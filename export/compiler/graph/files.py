@@ -65,7 +65,8 @@ def _loaded(path: Path) -> ir.Model:
     data = outline(path) if path.stat().st_size > LARGE else None
     if data is None:
         return ir.load(path)
-    model, place = ir.from_proto(onnx.ModelProto.FromString(data)), path.resolve()
+    proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    model, place = ir.from_proto(proto), path.resolve()
     set_base_dir(model.graph, place.parent)
     for value in model.graph.initializers.values():
         if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.location == place.name:

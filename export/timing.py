@@ -23,7 +23,7 @@ NOISE = 0.05  # a smaller loss is none
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians of `rounds`; `speed`: before / after."""
+    """Medians of `rounds`; `speed`: before / after. `packed`: whether ONNX Runtime may copy weights into another layout."""
 
     sizes: Mapping[str, int]
     threads: int
@@ -31,6 +31,7 @@ class Timed:
     after_ms: float
     speed: Ratio
     rounds: int
+    packed: bool = True
 
     @property
     def slower(self) -> bool:
@@ -40,7 +41,8 @@ class Timed:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         speed = f"{self.speed.ratio:.2f} times as fast (95 %: {self.speed.low:.2f} to {self.speed.high:.2f})"
-        return f"{at}, {threads}: {self.before_ms:.2f} -> {self.after_ms:.2f} ms, {speed}, {self.rounds} rounds"
+        how = "" if self.packed else ", weights not packed"
+        return f"{at}, {threads}{how}: {self.before_ms:.2f} -> {self.after_ms:.2f} ms, {speed}, {self.rounds} rounds"
 
 
 def time_both(
@@ -70,7 +72,7 @@ def _timed(runners: Sequence[Runner], feeds: Feeds, sizes: Mapping[str, int], th
             taken[position].append(_turn_ns(runners[position].call(feeds)))
     speed = ratio_of_rounds(*taken)
     before_ms, after_ms = (statistics.median(samples) / 1e6 for samples in taken)
-    return Timed(sizes, threads, before_ms, after_ms, speed, rounds)
+    return Timed(sizes, threads, before_ms, after_ms, speed, rounds, runners[0].packed)
 
 
 def _turn_ns(call: Callable[[], object]) -> float:

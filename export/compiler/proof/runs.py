@@ -38,12 +38,13 @@ class Runner:
     """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
     that a session has read or transposed stay in memory as long as it lives.
 
-    `packed`, `threads`: see `session`. Raises NotSupported if ONNX Runtime refuses the file.
+    `packed`, for smaller files, and `threads`: see `session`. Raises NotSupported if ONNX Runtime refuses the file.
     """
 
     def __init__(self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1) -> None:
-        self.path, self.large, self.packed, self.threads = path, weights > LARGE, packed, threads
-        self.session = session(path, packed and not self.large, lean=self.large, threads=threads)
+        self.path, self.large, self.threads = path, weights > LARGE, threads
+        self.packed = packed and not self.large
+        self.session = session(path, self.packed, lean=self.large, threads=threads)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.taken = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
@@ -74,7 +75,7 @@ class Runner:
         return {name: array for name, array in feeds.items() if name in self.taken}
 
     def _ready(self) -> ort.InferenceSession:
-        return session(self.path, self.packed, True, self.threads) if self.large else self.session
+        return session(self.path, lean=True, threads=self.threads) if self.large else self.session
 
     def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
         """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
@@ -96,7 +97,7 @@ def session(path: Path, packed: bool = False, lean: bool = False, threads: int =
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     if lean:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
-    options.enable_cpu_mem_arena = packed and not lean
+    options.enable_cpu_mem_arena = packed
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # the error reports failures
     data = outline(path) if path.stat().st_size > LARGE else None  # else protobuf holds the weights twice

@@ -23,7 +23,7 @@ NOISE = 0.05  # a smaller loss is none
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians of `rounds`; `speed`: before / after. `packed`: whether ONNX Runtime may copy weights into another layout."""
+    """Medians of `rounds`; `speed`: before / after. `packed`: whether ONNX Runtime may copy weights."""
 
     sizes: Mapping[str, int]
     threads: int

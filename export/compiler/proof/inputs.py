@@ -232,7 +232,8 @@ def _near(array: NDArray[np.generic], seed: int, rng: np.random.Generator) -> ND
     if not seed % 2 or not np.issubdtype(array.dtype, np.floating):
         return array
     size = float(np.abs(array).max(initial=0.0)) or 1.0
-    return (array.astype(np.float64) + 0.1 * size * rng.standard_normal(array.shape)).astype(array.dtype)
+    beside = array.astype(np.float64) + 0.1 * size * rng.standard_normal(array.shape)
+    return np.asarray(beside, array.dtype)  # a scalar of numpy is no array
 
 
 def shape_of(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -167,13 +167,14 @@ class _Original:
         free = {*free_dimensions(self.graph)} - self.asked.dims.keys()
         ones = dict.fromkeys(sorted(first_dimensions(self.graph) & free), 1)
         for family in size_rounds(self.graph, {**self.asked.dims, **ones}) if ones else ():
-            if all(sizes.items() >= ones.items() and self._runs(sizes) for sizes in family.needed):
+            fits = all(sizes.items() >= ones.items() for sizes in family.needed)
+            if fits and all(map(self._runs, family.needed, count())):
                 return ",".join(f"{symbol}=1" for symbol in ones)
         return ""
 
-    def _runs(self, sizes: Sizes) -> bool:
+    def _runs(self, sizes: Sizes, seed: int) -> bool:
         try:
-            self.answers(draw(self.graph, sizes))
+            self.answers(draw(self.graph, sizes, seed))
         except ForeignError:
             return False
         return True

@@ -11,25 +11,31 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import parse, run
+from numpy.typing import NDArray
 
 from export.compiler.pipeline import rewrite
 from export.publishing.sample import Sample
 
-WEIGHTS = {
-    "w": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
-    "temperature": np.array([2.0], np.float32),
-}
+WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 
 
-@pytest.fixture
-def tempered(tmp_path: Path) -> Path:
+@pytest.fixture(params=["float[1]", "float"])
+def tempered(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The temperature is a vector, then a scalar."""
     network = parse(
-        """<ir_version: 9, opset_import: ["": 17]> g (float[b, n, 4] x, float[1] temperature) => (float[b, n, 4] y) {
-            h = MatMul(x, w) y = Div(h, temperature) }""",
-        **WEIGHTS,
+        f"""<ir_version: 9, opset_import: ["": 17]> g (float[b, n, 4] x, {request.param} temperature)
+            => (float[b, n, 4] y) {{ h = MatMul(x, w) y = Div(h, temperature) }}""",
+        w=WEIGHT,
+        temperature=np.full([1] if "[" in request.param else [], 2.0, np.float32),
     )
     ir.save(network, path := tmp_path / "tempered.onnx")
     return path
+
+
+def half(file: Path) -> NDArray[np.float32]:
+    """Another temperature, of the file's shape."""
+    (tensor,) = [each for each in onnx.load(file).graph.initializer if each.name == "temperature"]
+    return np.full(tensor.dims, 0.5, np.float32)
 
 
 def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> None:
@@ -39,7 +45,7 @@ def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> No
     assert [*Sample.read(tmp_path / "out.npz").inputs] == ["x"]
     before, after = ort.InferenceSession(tempered), ort.InferenceSession(tmp_path / "out.onnx")
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
-    for more in {}, {"temperature": np.array([0.5], np.float32)}:
+    for more in {}, {"temperature": half(tempered)}:
         feeds = {"x": x, **more}
         np.testing.assert_allclose(after.run(None, feeds)[0], before.run(None, feeds)[0][:, 0], rtol=1e-5)
 
@@ -47,7 +53,7 @@ def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> No
 def test_given_inputs_need_not_name_it(tempered: Path, tmp_path: Path) -> None:
     np.savez(given := tmp_path / "given.npz", x=np.ones((2, 3, 4), np.float32))
     assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
-    np.savez(given, x=np.ones((2, 3, 4), np.float32), temperature=np.array([0.5], np.float32))
+    np.savez(given, x=np.ones((2, 3, 4), np.float32), temperature=half(tempered))
     assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
     sample = Sample.read(tmp_path / "out.npz")
     answers = ort.InferenceSession(tmp_path / "out.onnx").run(None, sample.inputs)

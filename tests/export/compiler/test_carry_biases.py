@@ -56,7 +56,8 @@ def network(nodes: str) -> ir.Model:
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> NDArray[np.float32]:
-        return (rng.integers(1, 4, shape) * rng.choice([-1, 1], shape) / 4).astype(np.float32)
+        numbers = rng.integers(1, 4, shape) * rng.choice([-1, 1], shape)
+        return np.asarray(numbers / 4, np.float32)
 
     wide = drawn(8, 16)
     return parse(
@@ -87,7 +88,7 @@ def carried(original: ir.Model) -> Rewritten:
 
 def apart(left: ir.Model, right: ir.Model) -> float:
     feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 8))}
-    before, after = (evaluate(each, feeds)[0] for each in (left, right))
+    before, after = (np.asarray(evaluate(each, feeds)[0], np.float64) for each in (left, right))
     assert before.shape == after.shape
     return float(np.abs(before - after).max() / np.abs(before).max())
 

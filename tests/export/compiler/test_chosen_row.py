@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from foreign_networks import VOCABULARY, Encoder, export, parse
 
 from export.compiler.errors import NothingToRewrite
-from export.compiler.pipeline import rewrite
+from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.runs import Runner
 from export.rewrite import rewrite as command
 
@@ -79,15 +79,19 @@ def pairs(
     )
 
 
+def changes(done: Rewritten) -> list[str]:
+    return [site.change for step in done.steps if step.name == "read-rows" for site in step.sites]
+
+
 @pytest.mark.parametrize("rows", ["x", "part"])
 def test_a_product_before_a_choice_is_computed_for_it(rows: str) -> None:
-    assert [site.change for step in rewrite(pairs(rows=rows)).steps for site in step.sites] == [CHOSEN]
+    assert changes(rewrite(pairs(rows=rows))) == [CHOSEN]
 
 
 def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
     deep = " ".join(f"z{number} = Tanh({f'z{number - 1}' if number else 'm'})" for number in range(400))
     text = PAIRS.replace("h = MatMul({rows}, w)", f"m = MatMul({{rows}}, w) {deep} h = Identity(z399)")
-    assert [site.change for step in rewrite(pairs(text=text)).steps for site in step.sites] == [CHOSEN]
+    assert changes(rewrite(pairs(text=text))) == [CHOSEN]
 
 
 @pytest.mark.parametrize(

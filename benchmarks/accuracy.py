@@ -80,9 +80,9 @@ def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
 
 def _served(path: Path) -> Classifier:
     from export.equivalence import onnx_classifier
-    from export.pipeline import ExportOptions, export_checkpoint
+    from export.pipeline import Form, export_checkpoint
 
-    return onnx_classifier(export_checkpoint(path, ExportOptions(rewrites="all")).onnx)
+    return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
 
 def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
@@ -118,9 +118,9 @@ def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str,
 
     @cache
     def optimized() -> bytes:
-        from export.pipeline import ExportOptions, export_checkpoint
+        from export.pipeline import Form, export_checkpoint
 
-        return export_checkpoint(checkpoint.path, ExportOptions(rewrites="all")).onnx
+        return export_checkpoint(checkpoint.path, Form(rewrites="all")).onnx
 
     makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(build, each) for each in exact}
     for precision in ("fp16", "int8"):

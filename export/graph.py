@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -19,8 +16,8 @@ from torch import Tensor, nn
 
 from export.equivalence import Comparison, EquivalenceError, compare, onnx_classifier, torch_classifier
 from export.images import NamedImages, embedded_sample
-from export.precision import Accuracies
 from export.publishing.artifact import Artifact, onnx_artifact
+from export.publishing.manifest import Network, Origin
 from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
@@ -28,32 +25,20 @@ from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.macs import macs_per_image
 from models.norms import ProgressiveRepBN
 
-if TYPE_CHECKING:
-    from export.engines.choosing import Choice
-
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
-CALIBRATION = ("temperature", "calibration_error")  # clients divide logits by the temperature
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint as an ONNX file; `export_checkpoint` adds the last five fields.
-
-    `converted`: to a lower precision; `in_engine`: in another engine than ONNX Runtime; `note`: why it was compared on
-    other images than the model's own; `path`: where it was written.
-    """
+    """A checkpoint as a float32 ONNX file, which gave its answers on `images`."""
 
     checkpoint: Checkpoint
     artifact: Artifact
     steps: tuple[Step, ...]
     comparisons: tuple[Comparison, ...]
-    converted: Accuracies | None = None
-    in_engine: Accuracies | None = None
-    choice: Choice | None = None
-    note: str | None = None
-    path: Path | None = None
+    images: NamedImages
 
     @property
     def onnx(self) -> bytes:
@@ -104,27 +89,25 @@ def export(
     trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
     exported = onnx_classifier(proto.SerializeToString())
     compared.append(compare("ONNX, float32", trained, exported, images.images, FLOAT32_TOLERANCE))
-    about = _describe(checkpoint, steps, opset, compared[-1], images.of)
-    artifact = onnx_artifact(proto, checkpoint.config, embedded.images[:1], about)
-    return Exported(checkpoint, artifact, tuple(steps), tuple(compared))
+    network, origin = _describe(checkpoint, steps, opset, compared[-1], images.of)
+    artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
+    return Exported(checkpoint, artifact, tuple(steps), tuple(compared), images)
 
 
 def _describe(
     checkpoint: Checkpoint, steps: Sequence[Step], opset: int, compared: Comparison, images: str
-) -> dict[str, Any]:
-    about = {
-        "model_config": json.loads(checkpoint.config.to_json()),
-        "rewrites": [step.rewrite for step in steps if not step.left_out],
+) -> tuple[Network, Origin]:
+    metrics = checkpoint.metrics
+    errors = compared.max_abs_error, compared.tolerance
+    network = Network(checkpoint.config, checkpoint.sha256, metrics, *errors, metrics.get("temperature"))
+    facts = {
         "opset": opset,
-        "max_abs_error": compared.max_abs_error,
-        "tolerance": compared.tolerance,
         "proved_on": images,
         "checkpoint": checkpoint.path.name,
-        "checkpoint_sha256": checkpoint.sha256,
-        "metrics": checkpoint.metrics,
         "torch": torch.__version__,
+        **{name: metrics[name] for name in ("calibration_error",) if name in metrics},
     }
-    return about | {key: checkpoint.metrics[key] for key in CALIBRATION if key in checkpoint.metrics}
+    return network, Origin(tuple(step.rewrite for step in steps if not step.left_out), facts=facts)
 
 
 def _check_trained(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ In: its configuration and the metrics of its training. Out: the dataset; or 64 i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ DIGIT_SHAPE = (1, 28, 28)
 
 @dataclass(frozen=True)
 class NamedImages:
-    """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise."""
+    """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise. `note`: why not the network's own."""
 
     images: Images
     of: str
+    note: str | None = None
 
 
 def embedded_sample(config: ModelConfig) -> NamedImages:
@@ -35,7 +37,7 @@ def embedded_sample(config: ModelConfig) -> NamedImages:
     return NamedImages(noise, "noise")
 
 
-def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> NamedImages:
+def own_sample(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path | None) -> NamedImages:
     """Raises DataError."""
     reads_digits = config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE
     if reads_digits or "dataset" not in metrics:
@@ -44,7 +46,7 @@ def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | No
     return NamedImages(np.resize(dataset.test_images[:COUNT], (COUNT, *config.input_shape)), dataset.name)
 
 
-def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
+def own_dataset(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
     """Raises DataError if the dataset is missing or does not fit the model."""
     dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)

@@ -10,7 +10,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,10 +68,10 @@ def lower(
     proto = onnx.load_from_string(source.data)
     del proto.metadata_props[:]  # of the float32 file
     lowered, converted = convert(proto, precision, dataset, max_drop_points)
-    accuracies = {"test_accuracy": converted.accuracy, "float32_test_accuracy": converted.reference}
     image: Any = source.sample.inputs[INPUT_NAME]
-    artifact = onnx_artifact(lowered, source.config, image, {**source.about, "precision": precision, **accuracies})
-    return artifact, converted
+    facts = {**source.origin.facts, "float32_test_accuracy": converted.reference}
+    origin = replace(source.origin, precision=precision, test_accuracy=converted.accuracy, facts=facts)
+    return onnx_artifact(lowered, image, source.network, origin), converted
 
 
 def engine_accuracy(

@@ -13,7 +13,8 @@ import click
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
-    from export.publishing.artifact import Artifact, Manifest
+    from export.publishing.artifact import Artifact
+    from export.publishing.manifest import Network, Origin
     from export.publishing.promote import Servers
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -339,25 +340,27 @@ def _no_problems(repository: Path, problems: int) -> None:
 
 def _worth(version_dir: Path) -> str:
     from export.errors import PublishError
-    from export.publishing.artifact import SAMPLE_FILE, read_version
+    from export.publishing.artifact import read_version
+    from export.publishing.manifest import SAMPLE_FILE
 
     try:
         manifest = read_version(version_dir).manifest
     except PublishError as error:
         return str(error)
     size_mb = sum((version_dir / place).stat().st_size for place in manifest.files if place != SAMPLE_FILE) / 1e6
-    if manifest.config is None:
+    origin = manifest.origin
+    if origin.network is None:
         return f"{'-':>10} {'-':>9} {size_mb:6.1f}  foreign ONNX"
-    percent = "-" if manifest.accuracy is None else f"{100 * manifest.accuracy:.2f}"
-    rewrites = ", ".join(manifest.about["rewrites"]) or "-"
-    return f"{percent:>10} {_measured_error(manifest):>9} {size_mb:6.1f}  {rewrites}"
+    percent = "-" if origin.accuracy is None else f"{100 * origin.accuracy:.2f}"
+    rewrites = ", ".join(origin.rewrites) or "-"
+    return f"{percent:>10} {_measured_error(origin, origin.network):>9} {size_mb:6.1f}  {rewrites}"
 
 
-def _measured_error(manifest: Manifest) -> str:
-    """The published file's own error; `max_abs_error` belongs to its float32 source."""
-    if engine := manifest.about.get("engine"):
-        return f"{engine['max_abs_error']:.1e}"
-    return f"{manifest.about['max_abs_error']:.1e}" if manifest.precision == "fp32" else "-"
+def _measured_error(origin: Origin, network: Network) -> str:
+    """The published file's own error; the network's belongs to its float32 source."""
+    if origin.engine:
+        return f"{origin.engine.max_abs_error:.1e}"
+    return f"{network.max_abs_error:.1e}" if origin.precision == "fp32" else "-"
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from export.compiler.proof.runs import Runner, session
 from export.publishing.artifact import ONNX_FILE
 from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
+from export.publishing.manifest import Origin
 from export.publishing.sample import Sample
 from export.timing import Timed, time_both
 from models.files import sha256
@@ -105,9 +106,9 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         proved = prove(rounds(plain, graph, path, asked, say), rewritten.model, runner, own, say)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
-        about = describe(path, original, rewritten, proved, request, sizes)
+        origin = describe(path, original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
-        artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, about)
+        artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, origin)
         del runner  # holds all weights
         timed = _timed(path, written, graph, sizes, weight_bytes(original)) if request.time else ()
         lay(written, artifact)
@@ -185,10 +186,10 @@ def describe(
     proved: Proved,
     request: Request,
     sizes: Mapping[str, int],
-) -> dict[str, Any]:
+) -> Origin:
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
-    return {
+    facts = {
         "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "reads": list(request.reads),
         "fixed_inputs": fixed_inputs(original),
@@ -196,9 +197,9 @@ def describe(
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
         "macs_not_counted": list(rewritten.work.uncounted),
-        "rewrites": [step.name for step in rewritten.steps if step.sites],
         "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
         "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
         "proofs": [asdict(proof) for proof in proved.proofs],
         "proof_inputs": proved.source,
     }
+    return Origin(tuple(step.name for step in rewritten.steps if step.sites), facts=facts)

@@ -16,8 +16,7 @@ from vitbn_packages import in_words
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
     from export.graph import Exported
-    from export.pipeline import ExportOptions
-
+    from export.pipeline import Ready
 
 DEFAULT_REPOSITORY = Path("triton_repo")
 repository_option = click.option(
@@ -59,33 +58,59 @@ repository_option = click.option(
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file, its manifest and sample.")
-def export(model: str | None, checkpoint: Path | None, fuse_bn: bool, **options: Any) -> None:
+def export(
+    model: str | None,
+    checkpoint: Path | None,
+    depth: int | None,
+    data_dir: Path | None,
+    max_accuracy_drop: float,
+    name: str | None,
+    repository: Path | None,
+    output: Path | None,
+    **options: Any,
+) -> None:
     """Rewrite a checkpoint exactly, compare it on real images and publish it as the next version of its model."""
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
-    _check_destination(options)
-    options["rewrites"] = _rewrites(options["rewrites"], fuse_bn, options["backend"])
-    if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
-        raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
-    options["goal"] = _goal(options)
-    _check_drop(options)
+    _check_options(name, repository, output, options)
     from export.errors import ExportError
-    from export.pipeline import ExportOptions
+    from export.pipeline import check_destination, served_name, write
     from models.checkpoint import CheckpointError
     from models.data import DataError
 
+    path = checkpoint or shipped(model or "vitbn")
     try:
-        _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(model=model, **options)))
+        check_destination(name, output, path)
+        ready = _ready(path, depth, data_dir, max_accuracy_drop, options)
+        name = name or served_name(model or ready.exported.config.model, ready.serving.engine)
+        written = write(ready.artifact, output, repository or DEFAULT_REPOSITORY, name, ready.serving)
+        _print(ready, written)
     except (CheckpointError, DataError, ExportError, OSError) as error:
         raise click.ClickException(in_words(error)) from error
 
 
-def _check_destination(options: dict[str, Any]) -> None:
-    """Sets the default repository if no other place is given."""
+def _check_options(name: str | None, repository: Path | None, output: Path | None, options: dict[str, Any]) -> None:
+    backend, precision, asked = options["backend"], options["precision"], options["rewrites"]
     sharing = options["instances"] or options["threads"] is not None
-    check_output_alone(options["output"], options["repository"] or options["name"] or options["backend"] or sharing)
-    if not options["output"]:
-        options["repository"] = options["repository"] or DEFAULT_REPOSITORY
+    check_output_alone(output, repository or name or backend or sharing)
+    if options["fuse_bn"] and asked not in (None, "bn"):
+        raise click.UsageError(f"expected --fuse-bn or --rewrites {asked}, found both")
+    if precision == "tf32" and backend in ("openvino", "auto"):
+        raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
+    if options["goal"] and backend != "auto":
+        raise click.UsageError("expected --backend auto with --for, found --for alone")
+    if backend == "auto" and (precision != "fp32" or sharing):
+        raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
+    _check_drop(precision, backend)
+
+
+def _check_drop(precision: str, backend: str | None) -> None:
+    context = click.get_current_context()
+    lowered = precision in ("fp16", "int8") or backend in ("openvino", "auto")
+    if context.get_parameter_source("max_accuracy_drop") is not ParameterSource.DEFAULT and not lowered:
+        raise click.UsageError(f"expected no --max-accuracy-drop: {precision} drops nothing")
+    if math.isnan(context.params["max_accuracy_drop"]):  # is in every range
+        raise click.UsageError("--max-accuracy-drop: expected a number, found nan")
 
 
 def check_output_alone(output: Path | None, others: object) -> None:
@@ -95,58 +120,38 @@ def check_output_alone(output: Path | None, others: object) -> None:
         )
 
 
-def _rewrites(asked: str | None, fuse_bn: bool, backend: str | None) -> str:
-    if fuse_bn and asked not in (None, "bn"):
-        raise click.UsageError(f"expected --fuse-bn or --rewrites {asked}, found both")
-    return "bn" if fuse_bn else asked or ("all" if backend == "auto" else "bn")
-
-
-def _goal(options: dict[str, Any]) -> str:
-    auto = options["backend"] == "auto"
-    if options["goal"] and not auto:
-        raise click.UsageError("expected --backend auto with --for, found --for alone")
-    if auto and (options["precision"] != "fp32" or options["instances"] or options["threads"] is not None):
-        raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
-    return options["goal"] or "throughput"
-
-
-def _check_drop(options: dict[str, Any]) -> None:
-    source = click.get_current_context().get_parameter_source("max_accuracy_drop")
-    lowered = options["precision"] in ("fp16", "int8") or options["backend"] in ("openvino", "auto")
-    if source is not ParameterSource.DEFAULT and not lowered:
-        raise click.UsageError(f"expected no --max-accuracy-drop: {options['precision']} drops nothing")
-    if math.isnan(options["max_accuracy_drop"]):  # is in every range
-        raise click.UsageError("--max-accuracy-drop: expected a number, found nan")
-
-
-def _export(path: Path, options: ExportOptions) -> Exported:
-    from export.pipeline import export_checkpoint
+def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, options: dict[str, Any]) -> Ready:
+    from export.pipeline import Form, Target, export_for
+    from export.publishing.triton_config import Serving
     from models.checkpoint import UntrainedBlockWarning
 
+    auto = options["backend"] == "auto"
+    rewrites: Any = options["rewrites"] or ("all" if auto and not options["fuse_bn"] else "bn")
+    form = Form(rewrites, options["fuse_attention"], options["opset"])
+    serving = Serving(None if auto else options["backend"], options["instances"], options["threads"])
+    target: Any = options["goal"] or "throughput" if auto else Target(options["precision"], serving)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedBlockWarning)
-        exported = export_checkpoint(path, options)
+        ready = export_for(target, path, form, drop, depth, data_dir)
     for warning in caught:
         click.echo(f"Warning: {warning.message}", err=True)
-    return exported
+    return ready
 
 
-def _print(exported: Exported) -> None:
-    config, about = exported.config, exported.artifact.about
+def _print(ready: Ready, written: Path) -> None:
+    exported, config, precision = ready.exported, ready.exported.config, ready.artifact.origin.precision
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
     click.echo(f"Read {relative(exported.checkpoint.path)}: {what}")
-    if exported.note:
-        click.echo(f"Note: {exported.note}", err=True)
+    if exported.images.note:
+        click.echo(f"Note: {exported.images.note}", err=True)
     _print_steps(exported)
     for comparison in exported.comparisons:
-        click.echo(f"Proved {comparison} of {about['proved_on']}")
-    if exported.converted:
-        click.echo(f"Converted to {about['precision']}: {exported.converted}")
-    if exported.in_engine:
-        click.echo(f"Measured {exported.in_engine}")
-    if exported.choice:
-        _print_choice(exported.choice)
-    click.echo(f"Wrote {exported.path} ({len(exported.onnx) / 1e6:.1f} MB)")
+        click.echo(f"Proved {comparison} of {exported.images.of}")
+    for measured in ready.accuracies:
+        click.echo(f"{'Measured' if measured.engine else f'Converted to {precision}:'} {measured}")
+    if ready.choice:
+        _print_choice(ready.choice)
+    click.echo(f"Wrote {written} ({len(ready.artifact.data) / 1e6:.1f} MB)")
 
 
 def _print_choice(choice: Choice) -> None:

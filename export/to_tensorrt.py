@@ -93,7 +93,7 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
     from export.errors import PublishError
-    from export.pipeline import ExportOptions, export_checkpoint
+    from export.pipeline import Form, export_checkpoint
     from export.publishing.artifact import ONNX_FILE
     from export.publishing.beside import read_beside
 
@@ -102,11 +102,11 @@ def _source(onnx_file: Path | None, model: str) -> Artifact:
         if source.manifest.file != ONNX_FILE:
             raise PublishError(f"{onnx_file}: expected the manifest of an ONNX file, found of a {source.manifest.file}")
         return source
-    return export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)).artifact
+    return export_checkpoint(shipped(model), Form("all", fuse_attention=True)).artifact
 
 
 def _print(built: Built, version_compatible: bool) -> None:
-    facts = built.artifact.about["engine"]
+    facts = built.engine.facts
     layers = ", ".join(f"{count} in {types}" for types, count in facts["layer_types"].items()) or "types that it hides"
     click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; layers: {layers}")
     if not facts["layer_types"]:

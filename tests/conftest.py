@@ -171,10 +171,12 @@ def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
 @pytest.fixture(scope="session")
 def repository(trained: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """`trained`, folded, as version 1 of `vitbn`."""
-    from export.pipeline import ExportOptions, export_checkpoint
+    from export.pipeline import export_checkpoint
+    from export.publishing.publish import publish
+    from export.publishing.triton_config import Serving
 
     def make(path: Path) -> None:
-        export_checkpoint(trained, ExportOptions(repository=path, threads=1))
+        publish(path, "vitbn", export_checkpoint(trained).artifact, Serving(threads=1))
 
     return made_once("repository with a space", make)
 

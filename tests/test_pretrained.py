@@ -9,7 +9,7 @@ from commands import ok
 from safetensors import safe_open
 
 from export.equivalence import onnx_classifier
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from models.calibrate import measure
 from models.catalog import PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoint import load
@@ -61,7 +61,7 @@ def test_accuracy_before_and_after_export(name, test_part):
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]
-    classify = onnx_classifier(export_checkpoint(shipped(name), ExportOptions(rewrites="all")).onnx)
+    classify = onnx_classifier(export_checkpoint(shipped(name), Form(rewrites="all")).onnx)
     right = np.concatenate(
         [
             classify(images[start : start + BATCH]).argmax(1) == labels[start : start + BATCH]

@@ -32,12 +32,13 @@ class BulkBench:
     """Call `compared`, then `killed`."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
-        from export.pipeline import ExportOptions, export_checkpoint
+        from export.pipeline import Form, export_checkpoint
+        from export.publishing.beside import write_beside
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows
         self._model = folder / "model.onnx"
-        export_checkpoint(shipped(model), ExportOptions(output=self._model, rewrites="all"))
+        write_beside(self._model, export_checkpoint(shipped(model), Form("all")).artifact)
         self._input = _write_images(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 

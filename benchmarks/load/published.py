@@ -79,7 +79,7 @@ def publish(
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
     from export.errors import Unavailable
-    from export.pipeline import ExportOptions, export_checkpoint
+    from export.pipeline import Form, Target, export_checkpoint, export_for
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
 
@@ -89,26 +89,25 @@ def publish(
     if engine == "tensorrt":
         if candidate.precision not in SERVED_IN_TENSORRT:
             raise Unavailable(f"TensorRT is served only in {', '.join(SERVED_IN_TENSORRT)}")
-        exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", fuse_attention=True))
-        artifact = _engine(exported, precision, largest)
+        source = export_checkpoint(shipped(candidate.model), Form("all", fuse_attention=True)).artifact
+        artifact = _engine(source, precision, largest)
     else:
-        exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", precision=precision))
-        artifact = exported.artifact
+        source = artifact = export_for(Target(precision), shipped(candidate.model), Form("all")).artifact
     for name, sharing in names.items():
         instances, threads = sharing or (None, None)
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)
         publish_artifact(repository, name, artifact, serving)
-    return Published(exported.onnx, artifact.config, artifact.data if engine == "tensorrt" else None)
+    return Published(source.data, artifact.config, artifact.data if engine == "tensorrt" else None)
 
 
-def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
+def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:
     from export.engines.gpu import require_for_server
     from export.engines.tensorrt_engine import EngineOptions
     from export.pipeline import export_engine
 
     gpu = require_for_server()
     options = EngineOptions(precision, opt_batch=largest, max_batch=max(largest, IMAGES))
-    return export_engine(exported.artifact, options, gpu).artifact
+    return export_engine(source, options, gpu).artifact
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:

@@ -11,7 +11,7 @@ from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from models.checkpoint import Checkpoint, load
 
 IMAGES = 5000
@@ -27,7 +27,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):
-        exported = export_checkpoint(loaded.path, ExportOptions(rewrites="all"))
+        exported = export_checkpoint(loaded.path, Form(rewrites="all"))
         images = example_images(loaded.config, IMAGES)
         candidate, name = Candidate(loaded.config.model, geometry=loaded.config), name_of(loaded.path)
         way = best_workload(exported.onnx, candidate, images)
@@ -41,7 +41,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
                 "depth": loaded.config.depth if loaded.config.is_transformer else None,
                 "test_accuracy": loaded.metrics["test_accuracy"],
                 "macs": exported.steps[-1].macs,
-                "max_abs_error": exported.artifact.about["max_abs_error"],
+                "max_abs_error": exported.artifact.network.max_abs_error,
                 "way": str(way),
             }
         )

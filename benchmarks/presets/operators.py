@@ -20,13 +20,13 @@ def operators(model: str, json_path: Path | None) -> None:
     from benchmarks.measure.profiling import profile_graph
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from export.pipeline import ExportOptions, export_checkpoint
+    from export.pipeline import Form, export_checkpoint
     from models.checkpoint import read_config
 
     images = example_images(read_config(shipped(model)), BATCH)
     with recording(json_path, cores()) as record:
         for name, rewritten in (("plain", False), ("all", True)):
-            data = export_checkpoint(shipped(model), ExportOptions(rewrites="all" if rewritten else "none")).onnx
+            data = export_checkpoint(shipped(model), Form(rewrites="all" if rewritten else "none")).onnx
             graph = profile_graph(data, images, CALLS, cores())
             about = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
             about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}

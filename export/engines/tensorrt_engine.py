@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from export.errors import ExportError
 from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
 from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, classifier_artifact
+from export.publishing.manifest import Plan, Profile
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
@@ -70,6 +71,7 @@ class EngineOptions:
 @dataclass(frozen=True)
 class Built:
     artifact: Artifact
+    engine: Plan
     comparison: Comparison
     accuracy: Accuracies | None = None
 
@@ -97,26 +99,26 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
         measured = None
         if dataset:
             measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
-    engine_facts = {
+    profile = Profile(options.min_batch, options.opt_batch, options.max_batch)
+    facts = {
         "tensorrt": trt.__version__,
         "polygraphy": polygraphy.__version__,
         "gpu": gpu.name,
         "compute_capability": gpu.compute_capability,
         "precision": options.precision,
-        "profile": {"min": options.min_batch, "opt": options.opt_batch, "max": options.max_batch},
         "version_compatible": options.version_compatible,
         "hardware_compatible": options.hardware_compatible,
         "workspace_mib": options.workspace_mib,
         "onnx_sha256": source.manifest.files[ONNX_FILE],
         "build_s": round(build_s, 3),
         "layer_types": layer_types,
-        "max_abs_error": comparison.max_abs_error,
         "tolerance": comparison.tolerance,
     }
-    about = {**source.about, "precision": options.precision, "engine": engine_facts}
-    if measured:
-        about["test_accuracy"] = measured.accuracy
-    return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), comparison, measured)
+    built = Plan(profile, comparison.max_abs_error, facts)
+    test_accuracy = measured.accuracy if measured else source.origin.test_accuracy
+    origin = replace(source.origin, precision=options.precision, test_accuracy=test_accuracy, engine=built)
+    artifact = classifier_artifact(PLAN_FILE, plan, source.network, sample, origin)
+    return Built(artifact, built, comparison, measured)
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:

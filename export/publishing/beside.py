@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from export.errors import PublishError
-from export.publishing.artifact import SAMPLE_FILE, Artifact, checked, read_manifest
+from export.publishing.artifact import Artifact, checked
+from export.publishing.manifest import SAMPLE_FILE, read_manifest
 from models.files import naming, writing
 
 

@@ -6,6 +6,7 @@ In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: it wi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from export.compiler.proof.compare import TOLERANCES
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
-from export.publishing.artifact import ONNX_FILE, Artifact, Content, Tensor, make_artifact
+from export.publishing.artifact import ONNX_FILE, Artifact, Content, make_artifact
+from export.publishing.manifest import Origin, Tensor
 from export.publishing.sample import Sample
 
 if TYPE_CHECKING:
@@ -35,16 +37,16 @@ def foreign_artifact(file: Path) -> Artifact:
     inputs = {value.name: given[value.name] for value in runner.session.get_inputs()}
     sample = Sample(inputs, runner(inputs))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
-    return any_artifact(contents, runner.session, sample, dtype_of(model), {"rewrites": []})
+    return any_artifact(contents, runner.session, sample, dtype_of(model), Origin())
 
 
 def any_artifact(
-    contents: Mapping[str, Content], runner: ort.InferenceSession, sample: Sample, dtype: str, about: Mapping[str, Any]
+    contents: Mapping[str, Content], runner: ort.InferenceSession, sample: Sample, dtype: str, origin: Origin
 ) -> Artifact:
     tolerance = {name: _tolerance(array, dtype) for name, array in sample.outputs.items()}
-    precision = {} if dtype == "float32" else {"precision": "fp16"}
     tensors = _tensors(runner.get_inputs()), _tensors(runner.get_outputs())
-    return make_artifact(contents, sample, tolerance, tensors, {**about, **precision})
+    origin = replace(origin, precision="fp32" if dtype == "float32" else "fp16")
+    return make_artifact(contents, sample, tolerance, tensors, origin)
 
 
 def _tolerance(array: NDArray[np.generic], dtype: str) -> float:

@@ -20,18 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from export.errors import PublishError, reason
-from export.publishing.artifact import (
-    MANIFEST_FILE,
-    ONNX_FILE,
-    PLAN_FILE,
-    Artifact,
-    Manifest,
-    check_manifest,
-    open_version,
-    read_manifest,
-    read_version,
-)
+from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, open_version, read_version
 from export.publishing.beside import put
+from export.publishing.manifest import MANIFEST_FILE, Manifest, read_manifest
 from export.publishing.replay import replay
 from export.publishing.triton_config import (
     LABELS_FILE,
@@ -69,7 +60,6 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     """
     check_name(name)
     model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
-    check_manifest(model_dir, manifest)
     with locked(repository), writing(model_dir):
         if model_dir.is_dir():
             message = _next_config(model_dir, manifest, serving)

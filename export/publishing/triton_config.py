@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.errors import PublishError
-from export.publishing.artifact import ONNX_FILE, Artifact, Manifest, Tensor
+from export.publishing.artifact import ONNX_FILE, Artifact
+from export.publishing.manifest import Manifest, Tensor
 from export.publishing.sample import Arrays
 from models.config import INPUT_NAME, OUTPUT_NAME
 
@@ -222,15 +223,12 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[Manifest]) -> None
 
     A batch runs in the CUDA graph of the next power of two. Raises PublishError.
     """
-    try:
-        profiles = [manifest.about["engine"]["profile"] for manifest in manifests]
-        smallest, largest = max(each["min"] for each in profiles), min(each["max"] for each in profiles)
-    except KeyError as error:
-        raise PublishError(
-            f"{message.name}: expected the profile of an engine in the manifest, found {error}"
-        ) from error
+    profiles = [manifest.origin.engine.profile for manifest in manifests if manifest.origin.engine]
+    if len(profiles) < len(manifests):
+        raise PublishError(f"{message.name}: expected the profile of an engine in the manifest, found none")
+    smallest, largest = max(each.min for each in profiles), min(each.max for each in profiles)
     if smallest > largest:
-        ranges = " and ".join(f"{each['min']} to {each['max']}" for each in profiles)
+        ranges = " and ".join(f"{each.min} to {each.max}" for each in profiles)
         raise PublishError(
             f"{message.name}: expected engines that share a batch size, found {ranges}; publish under another --name"
         )
@@ -259,17 +257,17 @@ def set_tf32(message: pb.ModelConfig, precision: str) -> None:
 def describe(message: pb.ModelConfig, manifest: Manifest) -> None:
     """Writes what clients and operators read of a network of this project, and whether TF32 is allowed."""
     if engine_of(message) == "onnxruntime":
-        set_tf32(message, manifest.precision)
-    if manifest.config is None:
+        set_tf32(message, manifest.origin.precision)
+    if manifest.origin.network is None:
         return
-    about, temperature = manifest.about, manifest.about.get("temperature")
+    origin, network = manifest.origin, manifest.origin.network
     described = {
-        "model_config": json.dumps(about["model_config"]),
-        "rewrites": json.dumps(about["rewrites"]),
-        "max_abs_error": f"{about['max_abs_error']:.3e}",
-        "checkpoint_sha256": about["checkpoint_sha256"],
-        "test_accuracy": None if manifest.accuracy is None else str(manifest.accuracy),
-        "temperature": None if temperature is None else str(temperature),
+        "model_config": network.config.to_json(),
+        "rewrites": json.dumps(origin.rewrites),
+        "max_abs_error": f"{network.max_abs_error:.3e}",
+        "checkpoint_sha256": network.checkpoint_sha256,
+        "test_accuracy": None if origin.accuracy is None else str(origin.accuracy),
+        "temperature": None if network.temperature is None else str(network.temperature),
     }
     for key, value in described.items():
         if value is None:
@@ -290,7 +288,7 @@ def store_probe(message: pb.ModelConfig, versions: Mapping[int, Artifact]) -> No
         return
     image, answers = samples[max(samples)].inputs[INPUT_NAME], dict[str, dict[str, Any]]()
     for number, sample in samples.items():
-        exact = versions[number].manifest.precision == "fp32" and "HINT_BF16" not in message.parameters
+        exact = versions[number].origin.precision == "fp32" and "HINT_BF16" not in message.parameters
         logits = sample.outputs[OUTPUT_NAME][0].tolist()
         answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
         if not np.array_equal(sample.inputs[INPUT_NAME], image):

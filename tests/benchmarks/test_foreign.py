@@ -8,12 +8,13 @@ from benchmarks import foreign as module
 from benchmarks.foreign import BATCHES, foreign
 from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PLAIN, TOLERANCE
 from benchmarks.measure.foreign_networks import Foreign
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
+from export.publishing.beside import write_beside
 from models.catalog import shipped
 
 
 def plain(folder: Path) -> Path:
-    export_checkpoint(shipped("vitbn-tiny"), ExportOptions(output=(path := folder / "plain.onnx"), rewrites="none"))
+    write_beside(path := folder / "plain.onnx", export_checkpoint(shipped("vitbn-tiny"), Form("none")).artifact)
     return path
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from benchmarks.measure.networks import example_images
 from benchmarks.measure.profiling import flops, nodes_of, profile_graph, together
 from benchmarks.presets import operators as module
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from models.catalog import shipped
 from models.checkpoint import read_config
 
@@ -77,6 +77,6 @@ def test_the_operations_are_those_that_the_exporter_counts() -> None:
     images = example_images(read_config(shipped("vitbn-tiny")), 4)
     macs = []
     for rewritten in (False, True):
-        data = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all" if rewritten else "none")).onnx
+        data = export_checkpoint(shipped("vitbn-tiny"), Form(rewrites="all" if rewritten else "none")).onnx
         macs.append(sum(node["flops"] or 0 for node in profile_graph(data, images, 3, 1)["nodes"]) / 2 / 4)
     assert macs == pytest.approx([2_853_504, 63_360], rel=0.02)

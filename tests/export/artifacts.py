@@ -1,6 +1,5 @@
 """A graph with the same logits for all images, and plans of TensorRT."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export.images import embedded_sample
 from export.publishing.artifact import Artifact, classifier_artifact
+from export.publishing.manifest import Network, Origin, Plan, Profile
 from export.publishing.sample import Sample
 from models.config import ModelConfig
 
@@ -34,24 +34,23 @@ def artifact_of(
     answer: Sequence[float] = tuple(range(10)),
     note: str = "",
     file: str = "model.onnx",
-    **facts: Any,
+    origin: Origin = Origin(("fold_batchnorm",)),  # noqa: B008
+    **network: Any,
 ) -> Artifact:
-    about = {
-        "model_config": json.loads(config.to_json()),
-        "rewrites": ["fold_batchnorm"],
-        "max_abs_error": 1e-6,
-        "tolerance": 1e-4,
+    """`network`: other fields of the trained network than the usual."""
+    usual: dict[str, Any] = {
         "checkpoint_sha256": "0",
         "metrics": {"test_accuracy": 0.98},
-        **facts,
+        "max_abs_error": 1e-6,
+        "tolerance": 1e-4,
     }
     sample = Sample({"image": embedded_sample(config).images[:1]}, {"logits": np.array([answer], np.float32)})
-    return classifier_artifact(file, graph(config, answer, note), config, sample, about)
+    return classifier_artifact(file, graph(config, answer, note), Network(config, **usual | network), sample, origin)
 
 
 ARTIFACT = artifact_of()
 
 
 def engine(smallest: int, largest: int) -> Artifact:
-    profile = {"min": smallest, "opt": smallest, "max": largest}
-    return artifact_of(file="model.plan", engine={"profile": profile})
+    plan = Plan(Profile(smallest, smallest, largest), max_abs_error=0.004)
+    return artifact_of(file="model.plan", origin=Origin(("fold_batchnorm",), engine=plan))

@@ -148,11 +148,11 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
     result = ok(export, *options, "--for", "latency")
     assert "OpenVINO is not installed" in result.output
     assert "Chose for latency: onnxruntime, " in result.output
-    manifest = read_version(tmp_path / "vitbn/1").about
-    choice = manifest["choice"]
+    origin = read_version(tmp_path / "vitbn/1").origin
+    choice = origin.facts["choice"]
     assert (choice["for"], choice["max_accuracy_drop"], len(choice["measured"])) == ("latency", 5.0, 7)
-    assert manifest["rewrites"][-1] == "fold_input_scale"
-    assert manifest["test_accuracy"] == choice["chosen"]["accuracy"] > 0.9
+    assert origin.rewrites[-1] == "fold_input_scale"
+    assert origin.test_accuracy == choice["chosen"]["accuracy"] > 0.9
     config = read_config(tmp_path / "vitbn")
     assert config.parameters["intra_op_thread_count"].string_value == str(choice["chosen"]["threads"])
     assert config.instance_group[0].count == choice["chosen"]["instances"] == 1

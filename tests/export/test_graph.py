@@ -70,7 +70,7 @@ def test_the_metadata_tells_the_story() -> None:
     assert json.loads(metadata["rewrites"]) == ["fold_batchnorm", "carry_biases", "fold_input_scale"]
     assert 0 < float(metadata["max_abs_error"]) < float(metadata["tolerance"]) == 1e-4
     assert metadata["checkpoint_sha256"] == "0" * 64
-    assert exported.artifact.about["max_abs_error"] == float(metadata["max_abs_error"])
+    assert exported.artifact.network.max_abs_error == float(metadata["max_abs_error"])
 
 
 def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from export.engines import openvino_engine
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, Logits, compare, onnx_classifier
 from export.errors import Unavailable
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from export.precision import AccuracyError, accuracy
 from models.data import Dataset
 
 
 @pytest.fixture(scope="module")
 def graph(trained: Path) -> bytes:
-    return export_checkpoint(trained, ExportOptions(rewrites="all")).onnx
+    return export_checkpoint(trained, Form(rewrites="all")).onnx
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from artifacts import artifact_of
+from artifacts import engine
 from operating import NOWHERE, error, ok, operate, states
 from raw_server import answering
 
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
+from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import served
 from export.publishing.publish import publish, read_config, serve, versions
 
@@ -42,10 +43,10 @@ def test_a_port_by_its_name_is_no_server(folder: Path) -> None:
 def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
     """int8 versions and engines also have the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")
-    for added in ({"precision": "int8"}, {"precision": "fp16", "engine": {"max_abs_error": 0.004}}):
+    for added in ({"precision": "int8"}, {"precision": "fp16", "engine": Plan(Profile(1, 1, 1), 0.004)}):
         publish(folder, "vitbn", artifact.telling(**added))
     errors = [line.split()[4] for line in ok(folder, "list").splitlines()[1:-1]]
-    assert errors == [*[f"{artifact.about['max_abs_error']:.1e}"] * 3, "-", "4.0e-03"]
+    assert errors == [*[f"{artifact.network.max_abs_error:.1e}"] * 3, "-", "4.0e-03"]
 
 
 def test_rollback_and_promote(folder: Path) -> None:
@@ -157,9 +158,8 @@ def test_publish_refuses_a_name_before_the_file_is_run(folder: Path, exported: P
 
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
-    profile = {"min": 1, "opt": 64, "max": 512}
     file = exported.with_name("fast.plan")
-    write_beside(file, artifact_of(file="model.plan", engine={"profile": profile}))
+    write_beside(file, engine(1, 512))
     ok(folder, "publish", str(file))
     config = read_config(folder / "vitbn_trt")
     assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 512)

@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from export import precision
 from export.equivalence import onnx_classifier
 from export.graph import Exported
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoint import load
@@ -20,7 +20,7 @@ from models.data import Dataset
 
 @pytest.fixture(scope="module")
 def float32(trained: Path) -> Exported:
-    return export_checkpoint(trained, ExportOptions(rewrites="all"))
+    return export_checkpoint(trained, Form(rewrites="all"))
 
 
 def float32_proto(exported: Exported) -> onnx.ModelProto:

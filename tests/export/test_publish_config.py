@@ -44,7 +44,7 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
 def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_probe(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         precision = "int8" if number == 3 else "fp32"
-        publish(tmp_path, "vitbn", artifact_of(answer=[float(number)] * 10, precision=precision))
+        publish(tmp_path, "vitbn", artifact_of(answer=[float(number)] * 10).telling(precision=precision))
 
     def stored() -> dict[str, Any]:
         content: dict[str, Any] = json.loads(read_config(tmp_path / "vitbn").parameters["probe"].string_value)
@@ -79,7 +79,7 @@ def test_a_version_with_another_sample_has_its_own_image(tmp_path: Path) -> None
 
 def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) -> None:
     for number in ("1", "2"):
-        publish(tmp_path, "vitbn", ARTIFACT.telling(checkpoint_sha256=number))
+        publish(tmp_path, "vitbn", artifact_of(checkpoint_sha256=number))
         fallback, config = (read_config(folder) for folder in (tmp_path / "vitbn" / number, tmp_path / "vitbn"))
         assert fallback.parameters["checkpoint_sha256"].string_value == number
         assert number in json.loads(fallback.parameters["probe"].string_value)["answers"]
@@ -123,7 +123,7 @@ def test_what_the_operator_set_stays(tmp_path: Path) -> None:
     config = read_config(tmp_path / "vitbn")
     config.dynamic_batching.preferred_batch_size.append(32)
     (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
-    publish(tmp_path, "vitbn", ARTIFACT.telling(checkpoint_sha256="1"))
+    publish(tmp_path, "vitbn", artifact_of(checkpoint_sha256="1"))
     config = read_config(tmp_path / "vitbn")
     assert (config.instance_group[0].count, list(config.dynamic_batching.preferred_batch_size)) == (3, [32])
     assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
@@ -184,8 +184,8 @@ def test_float32_means_float32_on_a_gpu_unless_tf32_is_asked_for(tmp_path: Path)
         (cuda,) = read_config(tmp_path / "vitbn").optimization.execution_accelerators.gpu_execution_accelerator
         return str(cuda.parameters["use_tf32"])
 
-    for precision, expected in (("fp32", "0"), ("tf32", "1"), ("fp16", "1"), (None, "0")):
-        publish(tmp_path, "vitbn", artifact_of(**({"precision": precision} if precision else {})))
+    for precision, expected in (("fp32", "0"), ("tf32", "1"), ("fp16", "1"), ("fp32", "0")):
+        publish(tmp_path, "vitbn", ARTIFACT.telling(precision=precision))
         assert use_tf32() == expected
     serve(tmp_path / "vitbn", [1, 2])
     assert use_tf32() == "1", "the default version is the one that asked for TF32"
@@ -211,7 +211,7 @@ def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
 
 
 def test_the_temperature_of_the_served_version_is_in_the_config(tmp_path: Path) -> None:
-    calibrated = ARTIFACT.telling(temperature=1.25, calibration_error=0.004)
+    calibrated = artifact_of(temperature=1.25).telling({"calibration_error": 0.004})
     for artifact, expected in ((calibrated, "1.25"), (ARTIFACT, "")):
         publish(tmp_path, "vitbn", artifact)
         assert read_config(tmp_path / "vitbn").parameters["temperature"].string_value == expected

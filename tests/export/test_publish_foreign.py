@@ -189,7 +189,7 @@ def test_what_clients_could_not_call_is_refused_by_its_field(file: Path, models:
 
 def test_a_manifest_of_another_file_is_refused(file: Path, models: Path) -> None:
     """Its proofs and rewrites are not this file's."""
-    write_beside(file, foreign_artifact(file).telling(rewrites=["read-rows"]))
+    write_beside(file, foreign_artifact(file).telling(rewrites=("read-rows",)))
     publish(models, "sums", read_beside(file))
     shown = ok(models, "show", "sums")
     assert json.loads(shown) == json.loads((models / "sums/1/manifest.json").read_text())

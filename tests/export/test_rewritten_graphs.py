@@ -49,7 +49,7 @@ def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
 def test_fused_graphs_of_a_model_with_and_without_bias(model: str, bias: bool) -> None:
     config = ModelConfig(model=model, depth=1, qkv_bias=bias)
     exported = export(Checkpoint(Path("x"), network(config).float(), config, "0"), FUSE)
-    assert "carry_biases" in exported.artifact.about["rewrites"]
+    assert "carry_biases" in exported.artifact.origin.rewrites
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_a_plan_is_no_source(tmp_path: Path) -> None:
 )
 def test_precisions_that_do_not_lead_to_another(found: str, wanted: Any, usable: str) -> None:
     with pytest.raises(PublishError, match=f"expected {usable} to build {wanted} from, found {found}"):
-        export_engine(artifact_of(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
+        export_engine(artifact_of().telling(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
 
 
 def run(*arguments: object) -> Result:

@@ -15,7 +15,7 @@ from stub_device import make_libraries
 from tensorrt_on_a_stub import ABSENT, BINDINGS_10
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import Form, export_checkpoint
 from export.precision import lower
 from export.publishing.beside import write_beside
 from models.catalog import shipped
@@ -36,7 +36,7 @@ def _there(condition: object, what: str) -> None:
 @pytest.fixture(scope="module")
 def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("onnx")
-    source = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")).artifact
+    source = export_checkpoint(shipped("vitbn-tiny"), Form(rewrites="all")).artifact
     files = {precision: folder / f"{precision}.onnx" for precision in ("fp32", "fp16")}
     write_beside(files["fp32"], source)
     write_beside(files["fp16"], lower(source, "fp16", load_digits(), 100)[0])

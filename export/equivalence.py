@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.compiler.proof.tolerances import WORST, allowed, relative_error
 from export.errors import ExportError
 from models.config import INPUT_NAME, OUTPUT_NAME
 
@@ -23,7 +24,7 @@ Logits = NDArray[Any]  # float32 or float64
 Classifier = Callable[[Images], Logits]
 
 BATCH_SIZES = (1, 2, 7, 64)
-TIE = 1e-5  # closer logits are a tie in float32
+TIE = 1e-6  # of the largest logit: closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
@@ -32,16 +33,26 @@ class EquivalenceError(ExportError):
 
 @dataclass(frozen=True)
 class Comparison:
+    """Absolute errors of logits up to `largest`; `relative`: the tolerance, relative to them.
+
+    `own`: the error of the expected answers themselves beside exact answers; None where they are the reference.
+    """
+
     stages: str
     max_abs_error: float
-    tolerance: float
+    own: float | None
+    relative: float
+    largest: float
     images: int
 
+    @property
+    def tolerance(self) -> float:
+        return self.relative * self.largest
+
     def __str__(self) -> str:
-        return (
-            f"{self.stages}: max |error| {self.max_abs_error:.2e}, tolerance {self.tolerance:.2e}, "
-            f"same class, {self.images} images"
-        )
+        own = "" if self.own is None else f" where the network's own is {self.own:.2e}"
+        limit = f"tolerance {self.tolerance:.2e} ({self.relative:.0e} of the largest logit)"
+        return f"{self.stages}: max |error| {self.max_abs_error:.2e}{own}, {limit}, same class, {self.images} images"
 
 
 def compare(
@@ -51,9 +62,14 @@ def compare(
     images: Images,
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    exact: Classifier | None = None,
 ) -> Comparison:
-    """Images (n, C, H, W), absolute `tolerance`. Raises EquivalenceError."""
-    worst, compared = 0.0, 0
+    """Images (n, C, H, W); `tolerance` relative to the largest logit.
+
+    `exact`: the same network in float64, the reference of both; found answers may err twice as much as the expected.
+    Raises EquivalenceError.
+    """
+    answers: list[tuple[int, Logits, Logits, Logits]] = []
     for size in batch_sizes:
         batch = images[:size]
         if len(batch) < size or size < 1:
@@ -63,21 +79,33 @@ def compare(
             raise EquivalenceError(f"{stages}: expected logits {want.shape} at batch {size}, found {have.shape}")
         if want.dtype != have.dtype:
             raise EquivalenceError(f"{stages}: expected {want.dtype}, found {have.dtype}")
-        error = np.abs(want.astype(np.float64) - have.astype(np.float64)).max()
-        if not error <= tolerance:  # NaN fails too
-            raise EquivalenceError(
-                f"{stages}: expected an error of at most {tolerance:.2e} at batch {size}, found {error:.2e}"
-            )
-        _check_argmax(stages, want, have)
-        worst, compared = max(worst, float(error)), max(compared, size)
-    if not compared:
+        answers.append((size, want if exact is None else exact(batch), want, have))
+    if not answers:
         raise EquivalenceError(f"{stages}: expected images to compare, found none")
-    return Comparison(stages, worst, tolerance, compared)
+    own = max(relative_error(known, want) for _, known, want, _ in answers)
+    if not own <= WORST["float32"]:  # NaN fails too
+        limit = f"expected the network itself within {WORST['float32']:.0e} of its answers in float64"
+        raise EquivalenceError(f"{stages}: {limit}, found {own:.1e} of the largest logit")
+    relative = allowed(tolerance, own)
+    for size, known, want, have in answers:
+        if not (error := relative_error(known, have)) <= relative:
+            limit = f"expected an error of at most {relative:.1e} of the largest logit at batch {size}"
+            raise EquivalenceError(f"{stages}: {limit}, found {error:.1e}")
+        _check_argmax(stages, want, have, max(TIE, 2 * own))
+    largest = max(float(np.abs(known).max()) for _, known, _, _ in answers)
+    worst = max(_error(known, have) for _, known, _, have in answers)
+    worst_own = None if exact is None else max(_error(known, want) for _, known, want, _ in answers)
+    return Comparison(stages, worst, worst_own, relative, largest, max(size for size, *_ in answers))
 
 
-def _check_argmax(stages: str, want: Logits, have: Logits) -> None:
+def _error(known: Logits, found: Logits) -> float:
+    return float(np.abs(known.astype(np.float64) - found.astype(np.float64)).max())
+
+
+def _check_argmax(stages: str, want: Logits, have: Logits, tie: float) -> None:
+    """`tie`: relative to the largest logit."""
     best = np.sort(want, axis=1)[:, -2:]
-    decided = best[:, -1] - best[:, 0] > TIE
+    decided = best[:, -1] - best[:, 0] > tie * np.abs(want).max()
     differs = np.flatnonzero(decided & (want.argmax(1) != have.argmax(1)))
     if len(differs):
         i = differs[0]

@@ -14,6 +14,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from export.compiler.proof.tolerances import TOLERANCES
 from export.equivalence import Comparison, EquivalenceError, compare, onnx_classifier, torch_classifier
 from export.images import NamedImages, embedded_sample
 from export.publishing.artifact import Artifact, onnx_artifact
@@ -26,8 +27,6 @@ from models.macs import macs_per_image
 from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
-FLOAT64_TOLERANCE = 1e-10
-FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,13 @@ def export(
     exact = copy.deepcopy(checkpoint.model).double()
     served, steps = rewrite(exact, rewrites, required)
     before, after = torch_classifier(Served(exact, scale_folded=False)), torch_classifier(served)
-    compared = [compare("rewritten, float64", before, after, images.images, FLOAT64_TOLERANCE)] if steps else []
-    proto = to_onnx(served.float(), checkpoint.config, opset)
+    compared = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])] if steps else []
+    proto = to_onnx(copy.deepcopy(served).float(), checkpoint.config, opset)  # `exact` may be in it
     check_interface(proto, checkpoint.config)
     trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
     exported = onnx_classifier(proto.SerializeToString())
-    compared.append(compare("ONNX, float32", trained, exported, images.images, FLOAT32_TOLERANCE))
+    tolerance = TOLERANCES["float32"]
+    compared.append(compare("ONNX, float32", trained, exported, images.images, tolerance, exact=before))
     network, origin = _describe(checkpoint, steps, opset, compared[-1], images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
     return Exported(checkpoint, artifact, tuple(steps), tuple(compared), images)

@@ -215,9 +215,9 @@ def check_layers(information: str, precision: str) -> dict[str, int]:
 def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:
     """Below float32, leaves out images whose two best logits lie within rounding. Raises EquivalenceError."""
     logits = np.sort(expected(images), axis=1)
-    tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
+    tolerance = TOLERANCES[options.precision]
     if options.precision != "fp32":
-        images = images[logits[:, -1] - logits[:, -2] > 2 * tolerance]
+        images = images[logits[:, -1] - logits[:, -2] > 2 * tolerance * float(np.abs(logits).max())]
     sizes = {size for size in BATCH_SIZES if options.min_batch <= size <= options.max_batch}
     sizes |= {options.min_batch, options.opt_batch, options.max_batch}
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from export.compiler.graph.files import dtype_of, read_model, weights_by_place
 from export.compiler.pipeline import prepared
-from export.compiler.proof.compare import TOLERANCES
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
+from export.compiler.proof.tolerances import TOLERANCES
 from export.publishing.artifact import ONNX_FILE, Artifact, Content, make_artifact
 from export.publishing.manifest import Origin, Tensor
 from export.publishing.sample import Sample

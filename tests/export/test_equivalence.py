@@ -11,8 +11,11 @@ def right(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float32) @ WEIGHTS
 
 
+LARGEST = float(np.abs(IMAGES.reshape(64, -1).astype(np.float32) @ WEIGHTS).max())
+
+
 def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:
-    return compare("b against a", right, found, images, tolerance)
+    return compare("b against a", right, found, images, tolerance / LARGEST)
 
 
 def test_the_measured_error_and_the_tolerance_are_reported() -> None:
@@ -21,6 +24,43 @@ def test_the_measured_error_and_the_tolerance_are_reported() -> None:
     assert comparison.images == 64, "batches of 1, 2, 7 and 64 take the same images"
     assert "max |error| 5.0" in str(comparison)
     assert "tolerance 1.00e-04" in str(comparison)
+    assert f"({1e-4 / LARGEST:.0e} of the largest logit)" in str(comparison)
+
+
+def test_an_error_counts_by_the_size_of_the_logits() -> None:
+    def times(factor: float, error: float = 0.0) -> object:
+        return lambda images: right(images) * np.float32(factor) * np.float32(1 + error)
+
+    for factor in (1e-4, 1.0, 1e4):
+        assert compare("sizes", times(factor), times(factor, 5e-5), IMAGES, 1e-4).relative == 1e-4
+        with pytest.raises(EquivalenceError, match=r"sizes: expected an error of at most 1.0e-04 .*, found 2.0e-04"):
+            compare("sizes", times(factor), times(factor, 2e-4), IMAGES, 1e-4)
+
+
+def off_by(relative: float) -> object:
+    return lambda images: right(images) + np.float32(relative * LARGEST)
+
+
+def exact(images: np.ndarray) -> np.ndarray:
+    return right(images).astype(np.float64)
+
+
+def test_an_error_may_be_twice_the_networks_own_beside_exact_answers() -> None:
+    for own, error in ((5e-5, -9e-5), (1e-6, 9e-6), (0.0, 9e-6)):
+        comparison = compare("own", off_by(own), off_by(error), IMAGES, 1e-5, exact=exact)
+        assert comparison.own == pytest.approx(own * LARGEST, rel=0.2, abs=1e-6)
+        assert f"where the network's own is {comparison.own:.2e}" in str(comparison)
+    for own, error in ((5e-5, -3e-4), (1e-6, 3e-5), (0.0, 3e-5)):
+        with pytest.raises(EquivalenceError, match=r"own: expected an error of at most .*, found [23]"):
+            compare("own", off_by(own), off_by(error), IMAGES, 1e-5, exact=exact)
+
+
+@pytest.mark.parametrize("own", [1e-3, float("nan")])
+def test_a_network_that_float32_does_not_hold_is_no_reference(own: float) -> None:
+    with pytest.raises(
+        EquivalenceError, match=r"own: expected the network itself within 3e-04 of its answers in float"
+    ):
+        compare("own", off_by(own), off_by(own), IMAGES, 1e-5, exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +68,7 @@ def test_the_measured_error_and_the_tolerance_are_reported() -> None:
     [
         (
             lambda it: right(it) + np.float32(2e-4),
-            "b against a: expected an error of at most 1.00e-04 at batch 1",
+            r"b against a: expected an error of at most .* of the largest logit at batch 1, found",
         ),
         (lambda it: right(it) * (2 if len(it) == 7 else 1), "at batch 7"),
         (lambda it: right(it) * np.float32(np.nan), "found nan"),
@@ -52,7 +92,7 @@ def test_another_class_within_the_tolerance() -> None:
 
 
 def test_a_tie_is_no_difference() -> None:
-    assert compare("tie", two_classes(1, 1 + 5e-6), two_classes(1 + 5e-6, 1), IMAGES, 1e-4).max_abs_error < 1e-5
+    assert compare("tie", two_classes(1, 1 + 5e-7), two_classes(1 + 5e-7, 1), IMAGES, 1e-4).max_abs_error < 1e-6
 
 
 def test_nothing_compared_is_an_error() -> None:

@@ -20,6 +20,7 @@ from export.equivalence import EquivalenceError, Images, Logits
 from export.errors import ExportError, PublishError, Unavailable
 from export.pipeline import export_engine
 from export.publishing.beside import write_beside
+from export.publishing.manifest import Plan, Profile
 from export.to_tensorrt import tensorrt
 from models.config import ModelConfig
 
@@ -128,7 +129,8 @@ def test_an_inspector_that_says_nothing_only_warns(
 ) -> None:
     facts = {"build_s": 1.0, "tensorrt": "11.4.0", "layer_types": counted}
     comparison = compare_engine(right, right, IMAGES, FP32)
-    to_tensorrt._print(Built(artifact_of(file="model.plan", engine=facts), comparison), False)
+    plan = Plan(Profile(1, 64, 300), comparison.max_abs_error, facts)
+    to_tensorrt._print(Built(artifact_of(file="model.plan"), plan, comparison), False)
     printed = capsys.readouterr()
     assert ("the precision is not verified" in printed.err) == warned
     assert ("layers: 7 in float16" in printed.out) != warned

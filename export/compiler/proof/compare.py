@@ -11,32 +11,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
 from export.compiler.proof.runs import Array, Runner, answers_apart, double_answers
+from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
-TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3}  # relative to the outputs' size
-WORST = {"float32": 3, "float16": 10}  # limit of the original's own error, in tolerances
-FILL = 1e8  # networks write larger numbers into masked places
 OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """`error`: of the output nearest to its `tolerance`, relative to its size. `beside` names the reference."""
+    """`error`: of the output nearest to its `tolerance`, relative to its size. `beside` names the reference.
+
+    `own`: the original's own error in this precision; None where it is the reference.
+    """
 
     precision: str
     error: float
     tolerance: float
     rounds: int
     beside: str
+    own: float | None
 
     def __str__(self) -> str:
+        own = "" if self.own is None else f", where the original's own is {self.own:.1e}"
         limit = f"at most {self.tolerance:.0e}, beside {self.beside}"
-        return f"{self.precision}: {self.error:.1e} of the outputs' size ({limit}), {self.rounds} inputs"
+        return f"{self.precision}: {self.error:.1e} of the outputs' size{own} ({limit}), {self.rounds} inputs"
 
 
 @dataclass
@@ -67,33 +69,30 @@ class Comparison:
         WORST.
         """
         precisions = ["float16" if array.dtype == np.float16 else self.precision for array in found]
-        own = [0.0] * len(expected)
         if original is not None:
             try:
                 own = _errors(expected, original, self.precision)
-                _check(own, precisions, [WORST[name] * TOLERANCES[name] for name in precisions])
+                _check(own, precisions, [WORST[name] for name in precisions])
+                self.own = np.maximum(self.own or own, own).tolist()
             except ProofFailed as failed:
                 hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
                 raise NotSupported(f"the file itself, beside its answers in float64: {failed}; {hint}") from failed
         errors = _errors(expected, found, self.precision, empty)
         self.errors = np.maximum(self.errors or errors, errors).tolist()  # NaN stays
-        self.own = np.maximum(self.own or own, own).tolist()
         self.precisions = precisions
         self.rounds += 1
 
     def proof(self) -> Proof:
         """Raises ProofFailed."""
         usual = [TOLERANCES[name] for name in self.precisions]
-        limits = [max(limit, 2 * own) for limit, own in zip(usual, self.own, strict=True)]
+        limits = [allowed(*pair) for pair in zip(usual, self.own or [0.0] * len(usual), strict=True)]
         try:
             _check(self.errors, self.precisions, limits)
         except ProofFailed as failed:
             raise failed if self.precision == "float64" else ProofFailed(f"{failed}; {OWN_INPUTS}") from failed
         worst = max(range(len(limits)), key=lambda output: self.errors[output] / limits[output])
-        beside, precision = self.beside, self.precisions[worst]
-        if limits[worst] > usual[worst]:
-            beside += f"; the original in {precision} is off by {self.own[worst]:.1e}"
-        return Proof(precision, self.errors[worst], limits[worst], self.rounds, beside)
+        own = self.own[worst] if self.own else None
+        return Proof(self.precisions[worst], self.errors[worst], limits[worst], self.rounds, self.beside, own)
 
 
 @dataclass(frozen=True)
@@ -170,16 +169,7 @@ def _errors(expected: Sequence[Array], found: Sequence[Array], precision: str, e
             raise ProofFailed(f"{precision}: output {position}: expected shape {before.shape}, found {after.shape}")
         if not before.size and not empty:
             raise ProofFailed(f"{precision}: output {position}: expected elements to compare, found none")
-        left, right = before.astype(np.float64), after.astype(np.float64)
-        if not np.isfinite(left).all():
+        if not np.isfinite(before.astype(np.float64)).all():
             raise ProofFailed(f"{precision}: output {position} of the graph itself is not finite: give --inputs")
-        errors.append(_error(left, right) if before.size else 0.0)
+        errors.append(relative_error(before, after) if before.size else 0.0)
     return errors
-
-
-def _error(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """The largest, relative to the largest number. What fills masked places would hide it and stands apart."""
-    filled = np.abs(left) >= FILL
-    parts = [(left[part], right[part]) for part in (filled, ~filled) if part.any()]
-    errors = [np.abs(known - new).max() / (np.abs(known).max() or 1.0) for known, new in parts]
-    return float(np.max(errors))  # NaN stays

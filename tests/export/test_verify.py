@@ -87,7 +87,7 @@ CLASS_ALONE = {"logits": None}
             _manifest(lambda manifest: manifest.update(sample_tolerance={"logits": float("nan")})),
             "found sample_tolerance logits nan",
         ),
-        (_republish(sample=_sample([0.0] * 10)), "expected the sample's answer to 1.00e-04, found an error of"),
+        (_republish(sample=_sample([0.0] * 10)), "expected the sample's answer to "),
         (_republish(sample=_sample([float("nan")] * 10), sample_tolerance=CLASS_ALONE), "expected finite numbers"),
         (_republish(sample=_sample([0.0] * 9 + [1e9]), sample_tolerance=CLASS_ALONE), "expected class [9]"),
         (_republish(sample=_sample([0.0] * 9)), "expected float32 (1, 9) for the sample, found float32 (1, 10)"),

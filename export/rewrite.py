@@ -48,6 +48,7 @@ def named_sizes(context: click.Context, parameter: click.Parameter, text: str | 
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")
 @click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASS_NAMES)}.  [default: all]")
 @click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")
+@click.option("--packed", metavar="MASK", help="Compute only tokens that this input shows: attention_mask.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
 @click.option("--inputs-only", is_flag=True, help="Prove on the inputs of --inputs alone.")
 @click.option("--dims", callback=named_sizes, metavar="NAME=SIZE,...", help="Sizes for counting costs and timing.")
@@ -62,6 +63,7 @@ def rewrite(
     reads: tuple[str, ...],
     only: tuple[str, ...] | None,
     require: tuple[str, ...] | None,
+    packed: str | None,
     inputs: Path | None,
     inputs_only: bool,
     dims: dict[str, int],
@@ -77,7 +79,7 @@ def rewrite(
         raise click.UsageError(f"{output}: expected another file than the source")
     if inputs_only and not inputs:
         raise click.UsageError("--inputs-only: expected --inputs FILE.npz, too")
-    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only)
+    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only, packed)
     codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, Slower: 5, OSError: 1}
     try:
         with progress() as say:

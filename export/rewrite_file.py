@@ -51,6 +51,7 @@ class Request:
     proof: str = "float64"
     time: bool = False
     inputs_only: bool = False
+    packed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     dtype = dtype_of(original)
     whole = prepared(original)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
-    rewritten = rewrite(whole, reads, request.only, sizes)
+    rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
     missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
     if missing:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
@@ -96,7 +97,8 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     plain = without_functions(original)
     given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     without = without_double(plain.graph)
-    asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None, request.inputs_only)
+    double = request.proof == "float64" and without is None
+    asked = Asked(reads, request.dims, given, double, request.inputs_only, request.packed)
     with staged(output) as written:
         say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
@@ -192,6 +194,7 @@ def describe(
     facts = {
         "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "reads": list(request.reads),
+        "packed": request.packed,
         "fixed_inputs": fixed_inputs(original),
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),

@@ -23,6 +23,7 @@ from export.compiler.passes.absorb_queries import absorb_queries
 from export.compiler.passes.carry_biases import carry_biases
 from export.compiler.passes.fold_affine import fold_affine
 from export.compiler.passes.outcome import Pass
+from export.compiler.passes.pack import pack
 from export.compiler.passes.prepare import fold_constants, prepare, settle
 from export.compiler.passes.read_rows import read_rows
 from export.compiler.passes.tidy import tidy
@@ -96,11 +97,13 @@ def optimise(
     passes: Sequence[str] = tuple(PASSES),
     reads: Sequence[str | Read] = (),
     sizes: Mapping[str, int] | None = None,
+    packed: str | None = None,
 ) -> Rewritten:
     """The same answers with less work; the caller's model stays as it is.
 
     passes: some of PASSES; they run in its order, whatever theirs. reads: parts of the outputs that the user reads,
-    `hidden[:,0]`; by default all. sizes: of free dimensions, for counting costs. The result has a Step for each pass:
+    `hidden[:,0]`; by default all. sizes: of free dimensions, for counting costs. packed: the input of 0 and 1 that
+    hides tokens, which the last step, "pack", leaves out; costs count them. The result has a Step for each pass:
     `macs` left after it, `sites` that it rewrote, `refusals` that name the operator where it stopped.
 
     New weights are computed in float64 and cast once; `proof.runs.double_answers` computes with them as they were
@@ -112,7 +115,7 @@ def optimise(
     own, sizes = prepared(model).model.clone(), sizes or {}
     given = [parse_read(read) if isinstance(read, str) else read for read in reads]
     if given:
-        apply_reads(own.graph, resolve(given, [str(value.name) for value in own.graph.outputs]))
+        apply_reads(own.graph, resolve(given, [str(value.name) for value in own.graph.outputs]), packed)
         settle(own)
     if without_double(own.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
@@ -124,6 +127,9 @@ def optimise(
         if outcome.sites:
             settle(own)
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
+    if packed is not None:
+        work, outcome = model_work(own, sizes), pack(own, packed)  # nothing reads a loop, so it comes last
+        steps.append(Step("pack", work, outcome.sites, outcome.refusals))
     restore_defaults(own)
     return Rewritten(own, before, tuple(steps))
 
@@ -133,9 +139,16 @@ def rewrite(
     reads: Sequence[str | Read] = (),
     passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
+    packed: str | None = None,
 ) -> Rewritten:
-    """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes."""
-    done = optimise(model, passes, reads, sizes)
+    """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes, or if tokens
+    cannot be left out.
+    """
+    done = optimise(model, passes, reads, sizes, packed)
+    if packed is not None:
+        if done.steps[-1].left_out:
+            raise NothingToRewrite(f"pack: {done.steps[-1].left_out}")
+        return done
     norms = [site for step in done.steps for site in step.sites if site.operator == "BatchNormalization"]
     if not norms and (not done.steps or done.steps[-1].work.total >= done.work.total):
         raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in done.steps))

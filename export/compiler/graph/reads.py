@@ -28,9 +28,13 @@ class Read:
 
     output: str
     indices: tuple[Index, ...] = ()
+    masked: bool = False  # rows that the mask hides are 0
 
-    def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    def of(self, array: NDArray[np.generic], mask: NDArray[np.generic] | None = None) -> NDArray[np.generic]:
         """Raises as `check`."""
+        if self.masked and mask is not None:
+            seen = mask.astype(bool).reshape(*mask.shape, *[1] * (array.ndim - mask.ndim))
+            return np.where(seen, array, np.zeros((), array.dtype))
         self.check(array.shape)
         for axis, index in reversed(list(enumerate(self.indices))):
             array = array[(slice(None),) * axis + (list(index) if isinstance(index, tuple) else index,)]
@@ -43,17 +47,21 @@ class Read:
             raise BadRequest(f"read: expected indices within the shape ({', '.join(map(str, dims))}), found {self}")
 
     def __str__(self) -> str:
+        if self.masked:
+            return f"{self.output}[mask]"
         return self.output + ("[" + ",".join(map(_text, self.indices)) + "]" if self.indices else "")
 
 
 def parse_read(text: str) -> Read:
-    """NAME or NAME[INDEX, ...], each index a number, START:END or [NUMBER, ...]; raises BadRequest."""
+    """NAME, NAME[mask] or NAME[INDEX, ...], each index a number, START:END or [NUMBER, ...]; raises BadRequest."""
     match = re.fullmatch(r"(.+?)(?:\[((?:[^\[\]]|\[[^\[\]]*\])*)\])?", text.strip())
     if match is None:
         raise BadRequest(f"read: expected NAME or NAME[INDEX,...], found {text!r}")
     name, inside = match.groups()
     if inside is None:
         return Read(name)
+    if inside.strip() == "mask":
+        return Read(name, masked=True)
     parts = re.split(r",(?![^\[]*\])", inside)
     return Read(name, tuple(_index(part.strip(), text) for part in parts))
 
@@ -111,16 +119,21 @@ def resolve(reads: Sequence[Read], names: Sequence[str]) -> list[Read]:
 
 
 def _is_pattern(read: Read) -> bool:
-    return not read.indices and any(sign in read.output for sign in "*?")
+    return not read.indices and not read.masked and any(sign in read.output for sign in "*?")
 
 
-def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
+def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None) -> None:
     """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs."""
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
     constants = Constants(graph)
-    chosen = [_part(graph, outputs[read.output], read, constants) for read in reads]
+    chosen = [
+        _seen(graph, outputs[read.output], mask, constants)
+        if read.masked
+        else _part(graph, outputs[read.output], read, constants)
+        for read in reads
+    ]
     graph.outputs.clear()
     graph.outputs.extend(chosen)
 
@@ -142,6 +155,21 @@ def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) ->
         if value.is_graph_input():
             raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
         value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
+    return part
+
+
+def _seen(graph: ir.Graph, value: ir.Value, by: str | None, constants: Constants) -> ir.Value:
+    """0 where the mask, an input, hides."""
+    mask = next((given for given in graph.inputs if given.name == by), None)
+    if mask is None or mask.shape is None or value.shape is None or value.shape.rank() < mask.shape.rank():
+        raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
+    wide = constants.add_integers([0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
+    zero = constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
+    part, kind = _add(graph, ir.node("Reshape", [mask, wide]), constants, str(by)), int(ir.DataType.BOOL)
+    part = _add(graph, ir.node("Cast", [part], attributes={"to": kind}), constants, str(by))
+    part = _add(graph, ir.node("Where", [part, value, zero]), constants, str(value.name))
+    name, dtype = value.name, value.dtype
+    value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
     return part
 
 

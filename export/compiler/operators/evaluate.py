@@ -6,6 +6,7 @@ become float64, too. Memory holds one weight and the values that a later node re
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -50,6 +51,8 @@ def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    if node.op_type == "Loop" and node.domain == "":
+        return _loop(node, values)
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
         source = node.inputs[0]
         array = values[source] if source is not None and source in values else _known(source)
@@ -68,6 +71,23 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
         raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {reason}") from error
     named = [output for output in node.outputs if output.name]
     return {output: np.asarray(result) for output, result in zip(named, results, strict=True)}
+
+
+def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    """Of a Loop that ends by its condition and hands on values, but collects none."""
+    body = node.attributes["body"].as_graph()
+    limit, first, *given = node.inputs
+    if limit is not None or first is None or len(body.outputs) != 1 + len(given):
+        raise UnknownOperator(f"Loop ({node.outputs[0].name}): expected a condition, and values that it hands on")
+    held = [values[value] if value in values else _known(value) for value in given]
+    more, count = bool(values[first].all()), 0
+    while more:
+        inside: dict[ir.Value, Array] = dict(zip(body.inputs, [np.array(count), np.array(True), *held], strict=True))
+        for each in body:
+            inside |= evaluate_node(each, ChainMap(inside, dict(values)))
+        again, *held = (inside[value] if value in inside else values[value] for value in body.outputs)
+        more, count = bool(again.all()), count + 1
+    return dict(zip(node.outputs, held, strict=True))
 
 
 def _runner(node: ir.Node, inputs: list[str]) -> ReferenceEvaluator:

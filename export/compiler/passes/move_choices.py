@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
@@ -18,10 +19,10 @@ from export.compiler.graph.attributes import opset, reads_shape_alone
 from export.compiler.graph.inference import infer_new
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
-from export.compiler.operators.boxes import WHOLE, box
+from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.moves import RESHAPES, demand_of, shape_plan
-from export.compiler.operators.rules import BROADCASTING, clean
+from export.compiler.operators.moves import RESHAPES, shape_plan
+from export.compiler.operators.rules import BROADCASTING
 from export.compiler.passes.materialise import Materialiser
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
@@ -122,8 +123,8 @@ class _Moved:
     def _read(self, node: ir.Node, value: ir.Value, place: Place) -> dict[int, Operand] | None:
         """What `node` reads to compute one row of `value`; None without a rule."""
         row, batch = place
-        rows = self._axes(node, value, row)
-        batches = self._axes(node, value, batch)
+        rows = carried(self.shapes, node, value, row)
+        batches = carried(self.shapes, node, value, batch)
         if batches is None and node.op_type in ATTENTION:
             batches = {k: 0 for k, given in enumerate(node.inputs) if given is not None and self._has_batch(given)}
         resized = node.op_type in RESHAPES or node.op_type == "Expand"
@@ -151,32 +152,6 @@ class _Moved:
         apart = self.shapes.rank(value) - self.shapes.rank(given)
         batch = place[1] - apart
         return row + apart == place[0] and (batch < 0 or same(self.shapes.dims(given)[batch], 1))
-
-    def _axes(self, node: ir.Node, value: ir.Value, axis: int) -> dict[int, int] | None:
-        """The axis of each input whose elements the elements along `axis` of `value` read, one by one; None otherwise.
-
-        A rule that takes the first to the first and the last to the last takes each to each.
-        """
-        index, size = value.index() or 0, self.shapes.dims(value)[axis]
-        demands = []
-        for at in (0, -1):
-            wanted = clean(self.shapes, value, box({axis: (at,)}))
-            demands.append(demand_of(self.shapes, node, index, wanted))
-            if wanted == WHOLE or demands[-1].produced != wanted:
-                return None
-        first, last = (demand.inputs for demand in demands)
-        found: dict[int, int] = {}
-        for position, given in enumerate(node.inputs):
-            ends = dict(first.get(position, WHOLE)), dict(last.get(position, WHOLE))
-            moved = [own for own in {*ends[0], *ends[1]} if ends[0].get(own) != ends[1].get(own)]
-            if given is None or (not moved and (position in first) == (position in last)):
-                continue
-            edges = [clean(self.shapes, given, box({own: (at,)})) for own in moved for at in (0, -1)]
-            exact = [box({own: end.get(own, ())}) for own in moved for end in ends] == edges
-            if len(moved) != 1 or not exact or not same(self.shapes.dims(given)[moved[0]], size):
-                return None
-            found[position] = moved[0]
-        return found
 
     def _part(self, value: ir.Value, place: Place) -> ir.Value:
         if (value, place) not in self.built:

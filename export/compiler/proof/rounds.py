@@ -27,8 +27,9 @@ from export.compiler.proof.inputs import (
     free_dimensions,
     size_rounds,
 )
+from export.compiler.proof.masks import KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import Arrays, Runner, answers_apart, double_answers, picked
+from export.compiler.proof.runs import Array, Arrays, Runner, answers_apart, double_answers, picked
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Asked:
-    """`inputs`: the user's own file and its arrays; `alone`: draws none. `dims`: sizes that some networks need."""
+    """`inputs`: the user's own file and its arrays; `alone`: draws none. `dims`: sizes that some networks need.
+
+    `mask`: an input that hides tokens, drawn in every kind.
+    """
 
     reads: Sequence[Read] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Path, Feeds] | None = None
     double: bool = False
     alone: bool = False
+    mask: str | None = None
 
 
 def rounds(
@@ -82,6 +87,7 @@ def rounds(
             ran += 1
         if ran == len(family.needed):
             yield from filter(None, map(runs.attempt, family.more, count(ran)))
+            yield from runs.masked(family.needed[-1])
             empty = empty_sizes(graph, family.needed[1 % len(family.needed)], {*channels(graph), *asked.dims})
             yield from filter(None, map(runs.attempt_empty, empty))
             return
@@ -96,26 +102,43 @@ class _Original:
         self.reason = ""  # of the first attempt that failed
         self.unsupported: ForeignError | None = None
 
-    def attempt(self, sizes: Sizes, seed: int) -> Round | None:
+    def attempt(self, sizes: Sizes, seed: int, given: Mapping[str, Array] | None = None) -> Round | None:
         """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
         feeds = draw(self.graph, sizes, seed)
+        feeds |= {name: array.astype(feeds[name].dtype) for name, array in (given or {}).items()}
         try:
             answers = self.answers(feeds)
         except ForeignError as error:
             self.reason = self.reason or str(error)
             return None
         try:
-            return self.answered(_text(sizes), feeds, answers)
+            return self.answered(_text(sizes) + (" with masks of every kind" if given else ""), feeds, answers)
         except ForeignError as error:  # no output for a window larger than the image
             self.unsupported = self.unsupported or error
             return None
+
+    def masked(self, sizes: Sizes) -> Iterator[Round]:
+        """Masks of every kind; raises NotSupported if the original answers none."""
+        mask = next((value for value in self.graph.inputs if value.name == self.asked.mask), None)
+        if mask is None or mask.shape is None:
+            return
+        texts, length = (str(dim) for dim in mask.shape.dims)
+        tokens, made = sizes.get(length, MANY[1]), []
+        wanted = [(len(KINDS), tokens, KINDS), (len(SEEN), tokens, SEEN), (*MANY, SEEN), (1, tokens, SEEN[2:3])]
+        for seed, (many, long, kinds) in enumerate(wanted):
+            drawn = {str(mask.name): draw_masks(many, long, seed, kinds)}
+            made.append(self.attempt(sizes | {texts: many, length: long}, seed, drawn))
+            if (last := made[-1]) is not None:
+                yield last
+        if not any(made):
+            raise NotSupported(f"packed: expected finite answers beside drawn masks, found none: {self.reason}")
 
     def attempt_empty(self, sizes: Sizes) -> Round | None:
         """None if the original does not answer, or with what is not finite: a mean of no token."""
         feeds = draw(self.graph, sizes)
         try:
             found = answers_apart(self.runner, feeds)
-            answers = picked([*found], [*found.values()], self.asked.reads)
+            answers = picked([*found], [*found.values()], self.asked.reads, self._mask(feeds))
         except ForeignError:
             return None
         finite = all(np.isfinite(array.astype(np.float64)).all() for array in answers)
@@ -123,18 +146,21 @@ class _Original:
 
     def answers(self, feeds: Feeds) -> Arrays:
         found = self.runner(feeds)
-        return self._finite([*found], [*found.values()])
+        return self._finite([*found], [*found.values()], feeds)
 
     def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
         if not self.asked.double:
             return Round(source, feeds, answers, None)
         self.say(f"the original in float64, {source}")
         names = [str(value.name) for value in self.model.graph.outputs]
-        return Round(source, feeds, answers, self._finite(names, double_answers(self.model, feeds)))
+        return Round(source, feeds, answers, self._finite(names, double_answers(self.model, feeds), feeds))
 
-    def _finite(self, names: Sequence[str], outputs: Arrays) -> Arrays:
+    def _mask(self, feeds: Feeds) -> Array | None:
+        return feeds[self.asked.mask] if self.asked.mask is not None else None
+
+    def _finite(self, names: Sequence[str], outputs: Arrays, feeds: Feeds) -> Arrays:
         """What is read; raises BadRequest if there is no such part, NotSupported if it is empty or not finite."""
-        parts = picked(names, outputs, self.asked.reads)
+        parts = picked(names, outputs, self.asked.reads, self._mask(feeds))
         for position, array in enumerate(parts):
             if not array.size or not np.isfinite(array.astype(np.float64)).all():
                 found = f"{array.shape} with others or none"

@@ -152,9 +152,9 @@ def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
         raise NoReference(f"proof in double: {unknown}; --proof float32 goes without") from unknown
 
 
-def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> Arrays:
+def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
     """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
-    return [read.of(values[names.index(read.output)]).copy() for read in reads] if reads else list(values)
+    return [read.of(values[names.index(read.output)], mask).copy() for read in reads] if reads else list(values)
 
 
 def _line(error: Exception) -> str:

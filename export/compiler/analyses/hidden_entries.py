@@ -1,0 +1,179 @@
+"""What a value that follows from mask, ids and sizes alone has at the tokens that the mask hides.
+
+In: a prepared graph and its mask. Out: `Roles` of such values, found by evaluating them on drawn masks of every kind.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.compiler.errors import NotSupported, Refused
+from export.compiler.graph.constants import is_constant
+from export.compiler.graph.shapes import Dim, Shapes, agree, operator, same
+from export.compiler.operators.evaluate import Array, UnknownOperator, evaluate_node
+from export.compiler.proof.inputs import Sizes, draw, free_dimensions
+from export.compiler.proof.masks import Mask, draw_masks
+
+SIZES = ((6, 8), (6, 5), (12, 33))  # texts and tokens of a draw
+SUNK = 1000.0  # by which a hidden score lies below a visible one: exp(-1000) is 0 in float64
+
+Values = dict[ir.Value, Array]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axis of the texts, the axes of tokens, and those along which hidden entries are 0, true, or sunk: so far
+    below a visible one that a softmax gives them 0. Entries of hidden tokens of another axis do not count.
+    """
+
+    batch: int | None = None
+    tokens: tuple[int, ...] = ()
+    zero: frozenset[int] = frozenset()
+    true: frozenset[int] = frozenset()
+    sunk: frozenset[int] = frozenset()
+
+    def axes(self) -> tuple[int, ...]:
+        return (*(() if self.batch is None else (self.batch,)), *self.tokens)
+
+
+class HiddenEntries:
+    """Of texts of which a token of `picks` (texts, ...) is hidden nothing is said: they are computed whole."""
+
+    def __init__(self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value]) -> None:
+        """Raises Refused if the mask has other axes than free ones of texts and tokens."""
+        self.shapes, self.mask, self.picks = shapes, mask, picks
+        self.batch, self.length = self._sizes()
+        self._draws: list[tuple[Mask, Values]] = []
+        self._known: dict[ir.Value, Roles] = {}
+
+    def _sizes(self) -> tuple[Dim, Dim]:
+        dims = self.shapes.dims(self.mask)
+        if len(dims) != 2 or any(isinstance(dim, int) for dim in dims) or same(*dims):
+            found = f"({', '.join(map(str, dims))})"
+            raise Refused(self.mask.name or "", "graph input", f"expected free axes of texts and tokens, found {found}")
+        return dims[0], dims[1]
+
+    def roles(self, value: ir.Value) -> Roles:
+        """Of a value that is computed as in the original. Raises Refused for an axis of unknown size."""
+        if value not in self._known:
+            self._known[value] = self._roles(value)
+        return self._known[value]
+
+    def _roles(self, value: ir.Value) -> Roles:
+        if is_constant(value):
+            return Roles()
+        dims = self.shapes.dims(value)
+        for dim in dims:
+            self.check(value, dim)
+            if self.texts_in(dim) not in (None, 1):
+                raise Refused(value.name or "", operator(value), f"an axis of {dim} mixes texts")
+        batch = [axis for axis, dim in enumerate(dims) if same(dim, self.batch)]
+        tokens = tuple(axis for axis, dim in enumerate(dims) if agree(self.length, dim))
+        if len(batch) > 1:
+            raise Refused(value.name or "", "two axes", "expected one axis of texts")
+        if not batch or not tokens:
+            return Roles(batch[0] if batch else None, tokens)
+        facts = [list(self._facts(value, batch[0], tokens, axis)) for axis in tokens]
+        kept = [
+            frozenset(axis for axis, fact in zip(tokens, facts, strict=True) if fact and all(each[k] for each in fact))
+            for k in range(3)
+        ]
+        return Roles(batch[0], tokens, *kept)
+
+    def check(self, value: ir.Value, dim: Dim) -> None:
+        """Raises Refused for a size that is neither known nor of an input's axis."""
+        if not self.shapes.is_known(dim) and not agree(self.length, dim) and self.texts_in(dim) is None:
+            raise Refused(value.name or "", operator(value), f"an axis of {dim} tells no texts from tokens")
+
+    def texts_in(self, dim: Dim) -> int | None:
+        """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""
+        if isinstance(dim, int):
+            return None
+        each = Shapes(self.shapes.graph, {str(self.batch): 1}).nominal(dim)
+        return each if same(dim, self.batch * each) else None
+
+    def _facts(
+        self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int
+    ) -> Iterator[tuple[bool, bool, bool]]:
+        for mask, (array, *picked) in self._evaluated([value, *self.picks]):
+            seen = mask.astype(bool)
+            apart = seen.any(1, keepdims=True)
+            for numbers in picked:
+                apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1), 1).all(1, keepdims=True)
+            hidden = _along(~seen & apart, array, batch, axis)
+            for other in tokens:
+                if other != axis:
+                    hidden = hidden & _along(seen, array, batch, other)
+            hidden = np.broadcast_to(hidden, array.shape)
+            kind = array.dtype.kind
+            zero = not array[hidden].any()
+            yield (
+                zero,
+                kind == "b" and bool(array[hidden].all()),
+                kind == "f" and _is_sunk(array.astype(np.float64), hidden, _along(seen, array, batch, axis), axis),
+            )
+
+    def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
+        """Nothing if an operator has no kernel."""
+        graph = self.shapes.graph
+        if not self._draws:
+            self._draws = [(mask, dict(feeds)) for mask, feeds in self._feeds(graph)]
+        for mask, values in self._draws:
+            try:
+                self._evaluate(wanted, values)
+            except UnknownOperator:
+                return
+            yield mask, [values[value] for value in wanted]
+
+    def _evaluate(self, wanted: Sequence[ir.Value], values: Values) -> None:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # log(0) of hidden entries
+            for node in (node for value in wanted for node in _makers(value)):
+                if any(output not in values for output in node.outputs if output.name):
+                    values.update(evaluate_node(node, values))
+
+    def _feeds(self, graph: ir.Graph) -> Iterator[tuple[Mask, Values]]:
+        for seed, (texts, length) in enumerate(SIZES):
+            sizes: Sizes = dict.fromkeys(free_dimensions(graph), length)
+            sizes |= {str(self.batch): texts, str(self.length): length}
+            try:
+                feeds = draw(graph, sizes, seed)
+            except NotSupported as error:
+                raise Refused(self.mask.name or "", "graph input", str(error)) from error
+            name, mask = self.mask.name or "", draw_masks(texts, length, seed)
+            feeds[name] = mask.astype(feeds[name].dtype)
+            yield mask, {given: feeds[given.name or ""] for given in graph.inputs}
+
+
+def _makers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that compute it, in order."""
+    order: dict[ir.Node, None] = {}
+    waiting = [(value.producer(), False)]
+    while waiting:
+        node, done = waiting.pop()
+        if node is None or node in order:
+            continue
+        if done:
+            order[node] = None
+            continue
+        waiting += [(node, True), *((given.producer(), False) for given in node.inputs if given is not None)]
+    return [*order]
+
+
+def _along(flags: NDArray[np.bool_], array: Array, batch: int, axis: int) -> NDArray[np.bool_]:
+    """(texts, tokens) as an operand of the array."""
+    turned = flags if batch < axis else flags.T
+    shape = [array.shape[own] if own in (batch, axis) else 1 for own in range(array.ndim)]
+    return turned.reshape(shape)
+
+
+def _is_sunk(array: NDArray[np.float64], hidden: NDArray[np.bool_], seen: NDArray[np.bool_], axis: int) -> bool:
+    most = np.where(seen, array, -np.inf).max(axis, keepdims=True)
+    limit = np.broadcast_to(most - SUNK, array.shape)
+    return bool((array[hidden] <= limit[hidden]).all() and np.isfinite(limit[hidden]).all())

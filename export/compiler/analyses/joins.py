@@ -1,0 +1,197 @@
+"""Operators that join tokens, and when a hidden token adds nothing.
+
+In: a node and the roles of its inputs. Out: `Join`. An operator without a rule here joins nothing that may be hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from export.compiler.analyses.hidden_entries import Roles
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attribute_int, axes_of
+from export.compiler.graph.constants import integers
+from export.compiler.graph.shapes import Shapes, groups, same, slices
+from export.compiler.operators.hidden_rules import is_never_negative
+from export.compiler.operators.moves import RESHAPES
+
+Axes = Mapping[int, int]  # of inputs, by position
+
+SUMS = frozenset({"ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare"})  # 0 adds nothing
+GREATEST = frozenset({"ReduceMax", "ReduceLogSumExp"})  # a sunk element adds nothing
+
+
+@dataclass(frozen=True)
+class Join:
+    """`axes`: where the elements along an axis of the output come from, if no rule tells. `done`: axes of inputs that
+    the output no longer has, which is exact. `zero`: axes of the output that are 0 where hidden. `rows`: tokens picked.
+    """
+
+    axes: Mapping[int, Axes] = field(default_factory=dict)
+    done: set[tuple[int, int]] = field(default_factory=set)
+    zero: frozenset[int] = frozenset()
+    rows: tuple[int, ...] | ir.Value | None = None
+
+
+NOTHING = Join()
+Rule = Callable[[Shapes, ir.Node, Sequence[Roles | None]], Join]
+
+
+def join_of(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """`roles` of the inputs. Raises Refused where hidden tokens may add something."""
+    rule = RULES.get(node.op_type) if node.domain == "" else None
+    return rule(shapes, node, roles) if rule is not None else NOTHING
+
+
+def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    pairs = []
+    for value, role, place in zip(node.inputs[:2], roles[:2], (1, 2), strict=True):
+        rank = shapes.rank(value) if value is not None else 0
+        pairs.append((role, rank - place if rank > 1 else 0))
+    joined = [role is not None and axis in role.tokens for role, axis in pairs]
+    if not any(joined):
+        return NOTHING
+    if not all(joined) or not any(role is not None and axis in role.zero for role, axis in pairs):
+        raise _refused(node, "it may sum over hidden tokens")
+    return Join(done={(k, axis) for k, (_, axis) in enumerate(pairs)})
+
+
+def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    role, axis = roles[0], attribute_int(node, "axis", -1) % shapes.rank(node.outputs[0])
+    if role is None or axis not in role.axes():
+        return NOTHING
+    if axis not in role.sunk:
+        raise _refused(node, "hidden tokens may have weights")
+    return Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
+
+
+def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    value, role, given = node.inputs[0], roles[0], axes_of(node)
+    if value is None or role is None or given is None:
+        return NOTHING
+    joined = {axis % shapes.rank(value) for axis in given} & {*role.tokens}
+    neutral = role.zero if node.op_type in SUMS else role.sunk if node.op_type in GREATEST else frozenset()
+    if node.op_type == "ReduceMax" and is_never_negative(value):
+        neutral |= role.zero
+    if not joined <= neutral:
+        raise _refused(node, "it may read hidden tokens")
+    return Join(done={(0, axis) for axis in joined})
+
+
+def _reshape(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Texts and heads as a single axis, and apart again: the elements of a text stay together."""
+    value, role = node.inputs[0], roles[0]
+    if value is None or role is None or role.batch is None:
+        return NOTHING
+    before, after = shapes.dims(value), shapes.dims(node.outputs[0])
+    for left, right in groups(shapes, before, after) or []:
+        inner = [*(before[axis] for axis in left[1:]), *(after[axis] for axis in right[1:])]
+        if role.batch in left[:1] and right and all(isinstance(dim, int) for dim in inner):
+            return Join(axes={right[0]: {0: left[0]}})
+    return NOTHING
+
+
+def _expand(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Keys for several heads of queries: the axes that the input has stay."""
+    value, out = node.inputs[0], node.outputs[0]
+    if value is None:
+        return NOTHING
+    before, after = shapes.dims(value), shapes.dims(out)
+    places = {axis: axis - len(after) + len(before) for axis, dim in enumerate(after) if not isinstance(dim, int)}
+    return Join(axes={a: {0: own} for a, own in places.items() if own >= 0 and same(before[own], after[a])})
+
+
+def _concat(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Older exporters join a single value."""
+    axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[0])
+    return NOTHING if len(node.inputs) > 1 else Join(axes={axis: {0: axis}})
+
+
+def _gather(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Tokens by number."""
+    value, role, picked = node.inputs[0], roles[0], integers(node.inputs[1])
+    if value is None or role is None:
+        return NOTHING
+    axis = attribute_int(node, "axis", 0) % shapes.rank(value)
+    if axis not in role.tokens:
+        return NOTHING
+    places = node.inputs[1]
+    if picked is None or places is None or shapes.rank(places) > 1:
+        raise _refused(node, "it may read hidden tokens")
+    return _picked(node, role, tuple(picked))
+
+
+def _slice(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Tokens from the first on, or up to the last, if their number is known."""
+    value, role = node.inputs[0], roles[0]
+    cuts = slices(node, shapes.rank(value)) if value is not None else None
+    if role is None or cuts is None or not {*cuts} & {*role.tokens}:
+        return NOTHING
+    (axis,) = role.tokens if len(role.tokens) == 1 else (-1,)
+    size = shapes.dims(node.outputs[0])[axis]
+    start, _, step = cuts.get(axis, (0, 0, 0))
+    if step != 1 or len(cuts) > 1 or size != 1:
+        raise _refused(node, "it may read hidden tokens")
+    return _picked(node, role, (start,))
+
+
+def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """A token of each text, as read-rows writes it: the numbers are (texts, 1, 1)."""
+    value, places = node.inputs[:2]
+    role = roles[0]
+    if role is None or not role.tokens or value is None or places is None:
+        return NOTHING
+    single = shapes.rank(places) == 3 and shapes.dims(places)[1:] == (1, 1)
+    if attribute_int(node, "batch_dims", 0) != 1 or not single:
+        raise _refused(node, "it may read hidden tokens")
+    return Join(axes={0: {0: 0}}, done={(0, 1), (1, 0)}, rows=places)
+
+
+def _picked(node: ir.Node, role: Roles, rows: tuple[int, ...]) -> Join:
+    return Join(done={(0, axis) for axis in role.tokens}, rows=rows)
+
+
+def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Queries are the output's rows; hidden keys need a mask, of booleans or to be added."""
+    query, keys, values, mask = [*roles, None, None, None, None][:4]
+    out, more = node.outputs[0], node.outputs[1:]
+    rank, given = shapes.rank(out), node.inputs[3] if len(node.inputs) > 3 else None
+    row = rank - 2
+    expected = Roles(0, (row,)).axes()
+    if any(value.uses() or value.is_graph_output() for value in more) or any(roles[4:]):
+        raise _refused(node, "expected no past and no scores among its outputs")
+    if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
+        raise _refused(node, "expected texts and tokens as its first and third axis, or first and second")
+    if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
+        raise _refused(node, "expected queries of all tokens or of rows")
+    if (
+        given is None
+        or mask is None
+        or shapes.rank(given) != 4
+        or 3 not in (mask.zero if given.dtype == ir.DataType.BOOL else mask.sunk)
+    ):
+        raise _refused(node, "hidden tokens may have weights")
+    moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
+    done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
+    return Join(axes=moved, done=done)
+
+
+def _refused(node: ir.Node, reason: str) -> Refused:
+    return Refused(node.outputs[0].name or "", node.op_type, reason)
+
+
+RULES: Mapping[str, Rule] = {
+    "MatMul": _product,
+    "Softmax": _softmax,
+    **dict.fromkeys([*SUMS, *GREATEST, "ReduceMean", "ReduceMin", "ReduceProd", "ReduceLogSum"], _reduce),
+    **dict.fromkeys(RESHAPES, _reshape),
+    "Expand": _expand,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
+    "GatherND": _gather_nd,
+    "Attention": _attention,
+}

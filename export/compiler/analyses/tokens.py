@@ -1,0 +1,163 @@
+"""Finds the axes of texts and tokens of every value that is computed token by token, and shows that no output reads
+what the mask hides.
+
+In: a prepared graph and its mask. Out: `Tokens`. A value that is computed for the seen tokens of a text alone equals
+the original at every seen token, by induction: an operator reads of a seen token the same token of its inputs, or it
+joins tokens and a hidden one adds nothing to the sum (0), the maximum or the softmax (sunk).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from export.compiler.analyses.carried import carried
+from export.compiler.analyses.chosen_rows import Choice, choices
+from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
+from export.compiler.analyses.joins import Axes, Join, join_of
+from export.compiler.errors import Refused
+from export.compiler.graph.attributes import attribute_int, reads_shape_alone
+from export.compiler.graph.constants import FLOATS, is_constant
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.operators.hidden_rules import facts_of
+
+RESIZED = ("Reshape", "Expand")  # their second input is the shape
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Tokens of `value` by number, or by a value of the graph with a number for each text."""
+
+    value: ir.Value
+    rows: tuple[int, ...] | ir.Value
+
+
+@dataclass
+class Tokens:
+    """`inside`: the nodes that read tokens, in order. `rows`: those that pick tokens. `roles`: of what they compute."""
+
+    shapes: Shapes
+    entries: HiddenEntries
+    roles: dict[ir.Value, Roles] = field(default_factory=dict)
+    inside: dict[ir.Node, None] = field(default_factory=dict)
+    rows: dict[ir.Node, Pick] = field(default_factory=dict)
+
+    def leads(self, value: ir.Value) -> bool:
+        """Whether texts and tokens are its first axes."""
+        return self.role(value).axes() == (0, 1) and same(self.shapes.dims(value)[0], self.entries.batch)
+
+    def role(self, value: ir.Value) -> Roles:
+        return self.roles[value] if value in self.roles else self.entries.roles(value)
+
+
+def analyse_tokens(shapes: Shapes, mask: ir.Value) -> Tokens:
+    """Raises Refused where an output may depend on a hidden token."""
+    chosen = {choice.node: choice for choice in choices(shapes)}
+    moved = [
+        node.inputs[1] for node in shapes.graph if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0)
+    ]
+    picks = dict.fromkeys([*(choice.chosen for choice in chosen.values()), *(value for value in moved if value)])
+    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks]))
+    flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
+    for node in shapes.graph:
+        if not reads_shape_alone(node) and node not in flat and _starts(tokens, node):
+            tokens.inside[node] = None
+            _follow(tokens, node, chosen.get(node))
+    for output in shapes.graph.outputs:
+        _check_output(tokens, output)
+    return tokens
+
+
+def _starts(tokens: Tokens, node: ir.Node) -> bool:
+    """Whether it reads such a value, or is the first with features, in floats, of each token of each text."""
+    if any(value in tokens.roles for value in node.inputs if value is not None):
+        return True
+    out = node.outputs[0]
+    if out.shape is None or out.dtype not in FLOATS or node.op_type == "Expand":
+        return False
+    dims, entries = tokens.shapes.dims(out), tokens.entries
+    features = any(isinstance(dim, int) and dim > 1 for dim in dims)
+    return features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
+
+
+def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
+    given = [None if value is None or is_shape_input(node, k) else value for k, value in enumerate(node.inputs)]
+    if choice is not None:
+        join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), Pick(choice.whole, choice.chosen)
+        given = [choice.whole]
+        if not tokens.leads(choice.whole):
+            raise refused(node, "expected texts and tokens as the first axes of what it picks")
+    else:
+        join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])
+        if join.rows is not None and given[0] is not None:
+            if not tokens.leads(given[0]):
+                raise refused(node, "expected texts and tokens as the first axes of what it picks")
+            tokens.rows[node] = Pick(given[0], join.rows)
+    for output in node.outputs:
+        if output.uses() or output.is_graph_output():
+            tokens.roles[output] = _roles(tokens, node, output, given, join)
+
+
+def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value | None], join: Join) -> Roles:
+    moves: dict[int, Mapping[int, int]] = {}
+    for axis, dim in enumerate(tokens.shapes.dims(output)):
+        if isinstance(dim, int):
+            continue
+        tokens.entries.check(output, dim)
+        found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
+        if found is None:
+            raise refused(node, f"axis {axis} of its output mixes tokens or texts")
+        moves[axis] = found
+    return _joined(tokens, node, given, join, moves)
+
+
+def _joined(
+    tokens: Tokens, node: ir.Node, given: list[ir.Value | None], join: Join, moves: Mapping[int, Axes]
+) -> Roles:
+    """The output's roles. Every axis of texts or tokens of an input has to be an axis of the output, or joined."""
+    roles = {k: tokens.role(value) for k, value in enumerate(given) if value is not None and not is_constant(value)}
+    kept = {(k, own) for found in moves.values() for k, own in found.items()} | join.done
+    for k, role in roles.items():
+        if lost := [axis for axis in role.axes() if (k, axis) not in kept]:
+            kind = "texts" if lost[0] == role.batch else "tokens"
+            raise refused(node, f"it may join hidden {kind}")
+    batch, others = [], []
+    for axis, found in moves.items():
+        kinds = {
+            "batch" if own == roles[k].batch else "token" if own in roles[k].tokens else "other"
+            for k, own in found.items()
+            if k in roles
+        }
+        if len(kinds) > 1:
+            raise refused(node, "an axis of texts meets one of tokens")
+        batch += [axis] if kinds == {"batch"} else []
+        others += [axis] if kinds == {"token"} else []
+    if len(batch) != 1:
+        raise refused(node, "it joins texts")
+    facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
+    zero = frozenset(axis for axis in others if facts[axis].zero) | join.zero
+    true = frozenset(axis for axis in others if facts[axis].true)
+    return Roles(batch[0], tuple(others), zero, true, frozenset(axis for axis in others if facts[axis].sunk))
+
+
+def is_shape_input(node: ir.Node, position: int) -> bool:
+    return position == 1 and not node.domain and node.op_type in RESIZED
+
+
+def _check_output(tokens: Tokens, output: ir.Value) -> None:
+    maker = output.producer()
+    if output not in tokens.roles or maker is None:
+        return
+    roles = tokens.roles[output]
+    if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
+        raise refused(maker, f"expected texts as the first axis of the output {output.name!r}")
+    if roles.tokens and (roles.tokens != (1,) or 1 not in roles.zero):
+        raise refused(maker, f"the output {output.name!r} shows hidden tokens")
+    if not all(isinstance(dim, int) for axis, dim in enumerate(tokens.shapes.dims(output)) if axis not in roles.axes()):
+        raise refused(maker, f"expected known features of the output {output.name!r}")
+
+
+def refused(node: ir.Node, reason: str) -> Refused:
+    return Refused(node.outputs[0].name or "", node.op_type, reason)

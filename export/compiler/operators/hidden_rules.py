@@ -1,0 +1,91 @@
+"""Which outputs are 0, true or sunk at hidden tokens because inputs are.
+
+In: a node, the roles of its inputs and, for an axis of its output, the axis of each input. Out: `Facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from export.compiler.analyses.hidden_entries import SUNK, Roles
+from export.compiler.graph.constants import FLOATS, constant
+
+MOVES = "Cast Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze"
+MOVING = frozenset(MOVES.split())
+ZEROS = "Abs Erf Gelu IsInf IsNaN Neg Relu ReduceMax ReduceSum Sign Sin Sqrt Swish Tan Tanh"
+OF_ZERO = frozenset(ZEROS.split())
+PRODUCTS = frozenset({"Mul", "And", "MatMul"})
+TOGETHER = frozenset({"Add", "Concat", "Max", "Min", "Or", "Sub", "Sum"})  # 0 where all are
+NEVER_NEGATIVE = frozenset({"Abs", "Exp", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
+SIGNED_AS_INPUTS = frozenset({"Add", "Clip", "Concat", "Max", "Min", "Mul", "Sum"}) | MOVING
+
+
+@dataclass(frozen=True)
+class Facts:
+    zero: bool = False
+    true: bool = False
+    sunk: bool = False
+
+
+UNKNOWN = Facts()
+
+
+def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
+    """Of products the other factors, of sums the other terms are taken for finite, as the proof checks."""
+    if node.domain:
+        return UNKNOWN
+    given = [_of_input(roles, axes, k) for k in range(len(node.inputs))]
+    if node.op_type == "Where":
+        return _where(node, roles, axes)
+    if node.op_type == "Not":
+        return Facts(zero=given[0].true, true=given[0].zero)
+    if node.op_type in PRODUCTS:
+        return Facts(zero=any(each.zero for each in given))
+    sunk = any(each.sunk for each in given) if node.op_type == "Add" else given[0].sunk
+    if node.op_type in TOGETHER:
+        sunk = sunk and (node.op_type in ("Add", "Sub") or all(each.sunk for each in given))
+        return Facts(all(each.zero for each in given), False, sunk)
+    if node.op_type in MOVING:
+        return given[0]
+    return Facts(zero=given[0].zero and node.op_type in OF_ZERO | {"Div"})
+
+
+def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
+    role, axis = roles.get(position), axes.get(position)
+    if role is None or axis is None:
+        return UNKNOWN
+    return Facts(axis in role.zero, axis in role.true, axis in role.sunk)
+
+
+def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
+    condition = _of_input(roles, axes, 0)
+    if condition.true or condition.zero:
+        return _branch(node, roles, axes, 1 if condition.true else 2)
+    left, right = (_branch(node, roles, axes, k) for k in (1, 2))
+    return Facts(left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
+
+
+def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
+    number = constant(node.inputs[position])
+    if number is None:
+        return _of_input(roles, axes, position)
+    return Facts(not number.any(), bool(number.dtype == bool and number.all()), bool((number <= -SUNK).all()))
+
+
+def is_never_negative(value: ir.Value | None) -> bool:
+    """As the scores of SPLADE, log(1 + relu(x)) * mask, of a mask of integers without negative ones."""
+    node, number = value.producer() if value is not None else None, constant(value)
+    if number is not None:
+        return bool((number >= 0).all())
+    if value is None or node is None or node.domain:
+        return value is not None and value.dtype not in FLOATS
+    if node.op_type == "Log":
+        term = node.inputs[0].producer() if node.inputs[0] is not None else None
+        numbers = [constant(each) for each in term.inputs] if term is not None and term.op_type == "Add" else []
+        above = any(number is not None and bool((number >= 1).all()) for number in numbers)
+        return above and term is not None and all(map(is_never_negative, term.inputs))
+    moved = node.inputs[:1] if node.op_type in MOVING else node.inputs
+    return node.op_type in NEVER_NEGATIVE or (node.op_type in SIGNED_AS_INPUTS and all(map(is_never_negative, moved)))

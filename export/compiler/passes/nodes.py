@@ -1,0 +1,83 @@
+"""Adds nodes to a graph, or to the body of a loop in it, under names that are free in both.
+
+In: a graph. Out: values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.graph.constants import Constants, of_type
+
+Attributes = Mapping[str, int | Sequence[int] | ir.Attr]
+INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+
+class Nodes:
+    """`list` has the nodes, in order; the caller puts them where they belong."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.list: list[ir.Node] = []
+        self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}
+
+    def add(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None = INT64,
+        attributes: Attributes | None = None,
+    ) -> ir.Value:
+        """The first output of a new node."""
+        node = ir.node(operator, inputs, attributes)
+        return self.put(node, f"packed_{operator.lower()}", dtype)
+
+    def put(self, node: ir.Node, name: str, dtype: ir.DataType | None) -> ir.Value:
+        node.outputs[0].name = self.constants.name(name)
+        node.name = node.outputs[0].name
+        self.list.append(node)
+        return of_type(node.outputs[0], dtype)
+
+    def integers(self, numbers: Sequence[int]) -> ir.Value:
+        return self._number(tuple(numbers))
+
+    def scalar(self, number: int) -> ir.Value:
+        return self._number(number)
+
+    def _number(self, held: tuple[int, ...] | int) -> ir.Value:
+        if held not in self._numbers:
+            self._numbers[held] = self.constants.add(np.array(held, np.int64), "packed_number")
+        return self._numbers[held]
+
+    def reshape(self, value: ir.Value, shape: Sequence[int | ir.Value]) -> ir.Value:
+        """A size is a number or a vector of length 1."""
+        return self.add("Reshape", [value, self.vector(shape)], value.dtype)
+
+    def vector(self, sizes: Sequence[int | ir.Value]) -> ir.Value:
+        parts: list[ir.Value] = []
+        numbers: list[int] = []
+        for size in (*sizes, None):
+            if isinstance(size, int):
+                numbers.append(size)
+                continue
+            parts += [self.integers(numbers)] if numbers else []
+            parts += [] if size is None else [size]
+            numbers = []
+        return parts[0] if len(parts) == 1 else self.add("Concat", parts, INT64, {"axis": 0})
+
+    def gather(self, value: ir.Value, places: ir.Value, axis: int = 0) -> ir.Value:
+        return self.add("Gather", [value, places], value.dtype, {"axis": axis})
+
+    def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        return self.add("Unsqueeze", [value, self.integers(axes)], value.dtype)
+
+    def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
+        if list(order) == sorted(order):
+            return value
+        return self.add("Transpose", [value], value.dtype, {"perm": [*order]})
+
+    def cut(self, value: ir.Value, start: ir.Value, end: ir.Value, axis: int = 0) -> ir.Value:
+        return self.add("Slice", [value, start, end, self.integers([axis])], value.dtype)

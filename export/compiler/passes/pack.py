@@ -1,0 +1,162 @@
+"""Last pass: computes only the tokens that the mask shows, of a few texts of like length at a time.
+
+In: a prepared graph and the name of its mask (texts, tokens). Out: the same outputs. The longest texts come first:
+
+    for a part of the texts, sorted by length:  y = network(its kept tokens)         outputs in the texts' own order
+
+Within a part an operator on single tokens sees packed rows; attention sees n texts of s tokens, the longest's number.
+A part has about AREA tokens, so that its values stay in the caches and a long text makes no short one longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.demand import shape_range
+from export.compiler.analyses.tokens import Tokens, analyse_tokens
+from export.compiler.errors import BadRequest, Refused, Site
+from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.constants import Constants, of_type
+from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.costs import is_multiplying
+from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.nodes import BOOL, INT64, Nodes
+from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.packed_body import Body
+from export.compiler.passes.packed_texts import Part, number_part, number_texts, unsorted
+
+OLDEST_OPSET = 13  # axes as inputs
+
+
+def pack(model: ir.Model, name: str) -> Outcome:
+    """`name` is the mask's. Raises BadRequest without such an input."""
+    mask = next((value for value in model.graph.inputs if value.name == name), None)
+    if mask is None:
+        names = ", ".join(str(value.name) for value in model.graph.inputs)
+        raise BadRequest(f"packed: expected one of the inputs {names}, found {name!r}")
+    try:
+        return Outcome(_pack(model, mask))
+    except Refused as refused:
+        remove_unused(model)
+        return Outcome(refusals=(refused.refusal,))
+
+
+def _pack(model: ir.Model, mask: ir.Value) -> tuple[Site, ...]:
+    """Raises Refused, and leaves the nodes as they were."""
+    graph = model.graph
+    if graph.opset_imports.get("", 0) < OLDEST_OPSET:
+        raise Refused("", "opset", f"expected at least {OLDEST_OPSET}")
+    tokens = analyse_tokens(Shapes(graph), mask)
+    outputs = [value for value in graph.outputs if value in tokens.roles]
+    products = [node for node in tokens.inside if is_multiplying(node)]
+    if not outputs or not products:
+        raise Refused(mask.name or "", "graph input", "no output is a product of tokens of texts")
+    loop = _Loop(tokens, mask, outputs)
+    for node in loop.outer.list:
+        graph.append(node)
+    for old, new in zip(outputs, loop.results, strict=True):
+        _replace_output(graph, loop.constants, old, new)
+    _rebuild_shapes(tokens)
+    remove_unused(model)
+    graph.sort()
+    return tuple(
+        Site(node.outputs[0].name or "", node.op_type, "computed only for tokens that the mask shows")
+        for node in products
+    )
+
+
+class _Loop:
+    """`outer` has the nodes, `results` the outputs in the order of the texts."""
+
+    def __init__(self, tokens: Tokens, mask: ir.Value, outputs: Sequence[ir.Value]) -> None:
+        self.tokens, self.outputs = tokens, outputs
+        self.constants = Constants(tokens.shapes.graph)
+        self.outer, self.inner = Nodes(self.constants), Nodes(self.constants)
+        picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
+        self.texts = number_texts(self.outer, mask, [*picks])
+        self.results = self._results(self._run())
+
+    def _run(self) -> list[ir.Value]:
+        """What the loop joins: of each output the texts in sorted order, or the tokens and their places."""
+        inner, outer = self.inner, self.outer
+        number, more, start = self._value(INT64, []), self._value(BOOL, []), self._value(INT64, [1])
+        part, end = number_part(inner, self.texts, start)
+        body = Body(self.tokens, self.texts, part, inner)
+        body.run()
+        made = [each for output in self.outputs for each in self._made(body, part, output)]
+        held = [self._value(value.dtype) for value, _ in made]
+        pairs = zip(held, made, strict=True)
+        joined = [inner.add("Concat", [before, value], value.dtype, {"axis": 0}) for before, (value, _) in pairs]
+        rest = inner.add("Squeeze", [inner.add("Less", [end, self.texts.count], BOOL)], BOOL)
+        opsets = dict(self.tokens.shapes.graph.opset_imports)
+        graph = ir.Graph(
+            [number, more, start, *held], [rest, end, *joined], nodes=inner.list, opset_imports=opsets, name="part"
+        )
+        some = outer.add("Squeeze", [outer.add("Greater", [self.texts.count, outer.integers([0])], BOOL)], BOOL)
+        none = [self._empty(value.dtype, features) for value, features in made]
+        given = [None, some, outer.integers([0]), *none]
+        node = ir.node("Loop", given, {"body": ir.AttrGraph("body", graph)}, num_outputs=1 + len(held))
+        outer.put(node, "packed_end", INT64)
+        for result, (value, _) in zip(node.outputs[1:], made, strict=True):
+            of_type(result, value.dtype).name = self.constants.name("packed_joined")
+        return [*node.outputs[1:]]
+
+    def _made(self, body: Body, part: Part, output: ir.Value) -> list[tuple[ir.Value, list[int]]]:
+        """Each with the sizes of its axes behind the first."""
+        features = self._features(output)
+        if not self.tokens.roles[output].tokens:
+            return [(body.grid(output), features)]
+        rows = self.inner.reshape(body.packed(output), [-1, *features])
+        return [(rows, features), (self.inner.reshape(body.at_rows(part.flat), [-1, 1]), [1])]
+
+    def _features(self, output: ir.Value) -> list[int]:
+        axes, dims = self.tokens.roles[output].axes(), self.tokens.shapes.dims(output)
+        return [dim for axis, dim in enumerate(dims) if axis not in axes and isinstance(dim, int)]
+
+    def _value(self, dtype: ir.DataType | None, shape: list[int] | None = None) -> ir.Value:
+        value = ir.Value(name=self.constants.name("packed_held"), shape=None if shape is None else ir.Shape(shape))
+        return of_type(value, dtype)
+
+    def _empty(self, dtype: ir.DataType | None, features: Sequence[int]) -> ir.Value:
+        kind = (dtype or ir.DataType.FLOAT).numpy()
+        return self.constants.add(np.zeros((0, *features), kind), "packed_none", dtype)
+
+    def _results(self, joined: Sequence[ir.Value]) -> list[ir.Value]:
+        waiting, results, places = iter(joined), [], unsorted(self.texts)
+        for output in self.outputs:
+            value = next(waiting)
+            if self.tokens.roles[output].tokens:
+                results.append(self._padded(value, next(waiting), self._features(output)))
+            else:
+                results.append(self.outer.gather(value, places))
+        return results
+
+    def _padded(self, rows: ir.Value, places: ir.Value, features: Sequence[int]) -> ir.Value:
+        """Zeros where the mask hides."""
+        outer, texts = self.outer, self.texts
+        number = self.constants.add(np.zeros((), (rows.dtype or ir.DataType.FLOAT).numpy()), "packed_zero", rows.dtype)
+        every = outer.add("Mul", [texts.count, texts.length])
+        zeros = outer.add("Expand", [number, outer.vector([every, *features])], rows.dtype)
+        filled = outer.add("ScatterND", [zeros, places, rows], rows.dtype)
+        return outer.reshape(filled, [texts.count, texts.length, *features])
+
+
+def _replace_output(graph: ir.Graph, constants: Constants, old: ir.Value, new: ir.Value) -> None:
+    name, old.name = old.name, constants.name(f"{old.name}_padded")
+    new.name, new.type, new.shape = name, old.type, old.shape
+    graph.outputs[list(graph.outputs).index(old)] = new
+
+
+def _rebuild_shapes(tokens: Tokens) -> None:
+    """Sizes that the loop and what is before it read of padded values come from the graph's inputs."""
+    shapes = tokens.shapes
+    building = Materialiser(shapes, {})
+    for node in list(shapes.graph):
+        if reads_shape_alone(node) and node.inputs[0] in tokens.roles and node.op_type == "Shape":
+            dims = shapes.dims(node.inputs[0])
+            new = building.vector([dims[axis] for axis in shape_range(node, len(dims))])
+            ir.convenience.replace_all_uses_with(node.outputs[0], new)

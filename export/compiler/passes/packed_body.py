@@ -1,0 +1,219 @@
+"""The nodes of a network for some texts: token by token on packed rows, and on a grid of texts where tokens meet.
+
+In: `Tokens`, and the numbers of a part of the texts. Out: the part's values in two forms:
+
+    grid      as in the original, with n texts of s tokens
+    packed    of texts and tokens first: (1, t, ...), the kept tokens alone; an operator runs as on a single text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.tokens import Tokens, is_shape_input
+from export.compiler.errors import Refused
+from export.compiler.graph.constants import is_constant
+from export.compiler.graph.shapes import Dim, same
+from export.compiler.operators.moves import RESHAPES
+from export.compiler.operators.rules import BROADCASTING
+from export.compiler.passes.nodes import Nodes
+from export.compiler.passes.packed_texts import Part, Texts
+
+MOVES = RESHAPES | {"Expand"}  # a shape of their own
+TAIL_ALIGNED = BROADCASTING | {"MatMul"}
+
+
+class Body:
+    """`outer` adds nodes before the loop, `nodes` those in it."""
+
+    def __init__(self, tokens: Tokens, texts: Texts, part: Part, nodes: Nodes) -> None:
+        self.tokens, self.shapes = tokens, tokens.shapes
+        self.texts, self.part, self.nodes, self.outer = texts, part, nodes, texts.nodes
+        self._grids: dict[tuple[ir.Value, int, int], ir.Value] = {}
+        self._packed: dict[ir.Value, ir.Value] = {}
+        self._flat: dict[ir.Value, ir.Value] = {}
+
+    def run(self) -> None:
+        for node in self.tokens.inside:
+            if node in self.tokens.rows:
+                self._pick(node)
+            elif self._is_packed(node):
+                self._copy(node, packed=True)
+            else:
+                self._copy(node, packed=False)
+
+    def packed(self, value: ir.Value) -> ir.Value:
+        """(1, t, ...), of texts and tokens first, or of tokens alone: (t, ...) if they are the first axis."""
+        if value not in self._packed:
+            self._packed[value] = self._pack(value)
+        return self._packed[value]
+
+    def grid(self, value: ir.Value, rank: int | None = None, batch: int = 0) -> ir.Value:
+        """As the original, of this rank with texts at `batch` if it had no texts of its own."""
+        rank = rank or self.shapes.rank(value)
+        if (value, rank, batch) not in self._grids:
+            if value in self.tokens.roles:
+                self._grids[value, rank, batch] = self._unpack(value)
+            else:
+                self._grids[value, rank, batch] = self._of_texts(value, rank, batch)
+        return self._grids[value, rank, batch]
+
+    def _is_packed(self, node: ir.Node) -> bool:
+        """Whether all its inputs and outputs can be packed."""
+        for output in node.outputs:
+            if output in self.tokens.roles and not self.tokens.leads(output):
+                return False
+        rank = self.shapes.rank(node.outputs[0])
+        return all(
+            value is None or is_constant(value) or is_shape_input(node, k) or self._can_pack(value, rank)
+            for k, value in enumerate(node.inputs)
+        )
+
+    def _can_pack(self, value: ir.Value, rank: int) -> bool:
+        roles, dims = self.tokens.role(value), self.shapes.dims(value)
+        if roles.batch is not None and roles.tokens:
+            return self.tokens.leads(value)
+        if value in self.tokens.roles or not roles.axes():
+            return not roles.axes()
+        if roles.batch is not None:
+            return roles.batch == 0 and len(dims) == rank and same(dims[1], 1)
+        first = len(dims) - rank + 1  # the axis that meets the tokens
+        return roles.tokens == (first,) and all(same(dim, 1) for dim in dims[:first])
+
+    def _pack(self, value: ir.Value) -> ir.Value:
+        part, nodes, roles = self.part, self.nodes, self.tokens.role(value)
+        if value in self.tokens.roles:
+            return nodes.gather(self._flattened(value), part.rows)
+        if roles.axes() == (0, 1):
+            return nodes.gather(self._flattened(value), self.at_rows(part.flat))
+        if roles.batch is None:
+            return nodes.gather(value, self.at_rows(part.places, single=True), roles.tokens[0])
+        length = nodes.vector([part.count, part.length])
+        texts = nodes.add("Expand", [nodes.unsqueeze(part.texts, [1]), length])
+        return nodes.gather(self._flattened(value), self.at_rows(texts))
+
+    def at_rows(self, numbers: ir.Value, single: bool = False) -> ir.Value:
+        """(1, t) or, for an axis of its own, (t) of (n, s) numbers."""
+        rows = self.nodes.reshape(self.part.rows, [-1]) if single else self.part.rows
+        return self.nodes.gather(self.nodes.reshape(numbers, [-1]), rows)
+
+    def _flattened(self, value: ir.Value) -> ir.Value:
+        """The first two axes as a single axis: of a grid, or of an original value, before the loop."""
+        inside = value in self.tokens.roles
+        nodes = self.nodes if inside else self.outer
+        if value not in self._flat:
+            source, size = (self.grid(value), self._size) if inside else (value, self._fixed)
+            self._flat[value] = nodes.reshape(source, [-1, *map(size, self.shapes.dims(value)[2:])])
+        return self._flat[value]
+
+    def _unpack(self, value: ir.Value) -> ir.Value:
+        """A hidden token gets what the roles say of it, and else a copy of a kept token of its text."""
+        packed, nodes, roles = self._packed[value], self.nodes, self.tokens.role(value)
+        rest = [self._size(dim) for dim in self.shapes.dims(value)[2:]]
+        grid = nodes.gather(nodes.reshape(packed, [-1, *rest]), self.part.grid)
+        if 1 not in roles.zero | roles.true | roles.sunk:
+            return grid
+        dtype = value.dtype or ir.DataType.FLOAT
+        lowest = np.finfo(dtype.numpy()).min if 1 in roles.sunk else 1 in roles.true
+        hidden = self.outer.constants.add(np.array(lowest).astype(dtype.numpy()), "packed_hidden", dtype)
+        seen = nodes.reshape(self.part.seen, [self.part.count, self.part.length, *[1] * len(rest)])
+        return nodes.add("Where", [seen, grid, hidden], value.dtype)
+
+    def _size(self, dim: Dim) -> int | ir.Value:
+        """In the part."""
+        if isinstance(dim, int):
+            return dim
+        if same(dim, self.tokens.entries.batch):
+            return self.part.count
+        if same(dim, self.tokens.entries.length):
+            return self.part.length
+        if (each := self.tokens.entries.texts_in(dim)) is not None:
+            return self.nodes.add("Mul", [self.part.count, self.nodes.integers([each])])
+        raise Refused(str(dim), "axis", "expected a known size of features")
+
+    def _of_texts(self, value: ir.Value, rank: int, batch: int) -> ir.Value:
+        """Of an original value: the part's texts and, of each, its tokens."""
+        roles, dims = self.tokens.role(value), [*self.shapes.dims(value)]
+        if not roles.axes():
+            return value
+        apart = rank - len(dims)
+        dims = [1] * apart + dims
+        at = batch if roles.batch is None else roles.batch + apart
+        if len(roles.tokens) > 2:
+            raise Refused(value.name or "", "operand", "expected at most two axes of tokens")
+        if roles.batch is None and not same(dims[at], 1):
+            raise Refused(value.name or "", "operand", "expected an axis of texts, or one of size 1")
+        front = [at, *(axis + apart for axis in roles.tokens)]
+        rest = [axis for axis in range(rank) if axis not in front]
+        order = [*front, *rest]
+        wide = self.outer.unsqueeze(value, [*range(apart)]) if apart else value
+        turned = self.outer.transpose(wide, order)
+        flat = self.outer.reshape(turned, [-1, *(self._fixed(dims[axis]) for axis in rest)])
+        chosen = self.nodes.gather(flat, self._numbers(len(roles.tokens), roles.batch is not None))
+        return self.nodes.transpose(chosen, [order.index(axis) for axis in range(rank)])
+
+    def _fixed(self, dim: Dim) -> int:
+        if not isinstance(dim, int):
+            raise Refused(str(dim), "axis", "expected a known size of features")
+        return dim
+
+    def _numbers(self, tokens: int, own: bool) -> ir.Value:
+        """(n, s, ...) with `tokens` axes of tokens: places among those of all texts if each has its own."""
+        nodes, part = self.nodes, self.part
+        if not tokens:
+            return part.texts if own else nodes.integers([0])
+        if tokens == 1:
+            return part.flat if own else part.places
+        rows = nodes.add("Mul", [part.flat if own else part.places, self.texts.length])
+        return nodes.add("Add", [nodes.unsqueeze(rows, [2]), nodes.unsqueeze(part.places, [1])])
+
+    def _pick(self, node: ir.Node) -> None:
+        """Rows of the packed value; the original's Gather of a number has no axis for it."""
+        nodes, part, pick = self.nodes, self.part, self.tokens.rows[node]
+        value = pick.value
+        ranks = nodes.gather(self.texts.picked[pick.rows], part.texts)
+        rest = [self._size(dim) for dim in self.shapes.dims(value)[2:]]
+        rows = nodes.add("Add", [ranks, part.starts])
+        picked = nodes.gather(nodes.reshape(self.packed(value), [-1, *rest]), rows)
+        output = node.outputs[0]
+        if self.shapes.rank(output) < self.shapes.rank(value):
+            picked = nodes.reshape(picked, [-1, *rest])
+        self._grids[output, self.shapes.rank(output), 0] = picked
+
+    def _copy(self, node: ir.Node, packed: bool) -> None:
+        inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]
+        operator, attributes = node.op_type, [*node.attributes.values()]
+        if operator in MOVES and not node.domain:
+            operator = "Expand" if operator == "Expand" else "Reshape"
+            inputs, attributes = [inputs[0], self._shape(node.outputs[0], packed)], []
+        new = ir.Node(node.domain, operator, inputs, attributes, num_outputs=len(node.outputs))
+        self.nodes.put(new, f"{node.outputs[0].name}_packed", node.outputs[0].dtype)
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            if made.name is None:
+                made.name = self.nodes.constants.name(f"{old.name}_packed") if old.name else ""
+            made.dtype = old.dtype
+            if packed:
+                self._packed[old] = made
+            else:
+                self._grids[old, self.shapes.rank(old) if old.shape is not None else 0, 0] = made
+
+    def _input(self, node: ir.Node, position: int, value: ir.Value | None, packed: bool) -> ir.Value | None:
+        if value is None or is_constant(value) or is_shape_input(node, position):
+            return value
+        if not self.tokens.role(value).axes():
+            return value
+        if packed:
+            return self.packed(value)
+        output = node.outputs[0]
+        if node.op_type in TAIL_ALIGNED and value not in self.tokens.roles:
+            return self.grid(value, self.shapes.rank(output), self.tokens.roles[output].batch or 0)
+        return self.grid(value)
+
+    def _shape(self, output: ir.Value, packed: bool) -> ir.Value:
+        dims: Sequence[Dim] = self.shapes.dims(output)
+        if packed:
+            return self.nodes.vector([1, -1, *map(self._size, dims[2:])])
+        return self.nodes.vector([self._size(dim) for dim in dims])

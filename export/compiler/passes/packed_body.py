@@ -114,13 +114,18 @@ class Body:
         packed, nodes, roles = self._packed[value], self.nodes, self.tokens.role(value)
         rest = [self._size(dim) for dim in self.shapes.dims(value)[2:]]
         grid = nodes.gather(nodes.reshape(packed, [-1, *rest]), self.part.grid)
-        if 1 not in roles.zero | roles.true | roles.sunk:
+        if not self.hides(value):
             return grid
         dtype = value.dtype or ir.DataType.FLOAT
         lowest = np.finfo(dtype.numpy()).min if 1 in roles.sunk else 1 in roles.true
         hidden = self.outer.constants.add(np.array(lowest).astype(dtype.numpy()), "packed_hidden", dtype)
         seen = nodes.reshape(self.part.seen, [self.part.count, self.part.length, *[1] * len(rest)])
         return nodes.add("Where", [seen, grid, hidden], value.dtype)
+
+    def hides(self, value: ir.Value) -> bool:
+        """Whether a reader relies on what the value has at hidden tokens."""
+        roles = self.tokens.role(value)
+        return 1 in roles.zero | roles.true | roles.sunk
 
     def _size(self, dim: Dim) -> int | ir.Value:
         """In the part."""

@@ -1,0 +1,111 @@
+"""Small encoders with a mask in the forms of published families."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from foreign_networks import DIM, HEADS, VOCABULARY, Encoder, draw
+from torch import Tensor, nn
+
+LOWEST = torch.finfo(torch.float32).min
+LONGEST = 128
+
+
+def masked_mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    shown = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * shown).sum(1) / shown.sum(1).clamp(min=1e-9)
+
+
+def rotated(x: Tensor, angle: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * angle.cos() + torch.cat([-right, left], -1) * angle.sin()
+
+
+class Masked(Encoder):
+    """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or local
+    windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, sparse, or hidden.
+    """
+
+    def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
+        super().__init__(pool, depth=depth)
+        self.form, self.heads = form, HEADS
+        self.places = nn.Embedding(LONGEST, DIM)
+        self.apart = nn.Embedding(2 * LONGEST, HEADS)
+        self.eval()
+
+    def bias(self, mask: Tensor) -> Tensor:
+        n = mask.shape[1]
+        places = torch.arange(n)
+        apart = places[None, :] - places[:, None]
+        shown = mask[:, None, None, :].bool()
+        if self.form == "causal":
+            shown = shown & (apart <= 0)[None, None]
+        if self.form == "local":
+            shown = shown & (apart.abs() <= 2)[None, None]
+        bias = torch.where(shown, 0.0, LOWEST)
+        if self.form == "relative":
+            bias = bias + self.apart(apart + LONGEST).permute(2, 0, 1)[None]
+        return bias
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        if self.form == "absolute":
+            x = x + self.places(torch.arange(input_ids.shape[1]))
+        if self.form == "counted":
+            x = x + self.places(attention_mask.cumsum(1) * attention_mask)
+        bias = self.bias(attention_mask)
+        for block in self.blocks:
+            x = self.block(block, x, bias)
+        return self.pooled(x, attention_mask)
+
+    def block(self, block: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv)
+        if self.form == "rotary":
+            angle = torch.arange(n)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
+            q, k = rotated(q, angle), rotated(k, angle)
+        weights = F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1)
+        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+    def pooled(self, x: Tensor, mask: Tensor) -> Tensor:
+        match self.pool:
+            case "cls":
+                return self.head(x[:, 0])
+            case "last":
+                return self.head(x[:, -1])
+            case "shown":
+                return self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
+            case "max":
+                return x.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+            case "sparse":
+                return (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)
+            case "plain":
+                return x.mean(1)
+            case "hidden":
+                return x
+            case _:
+                return masked_mean(x, mask)
+
+
+class Biased(Masked):
+    """A mask whose hidden tokens keep a weight."""
+
+    def bias(self, mask: Tensor) -> Tensor:
+        return (1.0 - mask[:, None, None, :].to(torch.float32)) * -3.0
+
+
+class Convolved(Masked):
+    """Reads of a token its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(DIM, DIM, 3, padding=1)
+        draw(self)
+
+    def block(self, block: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+        return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
+
+
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Masked"]

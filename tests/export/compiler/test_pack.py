@@ -1,0 +1,167 @@
+"""Packed files answer as the originals for masks of every kind, and compute no hidden token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import VOCABULARY, Encoder, export, model, run
+from masked_networks import Biased, Convolved, Masked
+from numpy.typing import NDArray
+
+from export.compiler.analyses import hidden_entries
+from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.passes import packed_body, packed_texts
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.masks import KINDS, MANY, draw_masks
+from export.rewrite_file import Request, rewrite_file
+
+MASK = "attention_mask"
+SIZES = {"batch": 1, "seq": 24}
+FORMS = ["absolute", "counted", "rotary", "relative", "causal", "local"]
+POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
+HIDDEN = VOCABULARY + 1000  # no row of the table: an error in the original
+
+Array = NDArray[Any]
+
+
+def sessions(proto: onnx.ModelProto, packed: ir.Model) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    files = proto, ir.to_proto(packed)
+    before, after = (ort.InferenceSession(each.SerializeToString(), options) for each in files)
+    return before, after
+
+
+def feeds(texts: int, length: int, seed: int, mask: Array | None = None) -> dict[str, Array]:
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, (texts, length))
+    return {"input_ids": ids, MASK: draw_masks(texts, length, seed, KINDS) if mask is None else mask}
+
+
+def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: bool = False) -> None:
+    before, after = sessions(proto, packed)
+    rng = np.random.default_rng(0)
+    sizes = [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        MANY,
+        *((int(rng.integers(1, 9)), int(rng.integers(1, 30))) for _ in range(rounds)),
+    ]
+    for seed, (texts, length) in enumerate(sizes):
+        given = feeds(texts, length, seed)
+        expected, found = before.run(None, given)[0], after.run(None, given)[0]
+        if shown:
+            expected = np.where(given[MASK].astype(bool)[..., None], expected, 0)
+        assert found.shape == expected.shape
+        size = np.abs(expected).max(initial=1, where=np.isfinite(expected))
+        assert np.allclose(found, expected, atol=2e-5 * size, rtol=0, equal_nan=True), (texts, length, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["old", "new"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pool", POOLS)
+def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str) -> None:
+    proto = export(Masked(form, pool), exporter, 17 if exporter == "old" else 20)
+    packed = rewrite(model(proto), sizes=SIZES, packed=MASK)
+    assert packed.steps[-1].sites
+    check(proto, packed.model)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_a_packed_encoder_answers_as_before(pool: str) -> None:
+    proto = export(Masked("absolute", pool))
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_hidden_tokens_are_not_computed(pool: str) -> None:
+    """An id outside the table, at a hidden token, is an error of the original alone."""
+    proto = export(Masked("absolute", pool))
+    before, after = sessions(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model)
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]])
+    given = feeds(3, 4, 0, mask)
+    expected = before.run(None, given)[0]
+    given["input_ids"] = np.where(mask == 1, given["input_ids"], HIDDEN)
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        before.run(None, given)
+    assert np.allclose(after.run(None, given)[0], expected, atol=1e-5)
+
+
+def test_of_an_output_of_all_tokens_hidden_ones_become_zero(tmp_path: Path) -> None:
+    proto = export(Masked("absolute", "hidden"))
+    packed = rewrite(model(proto), ["y[mask]"], sizes=SIZES, packed=MASK).model
+    check(proto, packed, rounds=6, shown=True)
+    onnx.save(proto, tmp_path / "hidden.onnx")
+    written = rewrite_file(tmp_path / "hidden.onnx", tmp_path / "o.onnx", Request(("y[mask]",), packed=MASK))
+    assert written.manifest["packed"] == MASK
+    assert "masks of every kind" in written.manifest["proof_inputs"]
+    assert written.proofs[0].error < 1e-12
+
+
+def test_no_text_gives_no_answer() -> None:
+    proto = export(Masked(), "new", 20)
+    before, after = sessions(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model)
+    given = feeds(1, 3, 0)
+    none = {name: array[:0] for name, array in given.items()}
+    assert after.run(None, none)[0].shape == before.run(None, none)[0].shape == (0, 16)
+
+
+REFUSED = [
+    (Masked("absolute", "plain"), "ReduceMean"),
+    (Masked("absolute", "hidden"), "shows hidden tokens"),
+    (Biased(), "Softmax"),
+    (Convolved(), "Conv"),
+]
+
+
+@pytest.mark.parametrize(("network", "named"), REFUSED)
+def test_what_reads_hidden_tokens_is_refused_by_name(network: Encoder, named: str) -> None:
+    with pytest.raises(NothingToRewrite, match=named):
+        rewrite(model(export(network)), sizes=SIZES, packed=MASK)
+
+
+def test_an_older_opset_and_an_unknown_mask_are_refused(encoder: Path, tmp_path: Path) -> None:
+    unknown = run(encoder, "-o", tmp_path / "o.onnx", "--packed", "mask")
+    assert (unknown.exit_code, "expected one of the inputs input_ids, attention_mask" in unknown.output) == (2, True)
+    alone = run(encoder, "-o", tmp_path / "o.onnx", "--read", "y[mask]")
+    assert (alone.exit_code, "with --packed MASK" in alone.output) == (2, True)
+    with pytest.raises(NothingToRewrite, match="opset"):
+        rewrite(model(export(Masked(), opset=12)), sizes=SIZES, packed=MASK)
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def forget_first_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_texts, "_whole", lambda nodes, seen, places, true=packed_texts._whole: true(nodes, seen, []))
+
+
+def believe_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hidden_entries, "SUNK", 0.5)
+
+
+def forget_zeros(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_body.Body, "hides", lambda self, value: False)
+
+
+@pytest.mark.parametrize(
+    ("network", "fault"),
+    [
+        (Masked("absolute", "cls"), forget_first_token),
+        (Biased(), believe_weights),
+        (Masked(), forget_zeros),
+    ],
+)
+def test_a_planted_fault_fails_the_proof(
+    network: Encoder, fault: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    onnx.save(export(network), tmp_path / "in.onnx")
+    fault(monkeypatch)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    assert not (tmp_path / "o.onnx").exists()

@@ -15,7 +15,7 @@ from benchmarks.measure.foreign_networks import NETWORKS, Foreign
 BATCHES = (1, 8)
 
 
-@presets("decoders")
+@presets("decoders", "packed")
 @click.command(cls=WithPresets)
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
 @seconds_option(10, "At most, for each network and batch; three rounds in any case.")

@@ -28,6 +28,7 @@ from export.compiler.passes.prepare import fold_constants, prepare, settle
 from export.compiler.passes.read_rows import read_rows
 from export.compiler.passes.tidy import tidy
 from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
+from export.compiler.proof.masks import mask_input, masked_feeds
 
 PASSES: Mapping[str, Pass] = {
     "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
@@ -128,7 +129,9 @@ def optimise(
             settle(own)
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
     if packed is not None:
-        work, outcome = model_work(own, sizes), pack(own, packed)  # nothing reads a loop, so it comes last
+        mask = mask_input(own.graph, packed)
+        work = model_work(own, sizes)
+        outcome = pack(own, mask, masked_feeds(own.graph, mask))  # last: no other pass reads a loop
         steps.append(Step("pack", work, outcome.sites, outcome.refusals))
     restore_defaults(own)
     return Rewritten(own, before, tuple(steps))

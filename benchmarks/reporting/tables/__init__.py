@@ -13,7 +13,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     each.__name__: each
     for each in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
-        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
+        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders, third_party.packed),
         *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
@@ -21,6 +21,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
 } | {
     "foreign_speeds": partial(third_party.foreign, intervals=False),
     "decoder_speeds": partial(third_party.decoders, intervals=False),
+    "packed_speeds": partial(third_party.packed, intervals=False),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
 from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
+from benchmarks.measure.padded_texts import PADDED
 from benchmarks.measure.run import Run
 from benchmarks.reporting.tables.text import Table, cell, find, measured, milliseconds, number, percent
 from export.intervals import Ratio
@@ -47,6 +48,22 @@ def decoders(run: Run, intervals: bool = True) -> Table:
             for candidate in (OURS, PRUNED):
                 ratios = here.get(candidate, {}).get("ratios", {})
                 cells[f"x {candidate}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
+        rows.append(cells)
+    return Table(rows, 2)
+
+
+def packed(run: Run, intervals: bool = True) -> Table:
+    """Times as fast as the padded file."""
+    rows = []
+    for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured(run)):
+        own = [row for row in measured(run) if (row["network"], row["load"]) == (name, load)]
+        padded = find(own, candidate=PADDED)
+        cells = {"network": padded["title"], "load": load}
+        cells |= {"padded / real tokens": number(padded["padded_tokens"] / padded["tokens"])}
+        cells |= {"ms padded": milliseconds(padded["p50_ms"])}
+        for row in own:
+            if row is not padded:
+                cells[f"x {row['candidate']}"] = _ratio(row["times_as_fast"], intervals)
         rows.append(cells)
     return Table(rows, 2)
 

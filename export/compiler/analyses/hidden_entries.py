@@ -1,28 +1,27 @@
 """What a value that follows from mask, ids and sizes alone has at the tokens that the mask hides.
 
-In: a prepared graph and its mask. Out: `Roles` of such values, found by evaluating them on drawn masks of every kind.
+In: a prepared graph, its mask and inputs with masks of every kind. Out: `Roles` of such values, found by evaluating
+them on these inputs.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.compiler.errors import NotSupported, Refused
+from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.shapes import Dim, Shapes, agree, operator, same
 from export.compiler.operators.evaluate import Array, UnknownOperator, evaluate_node
-from export.compiler.proof.inputs import Sizes, draw, free_dimensions
-from export.compiler.proof.masks import Mask, draw_masks
 
-SIZES = ((6, 8), (6, 5), (12, 33))  # texts and tokens of a draw
 SUNK = 1000.0  # by which a hidden score lies below a visible one: exp(-1000) is 0 in float64
 
+Mask = NDArray[np.bool_]  # (texts, tokens)
 Values = dict[ir.Value, Array]
 
 
@@ -45,11 +44,13 @@ class Roles:
 class HiddenEntries:
     """Of texts of which a token of `picks` (texts, ...) is hidden nothing is said: they are computed whole."""
 
-    def __init__(self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value]) -> None:
+    def __init__(
+        self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value], drawn: Sequence[Mapping[str, Array]]
+    ) -> None:
         """Raises Refused if the mask has other axes than free ones of texts and tokens."""
         self.shapes, self.mask, self.picks = shapes, mask, picks
         self.batch, self.length = self._sizes()
-        self._draws: list[tuple[Mask, Values]] = []
+        self._draws = [self._values(feeds) for feeds in drawn]
         self._known: dict[ir.Value, Roles] = {}
 
     def _sizes(self) -> tuple[Dim, Dim]:
@@ -101,8 +102,7 @@ class HiddenEntries:
     def _facts(
         self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int
     ) -> Iterator[tuple[bool, bool, bool]]:
-        for mask, (array, *picked) in self._evaluated([value, *self.picks]):
-            seen = mask.astype(bool)
+        for seen, (array, *picked) in self._evaluated([value, *self.picks]):
             apart = seen.any(1, keepdims=True)
             for numbers in picked:
                 apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1), 1).all(1, keepdims=True)
@@ -121,9 +121,6 @@ class HiddenEntries:
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
         """Nothing if an operator has no kernel."""
-        graph = self.shapes.graph
-        if not self._draws:
-            self._draws = [(mask, dict(feeds)) for mask, feeds in self._feeds(graph)]
         for mask, values in self._draws:
             try:
                 self._evaluate(wanted, values)
@@ -138,17 +135,9 @@ class HiddenEntries:
                 if any(output not in values for output in node.outputs if output.name):
                     values.update(evaluate_node(node, values))
 
-    def _feeds(self, graph: ir.Graph) -> Iterator[tuple[Mask, Values]]:
-        for seed, (texts, length) in enumerate(SIZES):
-            sizes: Sizes = dict.fromkeys(free_dimensions(graph), length)
-            sizes |= {str(self.batch): texts, str(self.length): length}
-            try:
-                feeds = draw(graph, sizes, seed)
-            except NotSupported as error:
-                raise Refused(self.mask.name or "", "graph input", str(error)) from error
-            name, mask = self.mask.name or "", draw_masks(texts, length, seed)
-            feeds[name] = mask.astype(feeds[name].dtype)
-            yield mask, {given: feeds[given.name or ""] for given in graph.inputs}
+    def _values(self, feeds: Mapping[str, Array]) -> tuple[Mask, Values]:
+        values = {value: feeds[value.name or ""] for value in self.shapes.graph.inputs}
+        return values[self.mask].astype(bool), values
 
 
 def _makers(value: ir.Value) -> list[ir.Node]:

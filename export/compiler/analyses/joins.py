@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import Roles
+from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import Shapes, groups, same, slices
-from export.compiler.operators.hidden_rules import is_never_negative
 from export.compiler.operators.moves import RESHAPES
 
 Axes = Mapping[int, int]  # of inputs, by position

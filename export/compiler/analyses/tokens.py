@@ -8,7 +8,7 @@ joins tokens and a hidden one adds nothing to the sum (0), the maximum or the so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -16,12 +16,13 @@ import onnx_ir as ir
 from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
+from export.compiler.analyses.hidden_facts import facts_of
 from export.compiler.analyses.joins import Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.hidden_rules import facts_of
+from export.compiler.operators.evaluate import Array
 
 RESIZED = ("Reshape", "Expand")  # their second input is the shape
 
@@ -52,14 +53,14 @@ class Tokens:
         return self.roles[value] if value in self.roles else self.entries.roles(value)
 
 
-def analyse_tokens(shapes: Shapes, mask: ir.Value) -> Tokens:
-    """Raises Refused where an output may depend on a hidden token."""
+def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Tokens:
+    """`drawn`: inputs with masks of every kind. Raises Refused where an output may depend on a hidden token."""
     chosen = {choice.node: choice for choice in choices(shapes)}
     moved = [
         node.inputs[1] for node in shapes.graph if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0)
     ]
     picks = dict.fromkeys([*(choice.chosen for choice in chosen.values()), *(value for value in moved if value)])
-    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks]))
+    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks], drawn))
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
         if not reads_shape_alone(node) and node not in flat and _starts(tokens, node):

@@ -1,6 +1,6 @@
 """Last pass: computes only the tokens that the mask shows, of a few texts of like length at a time.
 
-In: a prepared graph and the name of its mask (texts, tokens). Out: the same outputs. The longest texts come first:
+In: a prepared graph and its mask (texts, tokens). Out: the same outputs. The longest texts come first:
 
     for a part of the texts, sorted by length:  y = network(its kept tokens)         outputs in the texts' own order
 
@@ -10,19 +10,20 @@ A part has about AREA tokens, so that its values stay in the caches and a long t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import shape_range
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
-from export.compiler.errors import BadRequest, Refused, Site
+from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants, of_type
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.evaluate import Array
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.nodes import BOOL, INT64, Nodes
 from export.compiler.passes.outcome import Outcome
@@ -32,25 +33,21 @@ from export.compiler.passes.packed_texts import Part, number_part, number_texts,
 OLDEST_OPSET = 13  # axes as inputs
 
 
-def pack(model: ir.Model, name: str) -> Outcome:
-    """`name` is the mask's. Raises BadRequest without such an input."""
-    mask = next((value for value in model.graph.inputs if value.name == name), None)
-    if mask is None:
-        names = ", ".join(str(value.name) for value in model.graph.inputs)
-        raise BadRequest(f"packed: expected one of the inputs {names}, found {name!r}")
+def pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Outcome:
+    """`drawn`: inputs with masks of every kind, of which the pass sees what a mask does."""
     try:
-        return Outcome(_pack(model, mask))
+        return Outcome(_pack(model, mask, drawn))
     except Refused as refused:
         remove_unused(model)
         return Outcome(refusals=(refused.refusal,))
 
 
-def _pack(model: ir.Model, mask: ir.Value) -> tuple[Site, ...]:
+def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> tuple[Site, ...]:
     """Raises Refused, and leaves the nodes as they were."""
     graph = model.graph
     if graph.opset_imports.get("", 0) < OLDEST_OPSET:
         raise Refused("", "opset", f"expected at least {OLDEST_OPSET}")
-    tokens = analyse_tokens(Shapes(graph), mask)
+    tokens = analyse_tokens(Shapes(graph), mask, drawn)
     outputs = [value for value in graph.outputs if value in tokens.roles]
     products = [node for node in tokens.inside if is_multiplying(node)]
     if not outputs or not products:

@@ -1,6 +1,7 @@
 """Masks of every kind: right and left padding, holes, one token, nothing hidden, everything hidden.
 
-In: the number of texts and of tokens. Out: an array of 0 and 1, a kind for each text in turn.
+In: the number of texts and of tokens, or a graph. Out: an array of 0 and 1, a kind for each text in turn; inputs of
+the graph with such a mask.
 """
 
 from __future__ import annotations
@@ -8,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.compiler.errors import BadRequest
+from export.compiler.proof.inputs import Feeds, draw, free_dimensions
+
+SIZES = ((6, 8), (6, 5), (12, 33))  # texts and tokens
 Mask = NDArray[np.int64]
 Kind = Callable[[int, np.random.Generator], Mask]
 
@@ -52,3 +58,23 @@ def draw_masks(texts: int, length: int, seed: int = 0, kinds: tuple[Kind, ...] =
     """(texts, length)"""
     rng = np.random.default_rng(seed)
     return np.stack([kinds[(number + seed) % len(kinds)](length, rng) for number in range(texts)])
+
+
+def mask_input(graph: ir.Graph, name: str) -> ir.Value:
+    """Raises BadRequest."""
+    mask = next((value for value in graph.inputs if value.name == name), None)
+    if mask is None:
+        names = ", ".join(str(value.name) for value in graph.inputs)
+        raise BadRequest(f"packed: expected one of the inputs {names}, found {name!r}")
+    return mask
+
+
+def masked_feeds(graph: ir.Graph, mask: ir.Value) -> list[Feeds]:
+    """None of a mask without two axes of a free size. Raises NotSupported for inputs that are no numbers."""
+    dims = [dim.value for dim in mask.shape.dims if isinstance(dim, ir.SymbolicDim)] if mask.shape is not None else []
+    drawn: list[Feeds] = []
+    for seed, (texts, length) in enumerate(SIZES if len(dims) == 2 else ()):
+        sizes = dict.fromkeys(free_dimensions(graph), length) | {str(dims[0]): texts, str(dims[1]): length}
+        feeds, name = draw(graph, sizes, seed), str(mask.name)
+        drawn.append(feeds | {name: draw_masks(texts, length, seed).astype(feeds[name].dtype)})
+    return drawn

@@ -22,8 +22,8 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 
 class Masked(Encoder):
-    """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or local
-    windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, sparse, or hidden.
+    """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or
+    local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, sparse, or hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:

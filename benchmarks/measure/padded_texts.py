@@ -1,0 +1,91 @@
+"""Texts of different lengths, padded to the longest, and the ways in which a client calls an encoder with them.
+
+In: files of an encoder and lengths. Out: a callable for each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.measure.foreign_networks import WORDS
+
+PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
+PACKED, CUT = "packed", "packed and cut"
+ROWS_READ, MASK = "y[:,0]", "attention_mask"
+TOGETHER = 8
+TOLERANCE = 1e-4  # of the size of the answers
+CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)  # huggingface/funes#167
+
+Call = Callable[[], Any]
+
+
+def equal(rng: Any) -> Any:
+    return [128] * 8
+
+
+def chunks(rng: Any) -> Any:
+    import numpy as np
+
+    return np.interp(rng.random(8), *CHUNKS).astype(int).tolist()
+
+
+def short(rng: Any) -> Any:
+    import numpy as np
+
+    return np.clip(rng.lognormal(2.5, 0.6, 32), 4, 128).astype(int).tolist()
+
+
+def one_long(rng: Any) -> Any:
+    return [12] * 31 + [256]
+
+
+LOADS: Mapping[str, Callable[[Any], Any]] = {
+    "8 equal texts": equal,
+    "8 chunks of documents": chunks,
+    "32 short texts": short,
+    "31 short texts and a long one": one_long,
+}
+
+
+def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
+    """Raises click.ClickException if the answers differ."""
+    import numpy as np
+    import onnxruntime
+
+    from export.compiler.graph.reads import parse_read
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    read = parse_read(ROWS_READ)
+    sessions = {name: onnxruntime.InferenceSession(path, options) for name, path in files.items()}
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
+
+    def whole(name: str) -> Any:
+        answer = sessions[name].run(None, {"input_ids": ids, MASK: mask})[0]
+        return read.of(answer) if name == PADDED else answer
+
+    def apart(together: int) -> Any:
+        order, answers = np.argsort(lengths, kind="stable"), []
+        for start in range(0, len(order), together):
+            chosen = order[start : start + together]
+            longest = max(lengths[number] for number in chosen)
+            feeds = {"input_ids": ids[chosen, :longest], MASK: mask[chosen, :longest]}
+            answers.append(read.of(sessions[PADDED].run(None, feeds)[0]))
+        return np.concatenate(answers)[np.argsort(order)]
+
+    made: dict[str, Call] = {name: partial(whole, name) for name in files}
+    made |= {ALONE: partial(apart, 1), SORTED: partial(apart, TOGETHER)}
+    expected = made[PADDED]()
+    for name, call in made.items():
+        error = float(np.abs(call() - expected).max() / np.abs(expected).max())
+        if not error <= TOLERANCE:  # NaN too
+            raise click.ClickException(
+                f"{name}: expected answers within {TOLERANCE:g} of their size, found {error:.1e}"
+            )
+    return made

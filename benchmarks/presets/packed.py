@@ -1,0 +1,65 @@
+"""Encoders of padded texts before and after `vitbn rewrite --packed`, and what clients do against padding by hand."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.foreign_networks import SIX, text
+from benchmarks.measure.padded_texts import CUT, LOADS, MASK, PACKED, PADDED, ROWS_READ, calls
+from benchmarks.measure.run import Row
+
+LAYERS = (6, 12)
+
+
+@click.command()
+@click.option("--layers", type=click.Choice([str(number) for number in LAYERS]), multiple=True, help="[default: all]")
+@seconds_option(60, "At most, for each network and load; three rounds in any case.")
+@json_option
+def packed(layers: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
+    """Time BERT of 6 and 12 layers of 384 on padded texts: as exported, packed, and packed with the last block cut.
+
+    The answer is the first token's row. Beside them the file as exported with a call for each text, and with the texts
+    sorted and called by eights.
+    """
+    from benchmarks.measure.run import recording
+    from benchmarks.reporting.tables import show
+
+    with recording(json_path, 1) as record, tempfile.TemporaryDirectory() as folder:
+        for number in map(int, layers or LAYERS):
+            (place := Path(folder, str(number))).mkdir()
+            for row in measure(number, place, seconds):
+                record.add({"network": f"bert-{number}x384", "title": f"BERT, {number} layers of 384", **row})
+        click.echo(show(record.run(), "packed"))
+
+
+def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
+    """A row for each load and candidate."""
+    import numpy as np
+
+    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+
+    sizes = {name: size for name, size in SIX.items() if name != "num_labels"} | {"num_hidden_layers": layers}
+    files = rewritten(text("BertConfig", "BertModel", **sizes)(folder), folder)
+    for load, lengths_of in LOADS.items():
+        lengths = lengths_of(np.random.default_rng(0))
+        measured = time_interleaved(calls(files, lengths), seconds, f"{layers} layers, {load}")
+        for candidate, durations in measured.items():
+            ratio = vars(ratio_with_interval(measured[PADDED], durations)) if candidate != PADDED else None
+            about = {"load": load, "candidate": candidate, "texts": len(lengths), "tokens": sum(lengths)}
+            yield {**about, "padded_tokens": len(lengths) * max(lengths), **durations.row(), "times_as_fast": ratio}
+
+
+def rewritten(plain: Path, folder: Path) -> dict[str, Path]:
+    """Proved on the files alone: the float64 of 12 layers takes minutes."""
+    from export.rewrite_file import Request, rewrite_file
+
+    files = {PADDED: plain, PACKED: folder / "packed.onnx", CUT: folder / "cut.onnx"}
+    alone, every = Request((ROWS_READ,), only=("tidy",)), Request((ROWS_READ,))
+    for candidate, request in ((PACKED, alone), (CUT, every)):
+        rewrite_file(plain, files[candidate], Request(request.reads, request.only, proof="float32", packed=MASK))
+    return files

@@ -34,6 +34,7 @@ class Join:
     done: set[tuple[int, int]] = field(default_factory=set)
     zero: frozenset[int] = frozenset()
     rows: tuple[int, ...] | ir.Value | None = None
+    axis: int = 1  # of the tokens that are picked
 
 
 NOTHING = Join()
@@ -121,7 +122,7 @@ def _gather(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
     places = node.inputs[1]
     if picked is None or places is None or shapes.rank(places) > 1:
         raise _refused(node, "it may read hidden tokens")
-    return _picked(node, role, tuple(picked))
+    return Join(done={(0, axis)}, rows=tuple(picked), axis=axis)
 
 
 def _slice(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
@@ -130,12 +131,10 @@ def _slice(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
     cuts = slices(node, shapes.rank(value)) if value is not None else None
     if role is None or cuts is None or not {*cuts} & {*role.tokens}:
         return NOTHING
-    (axis,) = role.tokens if len(role.tokens) == 1 else (-1,)
-    size = shapes.dims(node.outputs[0])[axis]
-    start, _, step = cuts.get(axis, (0, 0, 0))
-    if step != 1 or len(cuts) > 1 or size != 1:
+    ((axis, (start, _, step)), *others) = cuts.items()
+    if others or step != 1 or shapes.dims(node.outputs[0])[axis] != 1:
         raise _refused(node, "it may read hidden tokens")
-    return _picked(node, role, (start,))
+    return Join(done={(0, axis)}, rows=(start,), axis=axis)
 
 
 def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
@@ -148,10 +147,6 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     if attribute_int(node, "batch_dims", 0) != 1 or not single:
         raise _refused(node, "it may read hidden tokens")
     return Join(axes={0: {0: 0}}, done={(0, 1), (1, 0)}, rows=places)
-
-
-def _picked(node: ir.Node, role: Roles, rows: tuple[int, ...]) -> Join:
-    return Join(done={(0, axis) for axis in role.tokens}, rows=rows)
 
 
 def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

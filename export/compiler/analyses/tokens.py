@@ -29,10 +29,11 @@ RESIZED = ("Reshape", "Expand")  # their second input is the shape
 
 @dataclass(frozen=True)
 class Pick:
-    """Tokens of `value` by number, or by a value of the graph with a number for each text."""
+    """Tokens of `value`, along `axis`, by number or by a value of the graph with a number for each text."""
 
     value: ir.Value
     rows: tuple[int, ...] | ir.Value
+    axis: int = 1
 
 
 @dataclass
@@ -93,9 +94,9 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     else:
         join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])
         if join.rows is not None and given[0] is not None:
-            if not tokens.leads(given[0]):
-                raise refused(node, "expected texts and tokens as the first axes of what it picks")
-            tokens.rows[node] = Pick(given[0], join.rows)
+            if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
+                raise refused(node, "expected an axis of texts alone of what it picks")
+            tokens.rows[node] = Pick(given[0], join.rows, join.axis)
     for output in node.outputs:
         if output.uses() or output.is_graph_output():
             tokens.roles[output] = _roles(tokens, node, output, given, join)

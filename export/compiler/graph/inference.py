@@ -91,14 +91,14 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
     dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
     for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
-        if start == -1 and end >= FAR and step == 1 and isinstance(source.shape[axis], ir.SymbolicDim):
+        if start == -1 and end >= FAR and step == 1 and isinstance(number(source.shape[axis]), ir.SymbolicDim):
             dims[axis] = 1
     rows.shape = ir.Shape(dims)
 
 
 def _cut(old: Dim, new: Dim) -> bool:
     """Whether a short axis would leave less than `new`; a size is at least 1."""
-    return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
+    return isinstance(number(old), ir.SymbolicDim) and isinstance(new, int) and new > 1
 
 
 def _careful(library: Inference) -> Inference:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.tokens import Tokens, is_shape_input
+from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.shapes import Dim, same
@@ -176,17 +176,28 @@ class Body:
         return nodes.add("Add", [nodes.unsqueeze(rows, [2]), nodes.unsqueeze(part.places, [1])])
 
     def _pick(self, node: ir.Node) -> None:
-        """Rows of the packed value; the original's Gather of a number has no axis for it."""
-        nodes, part, pick = self.nodes, self.part, self.tokens.rows[node]
-        value = pick.value
-        ranks = nodes.gather(self.texts.picked[pick.rows], part.texts)
-        rest = [self._size(dim) for dim in self.shapes.dims(value)[2:]]
-        rows = nodes.add("Add", [ranks, part.starts])
-        picked = nodes.gather(nodes.reshape(self.packed(value), [-1, *rest]), rows)
-        output = node.outputs[0]
-        if self.shapes.rank(output) < self.shapes.rank(value):
-            picked = nodes.reshape(picked, [-1, *rest])
-        self._grids[output, self.shapes.rank(output), 0] = picked
+        """The original's Gather of a single number has no axis for it."""
+        pick, output = self.tokens.rows[node], node.outputs[0]
+        ranks = self.nodes.gather(self.texts.picked[pick.rows], self.part.texts)  # (n, picks)
+        single = self.shapes.rank(output) < self.shapes.rank(pick.value)
+        made = (self._of_rows if self.tokens.leads(pick.value) else self._of_grid)(pick, ranks, single)
+        self._grids[output, self.shapes.rank(output), 0] = made
+
+    def _of_rows(self, pick: Pick, ranks: ir.Value, single: bool) -> ir.Value:
+        nodes, rest = self.nodes, [self._size(dim) for dim in self.shapes.dims(pick.value)[2:]]
+        rows = nodes.add("Add", [ranks, self.part.starts])
+        picked = nodes.gather(nodes.reshape(self.packed(pick.value), [-1, *rest]), rows)
+        return nodes.reshape(picked, [-1, *rest]) if single else picked
+
+    def _of_grid(self, pick: Pick, ranks: ir.Value, single: bool) -> ir.Value:
+        nodes, batch = self.nodes, self.tokens.role(pick.value).batch or 0
+        front = [batch, pick.axis]
+        rest = [axis for axis in range(self.shapes.rank(pick.value)) if axis not in front]
+        turned = nodes.transpose(self.grid(pick.value), [*front, *rest])
+        places = nodes.reshape(ranks, [-1, 1]) if single else nodes.unsqueeze(ranks, [2])
+        picked = nodes.add("GatherND", [turned, places], pick.value.dtype, {"batch_dims": 1})
+        order = [batch, *([] if single else [pick.axis]), *rest]
+        return nodes.transpose(picked, [order.index(axis) for axis in sorted(order)])
 
     def _copy(self, node: ir.Node, packed: bool) -> None:
         inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]

@@ -17,7 +17,8 @@ def masked_mean(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, angle: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
+    half = DIM // HEADS // 2
+    left, right = x[..., :half], x[..., half:]
     return x * angle.cos() + torch.cat([-right, left], -1) * angle.sin()
 
 

@@ -69,6 +69,10 @@ def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: boo
 @pytest.mark.parametrize("pool", POOLS)
 def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str) -> None:
     proto = export(Masked(form, pool), exporter, 17 if exporter == "old" else 20)
+    if (pool, exporter) == ("shown", "old"):  # of an empty text it takes the last token of the text before
+        with pytest.raises(NothingToRewrite, match="Flatten"):
+            rewrite(model(proto), sizes=SIZES, packed=MASK)
+        return
     packed = rewrite(model(proto), sizes=SIZES, packed=MASK)
     assert packed.steps[-1].sites
     check(proto, packed.model)

@@ -124,6 +124,12 @@ def mnist_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def fashion_mnist_dir() -> Path:
+    folder = Path(os.environ.get("FASHION_MNIST_DIR", "/usr/share/datasets/fashion-mnist"))
+    return _there(folder, "Fashion-MNIST (apt-get install dataset-fashion-mnist, or its folder in FASHION_MNIST_DIR)")
+
+
+@pytest.fixture(scope="session")
 def reference_dir() -> Path:
     return _there(ROOT.parent / "shared/reference", "the published checkpoint")
 

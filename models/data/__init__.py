@@ -36,7 +36,8 @@ def load_dataset(
     image_size: tuple[int, int] | None = None,
     held_out: int = 0,
 ) -> Dataset:
-    """From `data_dir`, else the folder in its environment variable, else the cache, which `fetch` fills (not EMNIST's).
+    """From `data_dir`, else the folder in its environment variable, else Debian's package, else the cache, which
+    `fetch` fills (not EMNIST's).
 
     Any other `name` is a folder of pictures; only it uses `image_size` and `held_out`. Raises DataError.
     """

@@ -16,13 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.dataset import DataError, Part
+from models.files import sha256
 
 MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part is 47 MB
 
 
-def read_part(folder: Path, names: Mapping[str, str], part: str, classes: int) -> Part:
-    paths = [_find(folder, names[f"{part} {kind}"]) for kind in ("images", "labels")]
-    images, labels = map(read_idx, paths)
+def read_part(
+    folder: Path, names: Mapping[str, str], part: str, classes: int, contents: Mapping[str, str] | None = None
+) -> Part:
+    """`contents`: by name the sha256 that a file's decompressed bytes must have."""
+    wanted = [names[f"{part} {kind}"] for kind in ("images", "labels")]
+    paths = [_find(folder, name) for name in wanted]
+    images, labels = (read_idx(path, (contents or {}).get(name)) for path, name in zip(paths, wanted, strict=True))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
         raise DataError(
             f"{folder}: expected {part} images (n, height, width) and as many labels, "
@@ -33,7 +38,8 @@ def read_part(folder: Path, names: Mapping[str, str], part: str, classes: int) -
     return images[:, None], labels.astype(np.int64)
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
+def read_idx(path: Path, checksum: str | None = None) -> NDArray[np.uint8]:
+    """`checksum`: the sha256 that the decompressed bytes must have."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -41,6 +47,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             data = gzip.GzipFile(fileobj=raw).read(MAX_IDX_BYTES) if zipped else raw.read(MAX_IDX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected an idx file, found {error}") from error
+    if checksum and (found := sha256(data)) != checksum:
+        raise DataError(f"{path}: expected sha256 {checksum} once decompressed, found {found}")
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(
             f"{path}: expected the idx magic 000008 and 1 to 4 dimensions, found {data[:4].hex() or 'nothing'}"

@@ -47,6 +47,9 @@ FASHION_MNIST_LABELS = (
 class IdxFiles:
     """`variable`: of the environment, names their folder; `parts`: their names; `turned`: they hold each image
     transposed. Without `checksums` and `mirrors` they are not downloaded.
+
+    `installed`: where the Debian package `package` puts them, compressed anew; `contents`: the sha256 of each of its
+    files once decompressed.
     """
 
     variable: str
@@ -56,6 +59,9 @@ class IdxFiles:
     turned: bool = False
     checksums: Mapping[str, str] = field(default_factory=dict)
     mirrors: tuple[str, ...] = ()
+    package: str = ""
+    installed: Path | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)
 
 
 IDX_SETS = {
@@ -87,6 +93,14 @@ IDX_SETS = {
             "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
         },
         mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        package="dataset-fashion-mnist",
+        installed=Path("/usr/share/datasets/fashion-mnist"),
+        contents={
+            "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
     ),
     # Not downloaded: the archive has half a gigabyte, mostly other characters.
     "emnist-digits": IdxFiles("EMNIST_DIR", EMNIST_PARTS, turned=True),
@@ -101,22 +115,27 @@ def load_idx(name: str, folder: Path) -> Dataset:
 def load_idx_part(name: str, folder: Path, part: str) -> Part:
     """`part`: train or test."""
     files = IDX_SETS[name]
-    images, labels = read_part(folder, files.parts, part, len(files.labels))
+    contents = files.contents if folder == files.installed else {}
+    images, labels = read_part(folder, files.parts, part, len(files.labels), contents)
     return np.ascontiguousarray(images.swapaxes(2, 3)) if files.turned else images, labels
 
 
 def find_idx(name: str, data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else the folder in the environment, else the cache, which `fetch` fills."""
+    """`data_dir`, else the folder in the environment, else the package's, else the cache, which `fetch` fills."""
     files = IDX_SETS[name]
     if folder := named_folder(data_dir, files.variable):
         return folder
+    if files.installed and files.installed.is_dir():
+        return files.installed
     if not files.mirrors:
         wanted = ", ".join(files.parts.values())
         raise DataError(f"{name}: expected a folder with {wanted} in --data-dir or {files.variable}, found neither")
     cache = cache_folder(name)
+    debian = f", or on Debian: apt-get install {files.package}" if files.package else ""
     if fetch:
-        otherwise = f"Put its four idx files in a folder: --data-dir DIR or {files.variable}"
+        otherwise = f"Put its four idx files in a folder: --data-dir DIR or {files.variable}{debian}"
         download(files.checksums, files.mirrors, cache, otherwise)
     elif not all((cache / file).is_file() for file in files.checksums):
-        raise DataError(f"{name}: expected its four idx files in --data-dir, {files.variable} or {cache}, found none")
+        places = f"--data-dir, {files.variable} or {cache}"
+        raise DataError(f"{name}: expected its four idx files in {places}, found none{debian}")
     return cache

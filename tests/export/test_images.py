@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from export.images import own_dataset, own_sample
 from models.config import ModelConfig
 from models.data import FASHION_MNIST_LABELS, DataError, load_digits
 from models.data.cifar import load_cifar10
+from models.data.mnist import IDX_SETS
 
 FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 
@@ -51,6 +53,7 @@ def test_a_checkpoint_that_names_no_dataset() -> None:
 @pytest.mark.parametrize("with_pooch", [True, False])
 def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pooch: bool) -> None:
     monkeypatch.delenv("FASHION_MNIST_DIR", raising=False)
+    monkeypatch.setitem(IDX_SETS, "fashion-mnist", replace(IDX_SETS["fashion-mnist"], installed=None))
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
     if not with_pooch:
         monkeypatch.setitem(sys.modules, "pooch", None)

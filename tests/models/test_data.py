@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pooch
@@ -158,6 +159,32 @@ def test_real_mnist(mnist_dir):
     np.testing.assert_array_equal(np.bincount(dataset.test_labels)[:3], [980, 1135, 1032])
 
 
+def test_real_garments(fashion_mnist_dir, monkeypatch):
+    monkeypatch.setenv("FASHION_MNIST_DIR", str(fashion_mnist_dir))
+    dataset = load_dataset("fashion-mnist")
+    assert dataset.train_images.shape == (60000, 1, 28, 28)
+    assert dataset.test_images.shape == (10000, 1, 28, 28)
+    np.testing.assert_array_equal(np.bincount(dataset.train_labels), [6000] * 10)
+    np.testing.assert_array_equal(np.bincount(dataset.test_labels), [1000] * 10)
+
+
+def test_the_garments_of_debian_are_found_and_are_the_published_ones(fashion_mnist_dir, monkeypatch):
+    """Debian compresses them anew: the decompressed bytes are compared."""
+    garments = replace(mnist.IDX_SETS["fashion-mnist"], installed=fashion_mnist_dir)
+    monkeypatch.setitem(mnist.IDX_SETS, "fashion-mnist", garments)
+    monkeypatch.delenv("FASHION_MNIST_DIR", raising=False)
+    assert find_idx("fashion-mnist", None) == fashion_mnist_dir
+    assert load_idx_part("fashion-mnist", fashion_mnist_dir, "test")[0].shape == (10000, 1, 28, 28)
+
+
+def test_other_garments_where_debian_puts_them(tmp_path, monkeypatch):
+    garments = replace(mnist.IDX_SETS["fashion-mnist"], installed=write_mnist(tmp_path))
+    monkeypatch.setitem(mnist.IDX_SETS, "fashion-mnist", garments)
+    monkeypatch.delenv("FASHION_MNIST_DIR", raising=False)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: expected sha256 c59f468a.* once decompressed"):
+        load_dataset("fashion-mnist")
+
+
 def write_emnist(folder, parts=("train", "test")):
     """Images of 2 rows and 3 columns, stored by column."""
     for part in parts:
@@ -198,9 +225,15 @@ def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
 
 
+@pytest.fixture
+def nothing_installed(tmp_path, monkeypatch):
+    for name, files in mnist.IDX_SETS.items():
+        monkeypatch.setitem(mnist.IDX_SETS, name, replace(files, installed=tmp_path / "installed"))
+        monkeypatch.delenv(files.variable, raising=False)
+
+
 @pytest.fixture(params=mnist.IDX_SETS)
-def source(request, monkeypatch):
-    monkeypatch.delenv(mnist.IDX_SETS[request.param].variable, raising=False)
+def source(request, nothing_installed):
     return request.param, mnist.IDX_SETS[request.param]
 
 
@@ -224,14 +257,14 @@ def test_cache_is_the_last_resort(source, tmp_path, monkeypatch, content):
         return
     assert find_idx(name, None) == tmp_path / "vitbn" / name
     otherwise = f"Put its four idx files in a folder: --data-dir DIR or {files.variable}"
+    otherwise += ", or on Debian: apt-get install dataset-fashion-mnist" if name == "fashion-mnist" else ""
     assert calls == [(files.checksums, files.mirrors, tmp_path / "vitbn" / name, otherwise)]
     assert set(files.checksums) == set(files.parts.values())
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_nothing_is_fetched_where_it_must_not(name, tmp_path, monkeypatch):
+def test_nothing_is_fetched_where_it_must_not(name, tmp_path, nothing_installed):
     files = mnist.IDX_SETS[name]
-    monkeypatch.delenv(files.variable, raising=False)
     said = f"{name}: expected its four idx files in --data-dir, {files.variable} or .*, found"
     with pytest.raises(DataError, match=said):
         find_idx(name, None, fetch=False)

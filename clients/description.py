@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
+from clients.images.looks import Background, Looks
 from clients.images.prepare import Preprocessing
 
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # raised by another kind of model
@@ -18,6 +19,7 @@ class Description:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     preprocessing: Preprocessing
     temperature: float  # divides the logits before softmax
+    looks: Looks | None  # of the photos that it was trained on
 
 
 def describe(parameters: Mapping[str, str]) -> Description:
@@ -34,4 +36,15 @@ def describe(parameters: Mapping[str, str]) -> Description:
     temperature = float(parameters.get("temperature", 1.0))
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature {temperature}")
-    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature)
+    looks = _looks(config) if preprocessing == "photo" else None
+    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature, looks)
+
+
+def _looks(config: Mapping[str, Any]) -> Looks | None:
+    """None for older models, and where backgrounds differ."""
+    background, fill = config.get("background"), config.get("fill")
+    if background is None:
+        return None
+    if background not in get_args(Background) or not 0 <= float(fill or 0) <= 1:
+        raise ValueError(f"pictures on a background {background!r} that fill {fill!r}")
+    return Looks(background, float(fill or 0))

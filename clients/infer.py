@@ -154,6 +154,7 @@ def _run(
             if first is not None:
                 with Classifier(options, model) as classifier:
                     _check_labels(labels, truths or [], classifier.model)
+                    _check_split(printer.split, classifier.model)
                     _Answering(classifier, truths, printer).run(chain([first], pictures))
     except ClientError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
@@ -203,6 +204,11 @@ def _check_labels(labels: str | None, truths: list[int], model: ServedModel) -> 
             )
 
 
+def _check_split(split: bool, model: ServedModel) -> None:
+    if split and model.preprocessing == "photo":
+        raise click.UsageError(f"--split: expected a model of drawings, found {model.name!r}, a model of photos")
+
+
 @dataclass
 class _Answering:
     classifier: Classifier
@@ -230,14 +236,17 @@ class _Answering:
         model = self.classifier.model
         for picture, truth in zip(pictures, self.truths or repeat(None), strict=False):
             try:
-                images, shapes = picture.as_inputs(model.image_shape, model.preprocessing, self.printer.split)
+                inputs = picture.as_inputs(model.image_shape, model.preprocessing, model.looks, self.printer.split)
             except InvalidImage as error:
                 self.printer.failed(picture.name, str(error))
                 continue
+            shapes = inputs.shapes
+            for note in inputs.notes:
+                self.printer.noted(picture.name, note)
             if shapes > 1 and not self.printer.split:
                 note = f"{shapes} separate shapes, read as one digit; --split reads each"
                 self.printer.noted(picture.name, note)
-            for number, image in enumerate(images, 1):
+            for number, image in enumerate(inputs.images, 1):
                 self._waiting.append((Item(picture.name, image, number, shapes), truth))
                 yield image
 

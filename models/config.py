@@ -34,6 +34,7 @@ Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
+Background = Literal["dark", "light"]
 Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip"]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks
@@ -52,7 +53,8 @@ class ConfigError(ValueError):
 class ModelConfig:
     """The defaults are the published study's.
 
-    CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
+    CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`.
+    `background` and `fill` say how the training pictures look; models/data/looks.py measures them.
     """
 
     model: ModelName = "vitbn"
@@ -75,6 +77,8 @@ class ModelConfig:
     class_attention: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
     standardise: bool = False  # each picture by its own mean and spread, before the first layer
     preprocessing: Preprocessing = "ink"  # ink of a picture, or the picture as it is
+    background: Background | None = None  # of the training photos; None: it differs
+    fill: float | None = None  # the least share of the frame's width or height that their things fill
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -109,9 +113,17 @@ class ModelConfig:
         if self.model == "cnn":
             large = min(self.image_size) >= CNN_MIN_SIDE
             _require(large, "image_size", f"at least {CNN_MIN_SIDE} pixels a side for the CNN", self.image_size)
+        self._check_looks()
         pictured = self.preprocessing == "ink" or self.channels in (1, 3)
         _require(pictured, "channels", "1, grey, or 3, RGB, for photos", self.channels)
         self._check_labels()
+
+    def _check_looks(self) -> None:
+        found, allowed = self.background, get_args(Background)
+        known = found is None or (isinstance(found, str) and found in allowed)
+        _require(known, "background", f"one of {', '.join(allowed)}", found)
+        share = self.fill is None or (type(self.fill) in (int, float) and 0 <= self.fill <= 1)
+        _require(share, "fill", "a number from 0 to 1", self.fill)
 
     def _check_labels(self) -> None:
         _require(isinstance(self.labels, tuple), "labels", "a tuple of names", self.labels)

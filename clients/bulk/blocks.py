@@ -28,6 +28,7 @@ from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
 from clients.images.ink import LEAST_CONTRAST
+from clients.images.looks import Looks
 from clients.images.paths import has_image_suffix
 from clients.images.pictures import Picture
 from clients.images.prepare import Preprocessing, prepare
@@ -57,6 +58,7 @@ class Block:
 class Reader:
     shape: Shape
     preprocessing: Preprocessing
+    looks: Looks | None
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
@@ -134,7 +136,9 @@ class Reader:
             block = Block(rows, np.zeros((len(some), *self.shape), np.uint8))
             for place, image in enumerate(some):
                 try:
-                    block.pixels[place] = Picture("", image).as_inputs(self.shape, self.preprocessing, split=False)[0]
+                    picture = Picture("", image)
+                    inputs = picture.as_inputs(self.shape, self.preprocessing, self.looks, split=False)
+                    block.pixels[place] = inputs.images[0]
                 except InvalidImage as error:
                     block.errors[place] = _reason(error)
             yield block
@@ -169,7 +173,7 @@ class Reader:
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected an image, found none")
-            return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing)
+            return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing, self.looks)
         except InvalidImage as error:
             return _reason(error)
 

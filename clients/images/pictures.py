@@ -16,8 +16,9 @@ from PIL import Image
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile, is_idx
+from clients.images.looks import Looks
 from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
-from clients.images.prepare import Preprocessing, check_ready, prepare_shapes
+from clients.images.prepare import Prepared, Preprocessing, check_ready, prepare_shapes
 
 _LARGEST_STREAM = 1 << 27  # bytes
 
@@ -30,15 +31,15 @@ class Picture:
     image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
 
     def as_inputs(
-        self, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
-    ) -> tuple[NDArray[np.uint8], int]:
+        self, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None, split: bool
+    ) -> Prepared:
         """As `prepare_shapes`, but an idx image of the model's shape stays unchanged: models are trained on those."""
         if not isinstance(self.image, np.ndarray):
-            return prepare_shapes(self.image, shape, preprocessing, split)
+            return prepare_shapes(self.image, shape, preprocessing, looks, split)
         if (1, *self.image.shape) == shape:
             check_ready(self.image, preprocessing)
-            return self.image[np.newaxis, np.newaxis], 1
-        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, split)
+            return Prepared(self.image[np.newaxis, np.newaxis])
+        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, looks, split)
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:

@@ -1,5 +1,6 @@
 """A picture to the images that a model's config asks for: "ink" or "photo"."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,24 +10,36 @@ from PIL import Image
 from clients.errors import BlankImage
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import LEAST_CONTRAST
+from clients.images.looks import Looks, suited
 from clients.images.photo import photo_to_model_input
 
 Preprocessing = Literal["ink", "photo"]
 
 
-def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Prepared:
+    """images: uint8 (n, C, H, W). shapes: separate shapes in the picture, 1 for a photo. notes: for the user."""
+
+    images: NDArray[np.uint8]
+    shapes: int = 1
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None = None
+) -> NDArray[np.uint8]:
     """Upright picture, any mode and size -> uint8 `shape` (C, H, W); raises InvalidImage."""
-    inputs, _ = prepare_shapes(image, shape, preprocessing, split=False)
-    return np.asarray(inputs[0])
+    return np.asarray(prepare_shapes(image, shape, preprocessing, looks, split=False).images[0])
 
 
 def prepare_shapes(
-    image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
-) -> tuple[NDArray[np.uint8], int]:
-    """uint8 (n, C, H, W) and the number of shapes, 1 for a photo; raises InvalidImage."""
+    image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None, split: bool
+) -> Prepared:
+    """Raises InvalidImage. A photo is inverted if its background is not that of `looks`."""
     if preprocessing == "ink":
-        return drawing_inputs(image, shape[1:], split)
-    return photo_to_model_input(image, shape)[np.newaxis], 1
+        return Prepared(*drawing_inputs(image, shape[1:], split))
+    pixels, notes = suited(photo_to_model_input(image, shape), looks)
+    return Prepared(pixels[np.newaxis], notes=tuple(notes))
 
 
 def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.config import ModelConfig, ModelName, Preprocessing
+from models.data.looks import looks
 
 DIGITS = tuple("0123456789")
 
@@ -60,6 +61,7 @@ class Dataset:
             depth=depth,
             labels=self.labels,
             preprocessing=self.preprocessing,
+            **(looks(self.train_images) if self.preprocessing == "photo" else {}),
         )
 
 

@@ -1,14 +1,23 @@
 import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from infer_command import ask
 from PIL import ExifTags, Image
+from stand_in import DESCRIPTION, StandIn
 
+from clients.images.looks import Looks, background_of, suited
 from clients.images.photo import photo_to_model_input
 from clients.images.pictures import Picture
 from clients.preprocess import InvalidImage, prepare, read_image
+from models.data import load_idx_part
+from models.data.looks import looks
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+DIGIT_PNG = Path(__file__).parents[2] / "digit.png"
 GREY = np.random.default_rng(1).integers(0, 256, (28, 28), np.uint8)
 
 
@@ -102,6 +111,111 @@ def test_the_model_says_which_way(digit: np.ndarray) -> None:
 
 def test_an_image_of_an_idx_file() -> None:
     picture = Picture("images[0]", GREY)
-    np.testing.assert_array_equal(picture.as_inputs((1, 28, 28), "photo", split=False)[0][0], GREY[None])
-    np.testing.assert_array_equal(picture.as_inputs((3, 28, 28), "photo", split=False)[0][0], np.stack([GREY] * 3))
-    assert picture.as_inputs((1, 32, 32), "photo", split=False)[0].shape == (1, 1, 32, 32)
+
+    def inputs(shape: tuple[int, int, int]) -> np.ndarray:
+        return picture.as_inputs(shape, "photo", None, split=False).images
+
+    np.testing.assert_array_equal(inputs((1, 28, 28))[0], GREY[None])
+    np.testing.assert_array_equal(inputs((3, 28, 28))[0], np.stack([GREY] * 3))
+    assert inputs((1, 32, 32)).shape == (1, 1, 32, 32)
+
+
+def thing(background: int, ink: int, margin: int, channels: int = 1) -> np.ndarray:
+    """uint8 (channels, 28, 28): a square with a margin."""
+    pixels = np.full((channels, 28, 28), background, np.uint8)
+    pixels[:, margin : 28 - margin, margin : 28 - margin] = ink
+    return pixels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_thing_on_the_other_background_is_inverted(channels: int) -> None:
+    on_white, on_black = thing(255, 40, 1, channels), thing(0, 215, 1, channels)
+    found, notes = suited(on_white, Looks("dark", 0.9))
+    np.testing.assert_array_equal(found, on_black)
+    assert notes == ["inverted: its background is light, that of the model's training pictures dark"]
+    found, notes = suited(on_black, Looks("light", 0.9))
+    np.testing.assert_array_equal(found, on_white)
+    assert notes == ["inverted: its background is dark, that of the model's training pictures light"]
+
+
+@pytest.mark.parametrize("pixels", [thing(0, 215, 1), thing(128, 255, 3)], ids=["alike", "neither dark nor light"])
+def test_another_thing_is_left(pixels: np.ndarray) -> None:
+    found, notes = suited(pixels, Looks("dark", 0.9))
+    np.testing.assert_array_equal(found, pixels)
+    assert notes == []
+
+
+def test_a_model_that_says_nothing_of_its_pictures() -> None:
+    found, notes = suited(thing(255, 40, 5), None)
+    np.testing.assert_array_equal(found, thing(255, 40, 5))
+    assert notes == []
+
+
+def test_a_small_thing_is_named() -> None:
+    """Digits of MNIST fill 71 % of their frame, garments at least 93 %."""
+    _, notes = suited(thing(0, 215, 4), Looks("dark", 0.93))
+    (note,) = notes
+    assert note.startswith("unlike the model's training pictures: the thing fills 71 % of the frame, in ")
+    assert "93 % or more" in note
+    assert suited(thing(0, 0, 0), Looks("dark", 0.93))[1][0].startswith("unlike the model's training pictures: ")
+
+
+def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
+    """Also that garments are taken for garments."""
+    from models.data import load_idx_part
+
+    images, _ = load_idx_part("fashion-mnist", fashion_mnist_dir, "test")
+    measured = looks(images)
+    assert measured == {"background": "dark", "fill": pytest.approx(0.93, abs=0.011)}
+    backgrounds = [background_of(each) for each in images]
+    assert backgrounds.count("dark") >= 9990
+    assert backgrounds.count("light") == 0
+    noted = [suited(each, Looks(**measured))[1] != [] for each in images[:2000]]
+    assert np.mean(noted) < 0.005
+    assert looks(255 - images) == measured | {"background": "light"}
+
+
+def test_pictures_with_other_backgrounds_are_not_described() -> None:
+    images = np.concatenate([np.stack([thing(level, 128, 2) for _ in range(50)]) for level in (0, 255)])
+    assert looks(images) == {}
+
+
+@pytest.fixture
+def garments() -> Iterator[StandIn]:
+    """A server whose model was trained on garments, light on black."""
+    stand_in = StandIn()
+    described = {**DESCRIPTION, "preprocessing": "photo", "background": "dark", "fill": 0.93}
+    stand_in.parameters = {"model_config": json.dumps(described)}
+    with stand_in.serving("http"):
+        yield stand_in
+
+
+def test_infer_tells_of_a_picture_that_it_inverts(garments: StandIn, tmp_path: Path) -> None:
+    path = tmp_path / "shirt.png"
+    Image.fromarray(thing(255, 40, 1)[0]).save(path)
+    code, lines, errors = ask(garments, path, "--json")
+    assert (code, len(lines)) == (0, 1)
+    assert errors == [f"Note: {path}: inverted: its background is light, that of the model's training pictures dark"]
+    Image.fromarray(thing(0, 215, 1)[0]).save(path)
+    assert ask(garments, path, "--json")[1][0].split("version")[0] == lines[0].split("version")[0]
+
+
+def test_a_digit_is_no_garment(garments: StandIn) -> None:
+    code, lines, errors = ask(garments, DIGIT_PNG)
+    assert (code, len(lines), len(errors)) == (0, 1, 2)
+    assert errors[1].startswith(f"Note: {DIGIT_PNG}: unlike the model's training pictures: the thing fills 6")
+
+
+def test_a_photo_has_no_shapes_to_split(garments: StandIn) -> None:
+    code, lines, errors = ask(garments, DIGIT_PNG, "--split")
+    assert (code, lines) == (2, [])
+    assert errors[-1] == "Error: --split: expected a model of drawings, found 'net', a model of photos"
+
+
+@pytest.mark.parametrize("wrong", [{"background": "green"}, {"fill": 2}, {"fill": "much"}])
+def test_looks_that_are_none(garments: StandIn, wrong: dict[str, object]) -> None:
+    described = {**json.loads(garments.parameters["model_config"]), **wrong}
+    garments.parameters = {"model_config": json.dumps(described)}
+    code, _, errors = ask(garments, DIGIT_PNG)
+    assert code == 3
+    assert "its parameters do not describe a classifier" in errors[0]

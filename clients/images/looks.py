@@ -1,0 +1,65 @@
+"""Whether a photo looks as the pictures did that its model was trained on.
+
+In: a model's input uint8 (C, H, W) and its `Looks`. Out: the input, inverted if its background is the other way round,
+and what the user should know. models/data/looks.py measures training pictures alike.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DARK, _LIGHT = 64, 191  # levels of a border; between them it is neither
+_CONTRAST = 32  # levels between a thing and its border
+_OF_LEAST = 0.9  # of the least share that training pictures fill
+
+Background = Literal["dark", "light"]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Of the training pictures. fill: the least share of the frame's width or height that their things fill."""
+
+    background: Background
+    fill: float
+
+
+def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> tuple[NDArray[np.uint8], list[str]]:
+    """uint8 (C, H, W) -> the same or its inverse, and notes."""
+    if looks is None:
+        return pixels, []
+    notes = []
+    found = background_of(pixels)
+    if found is not None and found != looks.background:
+        pixels = 255 - pixels
+        notes.append(f"inverted: its background is {found}, that of the model's training pictures {looks.background}")
+    if found is not None and (share := _fill(pixels)) < _OF_LEAST * looks.fill:
+        fills = f"fills {100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
+        notes.append(f"unlike the model's training pictures: the thing {fills}; crop it, or take it for none of them")
+    return pixels, notes
+
+
+def background_of(pixels: NDArray[np.uint8]) -> Background | None:
+    level = np.median(_border(_grey(pixels)))
+    return "dark" if level < _DARK else "light" if level > _LIGHT else None
+
+
+def _grey(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return pixels.mean(axis=0, dtype=np.float32)  # (H, W)
+
+
+def _border(grey: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.concatenate((grey[0], grey[-1], grey[1:-1, 0], grey[1:-1, -1]))
+
+
+def _fill(pixels: NDArray[np.uint8]) -> float:
+    grey = _grey(pixels)
+    thing = np.abs(grey - np.median(_border(grey))) > _CONTRAST
+    return max(_extent(thing.any(axis=1)), _extent(thing.any(axis=0)))
+
+
+def _extent(filled: NDArray[np.bool_]) -> float:
+    """The share from the first to the last filled row or column."""
+    places = np.flatnonzero(filled)
+    return float(places[-1] - places[0] + 1) / len(filled) if len(places) else 0.0

@@ -7,6 +7,8 @@
   for Convolutional Neural Networks", 2003). `pens` adds the changes of models/pens.py to `elastic`.
 - `crop-flip`, for photos: crops after 4 black pixels of padding, half of them mirrored (He et al., "Deep Residual
   Learning", 2016, section 4.2).
+- `flip-erase`, for things that fill their frame: half are mirrored, all move by up to a 28th of the side, and
+  half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
+MOVES = 28  # a picture moves by up to this part of its side
+ERASED_SHARE, ERASED = 0.5, (1 / 7, 1 / 2)  # of the images, and of each side
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
@@ -32,6 +36,8 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return nn.Identity()
     if name == "crop-flip":
         return _crop_flip
+    if name == "flip-erase":
+        return lambda images: _erased(_moved(_mirrored(images)))
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -67,6 +73,41 @@ def _crop_flip(images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     cropped: Tensor = RandomHorizontalFlip()(RandomCrop((height, width), padding=4)(images))  # (B, C, H, W)
     return cropped
+
+
+def _mirrored(images: Tensor) -> Tensor:
+    return torch.where(_uniform(images, 1)[..., None, None] < 0.5, images.flip(-1), images)
+
+
+def _moved(images: Tensor) -> Tensor:
+    """By whole pixels, over black."""
+    count, _, height, width = images.shape
+    up, left = height // MOVES, width // MOVES
+    padded = F.pad(images, (left, left, up, up)).transpose(0, 1)  # (C, B, H + 2 up, W + 2 left)
+    rows, columns = (
+        torch.arange(side, device=images.device) + torch.randint(2 * most + 1, (count, 1), device=images.device)
+        for side, most in ((height, up), (width, left))
+    )  # (B, H), (B, W)
+    chosen = torch.arange(count, device=images.device)[:, None, None]
+    return padded[:, chosen, rows[:, :, None], columns[:, None]].transpose(0, 1)
+
+
+def _erased(images: Tensor) -> Tensor:
+    """The rectangle's centre is anywhere, so its edge may be outside."""
+    rows, columns = (_stretch(images, side) for side in images.shape[2:])  # (B, H), (B, W)
+    rows &= _uniform(images, 1) < ERASED_SHARE
+    return images.masked_fill((rows[:, :, None] & columns[:, None])[:, None], 0)
+
+
+def _stretch(images: Tensor, side: int) -> Tensor:
+    """Of a line of pixels, for each image: bool (B, side)."""
+    centre, length = side * _uniform(images, 1), side * _uniform(images, 1).mul(ERASED[1] - ERASED[0]).add(ERASED[0])
+    return (torch.arange(side, device=images.device) + 0.5 - centre).abs() < length / 2
+
+
+def _uniform(images: Tensor, count: int) -> Tensor:
+    """In [0, 1): (B, count)."""
+    return images.new_empty(len(images), count).uniform_()
 
 
 def _elastic(images: Tensor) -> Tensor:

@@ -121,8 +121,11 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int, key: str)
             f"{name} {getattr(config, name)}" for name in ("depth", "dim", "heads", "dim_head", "mlp_dim")
         )
         raise TrainingError(f"{options.device}: expected a network that fits its memory, found {found}") from error
-    if isinstance(model, VisionTransformer) and options.device == "cpu":
-        model.absorb()  # 1.9 times as fast with six blocks; a GPU's times are of the published form
+    if options.device == "cpu":  # a GPU's times are of the published form
+        if isinstance(model, VisionTransformer):
+            model.absorb()  # 1.9 times as fast with six blocks
+        else:
+            model.to(memory_format=torch.channels_last)  # the CNN trains 1.2 times as fast, in bfloat16 1.9 times
     if options.init:
         _load_weights(model, Path(options.init))
     start_skips(model, options.skip_init)

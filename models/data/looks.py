@@ -1,7 +1,8 @@
 """How the training photos look: things on a dark or a light background, and how much of the frame they fill.
 
-In: images uint8 (n, C, H, W). Out: the fields `background` and `fill` of a configuration. Clients compare users' pictures
-with them (clients/images/looks.py measures alike): a model of garments on black takes a product photo on white for a bag.
+In: images uint8 (n, C, H, W). Out: the fields `background` and `fill` of a configuration. Clients compare users'
+pictures with them and measure alike (clients/images/looks.py): a model of garments on black takes a product photo on
+white for a bag.
 """
 
 from __future__ import annotations

@@ -162,8 +162,6 @@ def test_a_small_thing_is_named() -> None:
 
 def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
     """Also that garments are taken for garments."""
-    from models.data import load_idx_part
-
     images, _ = load_idx_part("fashion-mnist", fashion_mnist_dir, "test")
     measured = looks(images)
     assert measured == {"background": "dark", "fill": pytest.approx(0.93, abs=0.011)}

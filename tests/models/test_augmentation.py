@@ -77,3 +77,25 @@ def test_crop_and_flip_cut_a_window_and_mirror_half():
 def test_no_distortion(digits):
     images = torch.tensor(digits.train_images[:5]) / 255
     assert augmentation("none")(images) is images
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_flip_and_erase_change_only_a_rectangle_of_a_moved_picture(channels):
+    torch.manual_seed(0)
+    images = torch.rand(200, channels, 28, 28) + 0.1
+    found = augmentation("flip-erase")(images)
+    padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
+    windows = padded.unfold(2, 28, 1).unfold(3, 28, 1).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)  # (200, 9, C, 28, 28)
+    both = torch.cat((windows, windows.flip(-1)), 1)
+    kept = (both == found[:, None]).all(2)  # (200, 18, 28, 28)
+    best = kept.flatten(2).sum(2).argmax(1)
+    changed = ~kept[torch.arange(200), best]
+    assert (found.masked_select(changed[:, None]) == 0).all()
+    rows, columns = changed.any(2), changed.any(1)
+    assert torch.equal(changed, rows[:, :, None] & columns[:, None]), "a rectangle"
+    sides = torch.stack((rows.sum(1), columns.sum(1)))[:, changed.flatten(1).any(1)]
+    assert sides.max() <= 14
+    assert sides.float().mean() > 6
+    assert 70 < sides.shape[1] < 130, "half of them"
+    assert 70 < (best >= 9).sum() < 130, "half are mirrored"
+    assert len(best.unique()) == 18, "every place, mirrored or not"

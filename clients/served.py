@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.transport import INPUT, OUTPUT, Connection
+
+_SERVE_IT = "; if it is published: vitbn repository promote {} {}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ async def choose(connection: Connection) -> ServedModel:
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
-        raise ModelNotFound(f"no model is ready at {connection.url}; the repository has {_names(index)}")
+        has = f"the repository has {_names(index)}{_serve_it(index)}"
+        raise ModelNotFound(f"no model is ready at {connection.url}; {has}")
     listed = await asyncio.gather(*(_list(connection, name) for name in ready)) if len(ready) > 1 else []
     candidates = [each.model for each in listed if each.model is not None]
     if not candidates:
@@ -44,12 +48,12 @@ async def choose(connection: Connection) -> ServedModel:
 def check_labels(models: Sequence[ServedModel], url: str) -> None:
     """Raises ModelNotFound if models differ in labels: the caller must name the model."""
     if len({frozenset(model.labels) for model in models}) > 1:
-        names = ", ".join(f"{model.name} ({_some(model.labels)})" for model in models)
+        names = ", ".join(map(_with_labels, models))
         raise ModelNotFound(f"expected the name of a model (--model), found different labels at {url}: {names}")
 
 
-def _some(labels: Sequence[str]) -> str:
-    return " ".join(labels[:3]) + (" …" if len(labels) > 3 else "")
+def _with_labels(model: ServedModel) -> str:
+    return f"{model.name} ({' '.join(model.labels[:3])}{' …' if len(model.labels) > 3 else ''})"
 
 
 def best(models: Sequence[ServedModel]) -> ServedModel:
@@ -63,10 +67,22 @@ async def find(connection: Connection, name: str) -> ServedModel:
     index = await connection.models()
     entries = [entry for entry in index if entry["name"] == name]
     if not entries:
-        raise ModelNotFound(f"model {name!r} is not at {connection.url}; there: {_names(index)}")
+        raise ModelNotFound(f"model {name!r} is not at {connection.url}; {await _instead_of(connection, name)}")
     if any(map(_is_ready, entries)):  # the first server failed, another gave the index
         return await _describe(connection, name)
-    raise ModelNotReady(f"model {name!r} is not ready at {connection.url}: {_state(entries)}")
+    raise ModelNotReady(f"model {name!r} is not ready at {connection.url}: {_state(entries)}{_serve_it(entries)}")
+
+
+async def _instead_of(connection: Connection, name: str) -> str:
+    """The models there with their labels, and which of them the name may mean: nearly its own, or a label's.
+
+    Else what to type: without a key, a server lists only what it has loaded.
+    """
+    listed = await list_all(connection)
+    there = ", ".join(_with_labels(each.model) if each.model else each.name for each in listed) or "nothing"
+    near = get_close_matches(name, [each.name for each in listed], 1)
+    near += [each.name for each in listed if each.model and name.lower() in map(str.lower, each.model.labels)]
+    return f"there: {there}" + (f". Did you mean {near[0]!r}?" if near else _SERVE_IT.format(name, "VERSION"))
 
 
 async def list_all(connection: Connection) -> list[ListedModel]:
@@ -94,6 +110,15 @@ def _is_ready(entry: dict[str, Any]) -> bool:
 def _state(entries: list[dict[str, Any]]) -> str:
     reason = " ".join(str(entries[0].get("reason", "")).split())
     return f"{entries[0].get('state') or 'not loaded'}{reason and ', ' + reason}"
+
+
+def _serve_it(entries: list[dict[str, Any]]) -> str:
+    """What to type for a model that nobody has loaded: a server's index lists it without a state."""
+    unloaded = [entry for entry in entries if not entry.get("state")]
+    if not unloaded:
+        return ""
+    name, version = unloaded[-1]["name"], unloaded[-1].get("version") or "VERSION"
+    return _SERVE_IT.format(name, version)
 
 
 def _names(index: list[dict[str, Any]]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+import socket
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from export.pipeline import Ready
 
 DEFAULT_REPOSITORY = Path("triton_repo")
+DEFAULT_SERVER = ("127.0.0.1", 8000)  # of `vitbn repository` too
 repository_option = click.option(
     "--repository", type=click.Path(path_type=Path), help=f"Model repository.  [default: {DEFAULT_REPOSITORY}]"
 )
@@ -152,6 +155,23 @@ def _print(ready: Ready, written: Path) -> None:
     if ready.choice:
         _print_choice(ready.choice)
     click.echo(f"Wrote {written} ({len(ready.artifact.data) / 1e6:.1f} MB)")
+    if written.is_dir() and _a_server_runs():
+        click.echo(f"Let the running server serve it: {_promotion(written)}")
+
+
+def _a_server_runs() -> bool:
+    try:
+        socket.create_connection(DEFAULT_SERVER, timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _promotion(version: Path) -> str:
+    words = ["vitbn", "repository", "promote", version.parent.name, version.name]
+    if (repository := version.parent.parent) != DEFAULT_REPOSITORY:
+        words += ["--repository", str(repository)]
+    return shlex.join(words)
 
 
 def _print_choice(choice: Choice) -> None:

@@ -32,7 +32,7 @@ def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> tuple[NDArray[np.u
     notes = []
     found = background_of(pixels)
     if found is not None and found != looks.background:
-        pixels = 255 - pixels
+        pixels = np.invert(pixels)
         notes.append(f"inverted: its background is {found}, that of the model's training pictures {looks.background}")
     if found is not None and (share := _fill(pixels)) < _OF_LEAST * looks.fill:
         fills = f"fills {100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
@@ -46,7 +46,8 @@ def background_of(pixels: NDArray[np.uint8]) -> Background | None:
 
 
 def _grey(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return pixels.mean(axis=0, dtype=np.float32)  # (H, W)
+    grey: NDArray[np.float32] = pixels.mean(axis=0, dtype=np.float32)  # (H, W)
+    return grey
 
 
 def _border(grey: NDArray[np.float32]) -> NDArray[np.float32]:

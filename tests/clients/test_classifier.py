@@ -121,8 +121,10 @@ def test_the_order_of_labels_does_not_matter(connect):
 
 def test_models_that_cannot_be_asked(connect):
     repository = Repository(a=None, b=config())
-    with pytest.raises(ModelNotFound, match=r"'c' is not at 127\.0\.0\.1:8000; there: a, b"):
-        connect(repository, "c")
+    with pytest.raises(
+        ModelNotFound, match=r"'z' is not at 127\.0\.0\.1:8000; there: a, b \(a b c\); if it is published: "
+    ):
+        connect(repository, "z")
     assert repository.closed
     with pytest.raises(ModelNotReady, match=r"'a' is not ready .*: UNAVAILABLE, Invalid argument: no such op"):
         connect(repository, "a")
@@ -130,6 +132,26 @@ def test_models_that_cannot_be_asked(connect):
         connect(Repository(a=None))
     with pytest.raises(ModelNotFound, match="nothing"):
         connect(Repository())
+
+
+@pytest.mark.parametrize("wrong", ["garmets", "shirt"])
+def test_a_wrong_name_suggests_by_name_and_by_label(connect, wrong):
+    repository = Repository(digits=config(), garments=config(labels=["T-shirt/top", "Shirt", "Bag"]))
+    there = r"there: digits \(a b c\), garments \(T-shirt/top Shirt Bag\)\. Did you mean 'garments'\?$"
+    with pytest.raises(ModelNotFound, match=there):
+        connect(repository, wrong)
+
+
+def test_a_model_that_nobody_loaded_names_the_command_that_serves_it(connect):
+    repository = Repository(a=config())
+
+    async def models():
+        return [{"name": "a", "version": "4", "state": "READY"}, {"name": "new"}]
+
+    repository.models = models
+    command = r"'new' is not ready .*: not loaded; if it is published: vitbn repository promote new VERSION$"
+    with pytest.raises(ModelNotReady, match=command):
+        connect(repository, "new")
 
 
 def test_the_list_says_of_every_model_whether_and_why_not(connect):

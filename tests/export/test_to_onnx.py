@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,18 @@ def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
         r"ONNX, float32: max \|error\| \S+ where the network's own is \S+, tolerance \S+ \(1e-05 of", result.output
     )
     assert (tmp_path / "repo/vitbn/1/model.onnx").is_file()
+
+
+def test_beside_a_running_server_it_names_the_command_that_serves_the_version(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repo"
+    arguments = ("--checkpoint", trained, "--repository", repository, "--name", "mine")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr("export.to_onnx.DEFAULT_SERVER", listening.getsockname())
+        command = f"vitbn repository promote mine 1 --repository {repository}"
+        assert ok(export, *arguments).output.endswith(f"Let the running server serve it: {command}\n")
+    assert "promote" not in ok(export, *arguments).output, "no server runs there any more"
 
 
 def test_output_writes_only_the_file_its_manifest_and_sample(trained: Path, tmp_path: Path) -> None:

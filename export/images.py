@@ -14,7 +14,7 @@ import numpy as np
 
 from export.equivalence import Images
 from models.config import ModelConfig
-from models.data import DataError, Dataset, load_dataset, load_digits
+from models.data import DataError, Dataset, load_again, load_digits
 
 COUNT = 64
 DIGIT_SHAPE = (1, 28, 28)
@@ -48,7 +48,7 @@ def own_sample(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path |
 
 def own_dataset(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
     """Raises DataError if the dataset is missing or does not fit the model."""
-    dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
+    dataset = load_again(metrics, data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)
     if (found := (dataset.test_images.shape[1:], len(dataset.labels))) != expected:
         raise DataError(

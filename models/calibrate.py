@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from models.data import DATA_DIR_HELP, DATASETS, DataError, load_dataset
+from models.data import DATA_DIR_HELP, DATASETS, DataError, load_again
 
 if TYPE_CHECKING:
     from models.checkpoint import Checkpoint
+    from models.metrics import Metrics
 
 
 @click.command()
@@ -40,13 +41,21 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")
     if not count:
-        raise CheckpointError(f"{path}: expected a training with --hold-out, found none in the metrics")
+        raise CheckpointError(f"{path}: expected a training with --hold-out, found none{_again(metrics)}")
     if type(count) is not int or name not in DATASETS:
         raise CheckpointError(f"{path}: expected --hold-out N of a --dataset in the metrics, found {count!r}, {name!r}")
-    data = load_dataset(name, data_dir)
+    data = load_again(metrics, data_dir)
     if (found := data.train_images.shape[1:]) != shape:
         raise CheckpointError(f"{path}: expected images of the shape {shape}, found {found} in {name}")
     return measure_calibration(checkpoint.model, data, count)
+
+
+def _again(metrics: Metrics) -> str:
+    """The training's command with a part to fit on."""
+    command, images = metrics.get("command"), metrics.get("test_images")
+    if metrics.get("dataset") not in DATASETS or not command or not images:
+        return ""
+    return f"; keep a part of the training images for it: {command} --hold-out {max(1, images // 2)}"
 
 
 if __name__ == "__main__":

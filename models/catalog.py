@@ -69,16 +69,19 @@ def models() -> None:
     from models.costs import network_macs
 
     click.echo(
-        f"{'name':15} {'model':9} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10} {'epochs':>6}"
+        f"{'name':15} {'model':9} {'dataset':13} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10}"
+        f" {'epochs':>6}"
     )
     for name in SHIPPED:
         config, metrics, parameters = describe(name)
         click.echo(
-            f"{name:15} {config.model:9} {config.depth if config.is_transformer else '-':>5}"
+            f"{name:15} {config.model:9} {metrics['dataset']:13} {config.depth if config.is_transformer else '-':>5}"
             f" {100 * metrics['test_accuracy']:15.2f} {network_macs(config) / 1e6:7.2f}"
             f" {parameters:10,} {metrics['epochs']:6}"
         )
-    click.echo("Accuracy on MNIST's 10,000 test images; multiply-accumulates an image as trained, before any rewrite.")
+    click.echo(
+        "Accuracy on the dataset's 10,000 test images; multiply-accumulates an image as trained, before any rewrite."
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def _check(metrics: Metrics) -> None:
         _require(metrics, name, "an integer of at least 1", lambda value: type(value) is int and value >= 1)
     expected = f"a number above 0, up to {HIGHEST_TEMPERATURE:g}"
     _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
-    _require(metrics, "dataset", "a printable name", lambda value: isinstance(value, str) and value.isprintable())
+    for name in ("dataset", "data_dir"):
+        _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and value.isprintable())
     for name in ("options", "adapted"):
         _require(metrics, name, "an object", lambda value: isinstance(value, dict))
 

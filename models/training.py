@@ -279,6 +279,7 @@ def _metrics(state: State, dataset: Dataset, options: TrainingOptions) -> Metric
         "command": typed_command(),
         "options": asdict(options),
         "test_images": len(dataset.test_labels),
+        **({"data_dir": dataset.folder} if dataset.folder else {}),
     }
     if not options.hold_out:
         return metrics | {"test_accuracy": last.test_accuracy}

@@ -22,7 +22,7 @@ class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,).
 
     `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `load_options`:
-    the options of `train` that load it again.
+    the options of `train` that load it again; `folder`: where the user keeps it, "" for a place of its own.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Dataset:
     preprocessing: Preprocessing = "ink"
     patch_size: tuple[int, int] = (7, 7)
     load_options: str = ""
+    folder: str = ""
 
     def __post_init__(self) -> None:
         train, test = self.train_images.shape[1:], self.test_images.shape[1:]

@@ -1,14 +1,15 @@
 from dataclasses import replace
 
+import pooch
 import pytest
 import torch
 import torch.nn.functional as F
 from commands import failure, ok
 
-from models.calibrate import calibrate as command
+from models.calibrate import calibrate
 from models.checkpoint import CheckpointError, add_metrics, load, save
 from models.config import ModelConfig
-from models.data import load_digits
+from models.data import DataError, load_again, load_dataset, load_digits
 from models.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
 from models.recipe import TrainingOptions
 from models.registry import build
@@ -89,7 +90,7 @@ def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
     path = tmp_path / "old.safetensors"
     save(path, model, TINY, metrics)
     before, weights = load(path), raw(path)
-    result = ok(command, path, "--data-dir", small_mnist)
+    result = ok(calibrate, path, "--data-dir", small_mnist)
     after = load(path)
     assert raw(path) == weights
     assert after.config == before.config
@@ -111,10 +112,36 @@ def test_command_refuses_checkpoints_of_strangers(tmp_path, small_mnist, metrics
     path, config = tmp_path / "x.safetensors", replace(TINY, image_size=(14, 14))
     save(path, build(config), config, metrics)
     before = path.read_bytes()
-    line, code = failure(command, path, "--data-dir", small_mnist)
+    line, code = failure(calibrate, path, "--data-dir", small_mnist)
     assert (code, path.read_bytes()) == (1, before)
     assert line.startswith(f"Error: {path}: expected ")
     assert said in line
+
+
+def test_where_nothing_was_kept_apart_it_says_what_to_type(tmp_path):
+    path, command = tmp_path / "x.safetensors", "vitbn train --dataset mnist"
+    save(path, build(TINY), TINY, {"dataset": "mnist", "options": {}, "command": command, "test_images": 10000})
+    expected = "expected a training with --hold-out, found none; keep a part of the training images for it: "
+    assert failure(calibrate, path) == (f"Error: {path}: {expected}{command} --hold-out 5000", 1)
+
+
+def test_the_folder_of_the_dataset_is_remembered(tmp_path, small_mnist, monkeypatch):
+    """An explicit folder comes first; a folder that is gone is forgotten."""
+    monkeypatch.delenv("MNIST_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    data, path = load_dataset("mnist", small_mnist), tmp_path / "tiny.safetensors"
+    *_, _ = train(TINY, data, replace(OPTIONS, epochs=1, hold_out=60), path)
+    assert load(path).metrics["data_dir"] == str(small_mnist.absolute())
+    ok(calibrate, path)
+    assert (
+        f"{tmp_path}/elsewhere: expected train-images"
+        in failure(calibrate, path, "--data-dir", tmp_path / "elsewhere")[0]
+    )
+    metrics = load(path).metrics | {"data_dir": str(tmp_path / "gone")}
+    with pytest.raises(
+        DataError, match=r"mnist: expected its four idx files in --data-dir, MNIST_DIR or .*, found none"
+    ):
+        load_again(metrics, None, fetch=False)
 
 
 def test_metrics_of_another_file(tmp_path):

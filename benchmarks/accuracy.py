@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import chosen, dataset_options, digits, json_option, several
+from benchmarks.measure.choices import (
+    chosen,
+    digits,
+    json_option,
+    models_or_own,
+    own_checkpoints,
+    own_options,
+    several,
+)
 from benchmarks.measure.engines import COMPARED, candidates, label_of
 from benchmarks.measure.machine import cores
+from benchmarks.measure.own import Own
 from benchmarks.measure.progress import note
-from models.catalog import SHIPPED, shipped
+from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
     from export.equivalence import Classifier, Images, Logits
@@ -25,33 +34,49 @@ EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # floa
 
 
 @click.command()
-@several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all shipped networks]")
+@several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all of digits]")
 @click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
-@dataset_options
+@own_options
 @json_option
 def accuracy(
-    models: tuple[str, ...], conditions: bool, dataset: str, data_dir: Path | None, json_path: Path | None
+    models: tuple[str, ...],
+    conditions: bool,
+    checkpoints: tuple[Path, ...],
+    dataset: str | None,
+    data_dir: Path | None,
+    json_path: Path | None,
 ) -> None:
-    """Measure the shipped networks in every runtime and precision that this machine has."""
+    """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
-    models = chosen(models, SHIPPED) or (SHIPPED if conditions else COMPARED)
+    own = own_checkpoints(checkpoints, dataset, data_dir)
+    names = models_or_own(chosen(models, SHIPPED) or (OF_DIGITS if conditions else COMPARED), own)
+    networks = [*(Own(shipped(name), dataset, data_dir) for name in names), *own]
     with recording(json_path, cores()) as record:
-        data = digits(dataset, data_dir)
-        for row in _on_conditions(models, data) if conditions else _in_runtimes(models, data):
-            record.add({"dataset": dataset, "images": len(data.test_labels), **row})
+        for row in _on_conditions(networks, digits(dataset or "mnist", data_dir)) if conditions else _on_data(networks):
+            record.add(row)
     click.echo(show(record.run(), "conditions" if conditions else "accuracy"))
 
 
-def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
+def _on_data(networks: Sequence[Own]) -> Iterator[dict[str, Any]]:
+    for network in networks:
+        data = network.data
+        for row in _in_runtimes(network, data):
+            yield {"dataset": data.name, "images": len(data.test_labels), **row}
+
+
+def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
     from benchmarks.measure.conditions import SMALL, conditions
     from models.checkpoint import load
 
+    for network in networks:
+        if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
+            raise click.UsageError(f"--conditions: expected networks that read digits, found {network.name}")
     pictures = conditions(data)
-    for model in models:
-        note(f"Measuring {model}")
-        source = load(shipped(model))
+    for network in networks:
+        note(f"Measuring {network.name}")
+        source = load(network.path)
         plain = _served(source.path)
         asked = {name: (plain, *of) for name, of in pictures.items()}
         images, labels = pictures[SMALL]
@@ -59,7 +84,8 @@ def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, A
             asked[f"{SMALL}, adapted"] = adapted, images[UNLABELLED:], labels[UNLABELLED:]
         for name, (classify, images, labels) in asked.items():
             right = float((_classify(classify, images).argmax(1) == labels).mean())
-            yield {"images": len(labels), "model": model, "condition": name, "accuracy": right}
+            row = {"model": network.name, "condition": name, "accuracy": right}
+            yield {"dataset": data.name, "images": len(labels), **row}
 
 
 def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
@@ -85,42 +111,41 @@ def _served(path: Path) -> Classifier:
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
 
-def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
+def _in_runtimes(network: Own, data: Dataset) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from export.errors import ExportError
     from models.checkpoint import load
 
-    for model in models:
-        expected: Logits | None = None
-        for name, make in _classifiers(model, load(shipped(model)), data).items():
-            note(f"Measuring {model}, {name}")
-            try:
-                logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
-            except ExportError as reason:
-                note(f"Not measured: {model}, {name}: {reason}")
-                continue
-            expected = logits if expected is None else expected
-            classes = logits.argmax(1)
-            yield {
-                "model": model,
-                "runtime": name,
-                "accuracy": float((classes == data.test_labels).mean()),
-                "agreement": float((classes == expected.argmax(1)).mean()),
-                "max_abs_error": float(np.abs(logits - expected).max()),
-            }
+    expected: Logits | None = None
+    for name, make in _classifiers(network, load(network.path), data).items():
+        note(f"Measuring {network.name}, {name}")
+        try:
+            logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
+        except ExportError as reason:
+            note(f"Not measured: {network.name}, {name}: {reason}")
+            continue
+        expected = logits if expected is None else expected
+        classes = logits.argmax(1)
+        yield {
+            "model": network.name,
+            "runtime": name,
+            "accuracy": float((classes == data.test_labels).mean()),
+            "agreement": float((classes == expected.argmax(1)).mean()),
+            "max_abs_error": float(np.abs(logits - expected).max()),
+        }
 
 
-def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
+def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
     from benchmarks.measure.called import build
 
-    exact = candidates([(model, checkpoint.config)], EXACT, ["fp32"], cores(), "cpu")
+    exact = candidates([(network.name, network)], EXACT, ["fp32"], cores(), "cpu")
 
     @cache
     def optimized() -> bytes:
         from export.pipeline import Form, export_checkpoint
 
-        return export_checkpoint(checkpoint.path, Form(rewrites="all")).onnx
+        return export_checkpoint(checkpoint.path, Form(rewrites="all"), data_dir=network.place).onnx
 
     makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(build, each) for each in exact}
     for precision in ("fp16", "int8"):

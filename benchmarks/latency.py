@@ -13,6 +13,9 @@ from benchmarks.measure.choices import (
     chosen,
     device_option,
     json_option,
+    models_or_own,
+    own_checkpoints,
+    own_options,
     presets,
     seconds_option,
     several,
@@ -25,6 +28,7 @@ from benchmarks.measure.engines import (
     candidates,
 )
 from benchmarks.measure.machine import cores
+from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, shipped
 from models.config import MODEL_NAMES, ModelConfig
@@ -63,6 +67,7 @@ CAVEAT = (
 @seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
+@own_options
 @json_option
 @click.pass_context
 def latency(
@@ -78,6 +83,9 @@ def latency(
     memory: bool,
     published: bool,
     json_path: Path | None,
+    checkpoints: tuple[Path, ...],
+    dataset: str | None,
+    data_dir: Path | None,
 ) -> None:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
@@ -86,7 +94,8 @@ def latency(
     "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval, and beside a lower precision
     also relative to PyTorch eager in the same.
     """
-    models = chosen(models, NAMES)
+    own = own_checkpoints(checkpoints, dataset, data_dir)
+    models = models_or_own(chosen(models, NAMES), own)
     _check(models, depth, published)
     from benchmarks.measure.devices import choose
     from benchmarks.measure.run import recording
@@ -94,7 +103,8 @@ def latency(
     device, threads = choose(wanted), threads or cores()
     workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
-        named = [(name, _config(name, depth, published)) for name in models]
+        named: list[tuple[str, ModelConfig | Own]] = [(name, _config(name, depth, published)) for name in models]
+        named += [(each.name, each) for each in own]
         which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)
         forms = (which or DEFAULT_RUNTIMES[device], kinds or DEFAULT_PRECISIONS[device])
         failed = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)

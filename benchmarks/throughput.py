@@ -11,9 +11,20 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import FiniteRange, WithPresets, device_option, json_option, presets, repeated
+from benchmarks.measure.choices import (
+    FiniteRange,
+    WithPresets,
+    device_option,
+    json_option,
+    models_or_own,
+    own_checkpoints,
+    own_options,
+    presets,
+    repeated,
+)
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
+from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, NameChoice
 
@@ -52,6 +63,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
 @device_option
+@own_options
 @json_option
 @click.pass_context
 def throughput(
@@ -71,6 +83,9 @@ def throughput(
     max_p99_ms: float,
     wanted: str,
     json_path: Path | None,
+    checkpoints: tuple[Path, ...],
+    dataset: str | None,
+    data_dir: Path | None,
 ) -> None:
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
@@ -86,13 +101,16 @@ def throughput(
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     device = device_of_server(wanted)
+    own = own_checkpoints(checkpoints, dataset, data_dir)
+    networks: list[tuple[str, Own | None]] = [(model, None) for model in models_or_own(models, own)]
+    networks += [(each.name, each) for each in own]
     cells = [
         (
-            Candidate(model, engine, precision, threads, device),
+            Candidate(model, engine, precision, threads, device, own=of),
             replace(load, protocol=protocol, shared_memory=memory, instances=instances),
         )
-        for load, model, engine, precision, (instances, threads), protocol, memory in product(
-            loads, models, engines, precisions, sharings, protocols, memories
+        for load, (model, of), engine, precision, (instances, threads), protocol, memory in product(
+            loads, networks, engines, precisions, sharings, protocols, memories
         )
     ]
     about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}

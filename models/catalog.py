@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from models.metrics import Metrics
 
-SHIPPED = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+OF_DIGITS = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+SHIPPED = OF_DIGITS
 PRETRAINED = Path(__file__).parent / "pretrained"
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of a BatchNorm
 

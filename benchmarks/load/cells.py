@@ -125,7 +125,7 @@ class Bench:
     def _images(self, candidate: Candidate) -> Images:
         from benchmarks.measure.networks import example_images
 
-        return example_images(self.published[candidate].config, IMAGES)
+        return example_images(self.published[candidate].config, IMAGES, candidate.own)
 
     def _copies(self, candidate: Candidate, workload: Workload) -> list[in_process.Instance]:
         key = (candidate, workload.instances)

@@ -11,7 +11,6 @@ import click
 
 from benchmarks.load.figures import WrongAnswer
 from benchmarks.measure.candidate import Candidate
-from models.catalog import shipped
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Device, Precision
@@ -86,13 +85,15 @@ def publish(
     engine: Any = candidate.engine
     bfloat16 = candidate.precision == "bf16"
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
+    place = candidate.own.place if candidate.own else None
     if engine == "tensorrt":
         if candidate.precision not in SERVED_IN_TENSORRT:
             raise Unavailable(f"TensorRT is served only in {', '.join(SERVED_IN_TENSORRT)}")
-        source = export_checkpoint(shipped(candidate.model), Form("all", fuse_attention=True)).artifact
+        form = Form("all", fuse_attention=True)
+        source = export_checkpoint(candidate.path, form, data_dir=place).artifact
         artifact = _engine(source, precision, largest)
     else:
-        source = artifact = export_for(Target(precision), shipped(candidate.model), Form("all")).artifact
+        source = artifact = export_for(Target(precision), candidate.path, Form("all"), data_dir=place).artifact
     for name, sharing in names.items():
         instances, threads = sharing or (None, None)
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)

@@ -70,18 +70,19 @@ class Missing:
 
 def build(candidate: Candidate, sizes: Sizes = (1,)) -> Classify:
     """For calls with `sizes` images. Raises Unavailable without the library or the device."""
-    program, _ = networks.program(reference(candidate.config), candidate)
+    program, _ = networks.program(reference(candidate.config, candidate.own), candidate)
     return start(program, candidate, sizes)
 
 
 def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
     built = []
     sizes = tuple(sorted({workload.batch for workload in workloads}))
-    references = {config: reference(config) for config in dict.fromkeys(each.config for each in candidates)}
+    wanted = dict.fromkeys((each.config, each.own) for each in candidates)
+    references = {(config, own): reference(config, own) for config, own in wanted}
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
         for each in candidates:
             try:
-                of = references[each.config]
+                of = references[each.config, each.own]
                 program, work = networks.program(of, each)
                 built.append(Built(each, of, program, start(program, each, sizes), work, sizes))
             except Exception as reason:  # engines raise anything; only this candidate is lost

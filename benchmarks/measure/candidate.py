@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from benchmarks.measure.own import Own
 from models.catalog import shipped
 from models.config import ModelConfig
 
@@ -32,7 +34,10 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` of the CPU, 0 for all cores. `geometry`: of another network than the shipped one of that name."""
+    """`threads` of the CPU, 0 for all cores. `geometry`: of another network than the shipped one of that name.
+
+    `own`: a checkpoint of the user's, instead of a shipped one.
+    """
 
     model: str = ModelConfig.model
     engine: str = "onnxruntime"
@@ -41,12 +46,18 @@ class Candidate:
     device: Device = "cpu"
     rewrites: Rewrites = "all"
     geometry: ModelConfig | None = None
+    own: Own | None = None
 
     @property
     def config(self) -> ModelConfig:
         from models.checkpoint import read_config
 
-        return self.geometry or read_config(shipped(self.model))
+        return self.geometry or read_config(self.path)
+
+    @property
+    def path(self) -> Path:
+        """Of the checkpoint."""
+        return self.own.path if self.own else shipped(self.model)
 
     @property
     def row(self) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from benchmarks.measure.command_line import PROGRAM
-from models.catalog import NameChoice
-from models.config import ModelConfig
-from models.data import DIGIT_SETS, DataError, Dataset, load_dataset
+from benchmarks.measure.own import Own
+from models.catalog import SHIPPED, NameChoice
+from models.config import MODEL_NAMES, ModelConfig
+from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
@@ -137,6 +139,39 @@ def device_option(command: Command) -> Command:
         "--device", "wanted", type=names, default="auto", show_default=True
     )
     return option(command)
+
+
+def own_options(command: Command) -> Command:
+    """What `own_checkpoints` takes."""
+    file = click.option(
+        "--checkpoint",
+        "checkpoints",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        multiple=True,
+        help="Measure this checkpoint of yours; repeatable.",
+    )
+    which = click.option("--dataset", help="A name or a folder.  [default: that of the network's training]")
+    where = click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+    decorated: Command = file(which(where(command)))
+    return decorated
+
+
+def own_checkpoints(paths: Sequence[Path], dataset: str | None, data_dir: Path | None) -> list[Own]:
+    """Raises UsageError where results could not tell two networks apart."""
+    own = [Own(path, dataset, data_dir) for path in paths]
+    known = {*MODEL_NAMES, *SHIPPED}
+    for each in own:
+        if each.name in known:
+            taken = "expected a name that no other network has; rename the file"
+            raise click.UsageError(f"--checkpoint {each.path}: {taken}")
+        known.add(each.name)
+    return own
+
+
+def models_or_own(models: Sequence[str], own: Sequence[Own]) -> tuple[str, ...]:
+    """Without the default models where only checkpoints are asked for."""
+    default = click.get_current_context().get_parameter_source("models") is ParameterSource.DEFAULT
+    return () if default and own else tuple(models)
 
 
 def dataset_options(command: Command) -> Command:

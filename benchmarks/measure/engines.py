@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.measure.candidate import PRECISIONS, Candidate, Classify, Device, Precision, Program, Rewrites, Sizes
 from benchmarks.measure.machine import cores
+from benchmarks.measure.own import Own
 
 if TYPE_CHECKING:
     from models.config import ModelConfig, ModelName
@@ -189,18 +190,22 @@ def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -
 
 
 def candidates(
-    models: Sequence[tuple[str, ModelConfig]],
+    models: Sequence[tuple[str, ModelConfig | Own]],
     runtimes: Sequence[str],
     precisions: Sequence[Precision],
     threads: int,
     device: Device,
 ) -> list[Candidate]:
     return [
-        Candidate(model, engine, precision, threads, device, rewrites, config)
-        for model, config in models
+        Candidate(model, engine, precision, threads, device, rewrites, **_network(of))
+        for model, of in models
         for engine, rewrites in map(RUNTIMES.__getitem__, runtimes)
         for precision in precisions
     ]
+
+
+def _network(of: ModelConfig | Own) -> dict[str, Any]:
+    return {"own": of} if isinstance(of, Own) else {"geometry": of}
 
 
 def name_of(candidate: Candidate) -> str:

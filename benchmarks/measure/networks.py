@@ -14,11 +14,12 @@ import torch
 from benchmarks.measure.candidate import Candidate, Precision, Program
 from benchmarks.measure.engines import ENGINES, why_not
 from benchmarks.measure.floors import Work, work
+from benchmarks.measure.own import Own
 from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.equivalence import EquivalenceError, Images, Logits, compare, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
-from export.images import embedded_sample
+from export.images import COUNT, embedded_sample
 from export.precision import convert, to_fp16
 from export.rewrites import pipeline
 from export.rewrites.errors import DoesNotApply
@@ -26,7 +27,7 @@ from export.rewrites.fuse import fuse_attention
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
-from models.data import load_digits
+from models.data import Dataset, load_digits
 from models.macs import macs_per_image
 from models.registry import build, randomise_norms
 
@@ -48,12 +49,16 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "
 
 @dataclass(frozen=True)
 class Reference:
-    """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images."""
+    """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images.
+
+    `data`: for the conversion to int8 and float8.
+    """
 
     config: ModelConfig
     network: Served
     proof: Images
     logits: Logits
+    data: Dataset
     files: dict[object, onnx.ModelProto] = field(default_factory=dict)
     """Exports in float32, by what was asked for."""
 
@@ -77,21 +82,22 @@ class Reference:
         return error
 
 
-def reference(config: ModelConfig) -> Reference:
+def reference(config: ModelConfig, own: Own | None = None) -> Reference:
     """Time does not depend on weights: without a checkpoint they are random."""
-    if path := matching(config):
+    if path := own.path if own else matching(config):
         model = load(path).model
     else:
         torch.manual_seed(0)
         model = build(config).eval()
         randomise_norms(model)
-    network, proof = Served(model, scale_folded=False), embedded_sample(config).images
-    return Reference(config, network, proof, torch_classifier(network)(proof))
+    network, proof = Served(model, scale_folded=False), example_images(config, COUNT, own)
+    return Reference(config, network, proof, torch_classifier(network)(proof), own.data if own else load_digits())
 
 
-def example_images(config: ModelConfig, count: int) -> Images:
-    """uint8 (count, C, H, W), repeated."""
-    return np.resize(embedded_sample(config).images, (count, *config.input_shape))
+def example_images(config: ModelConfig, count: int, own: Own | None = None) -> Images:
+    """uint8 (count, C, H, W), repeated: test images of a checkpoint's own dataset, else digits or noise."""
+    images = own.data.test_images[:COUNT] if own else embedded_sample(config).images
+    return np.resize(images, (count, *config.input_shape))
 
 
 def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
@@ -131,10 +137,10 @@ def _file(of: Reference, network: Served, precision: Precision, form: object, ty
         of.files[form] = to_onnx(network, of.config, DEFAULT_OPSET)
     proto = of.files[form]
     if typed:
-        proto = for_tensorrt(proto, precision, load_digits().train_images)
+        proto = for_tensorrt(proto, precision, of.data.train_images)
     elif precision == "fp16-softmax":
         proto = to_fp16(proto, kept=("LayerNormalization",))
     elif precision == "fp16" or precision == "int8":
-        proto, _ = convert(proto, precision, load_digits(), 100)
+        proto, _ = convert(proto, precision, of.data, 100)
     data: bytes = proto.SerializeToString()
     return data

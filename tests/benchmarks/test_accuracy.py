@@ -69,4 +69,6 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
         write_idx(tmp_path / name, np.arange(2) if "labels" in name else np.zeros((2, 2, 2)))
     result = CliRunner().invoke(accuracy, f"--model vitbn-tiny --data-dir {tmp_path}")
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "Error: mnist: expected images of 1x28x28, found 1x2x2"
+    assert result.output.splitlines()[-1] == (
+        "Error: mnist: expected images (1, 28, 28) of 10 classes, as the model reads them, found (1, 2, 2) of 10"
+    )

@@ -1,0 +1,106 @@
+"""Checkpoints of the user's, on a dataset of their own, in the three benchmarks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click import Command
+from commands import failure, ok
+from idx_files import write_idx
+
+from benchmarks import accuracy as module
+from benchmarks.accuracy import accuracy
+from benchmarks.latency import latency
+from benchmarks.measure.own import Own
+from benchmarks.throughput import throughput
+from models.checkpoint import CheckpointError, save
+from models.config import ModelConfig
+from models.data import FASHION_MNIST_LABELS
+from models.data.mnist import MNIST_PARTS
+from models.registry import build
+
+SMALL = ModelConfig(
+    depth=1,
+    dim=16,
+    heads=2,
+    dim_head=8,
+    mlp_dim=24,
+    image_size=(20, 20),
+    patch_size=(5, 5),
+    labels=FASHION_MNIST_LABELS,
+    preprocessing="photo",
+)
+
+
+@pytest.fixture(scope="module")
+def garments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of 20x20, of ten classes."""
+    folder = tmp_path_factory.mktemp("garments")
+    images = np.random.default_rng(0).integers(0, 256, (60, 20, 20), np.uint8)
+    for name in MNIST_PARTS.values():
+        write_idx(folder / name, np.arange(60) % 10 if "labels" in name else images)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mine(garments: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints") / "mine.safetensors"
+    network = build(SMALL)
+    network(torch.rand(60, 1, 20, 20))  # its norms see a batch
+    save(path, network, SMALL, {"dataset": "fashion-mnist", "data_dir": str(garments)})
+    return path
+
+
+def rows(command: Command, path: Path, *options: object) -> list[dict[str, object]]:
+    ok(command, *options, "--json", path)
+    found: list[dict[str, object]] = json.loads(path.read_text())["rows"]
+    return found
+
+
+@pytest.mark.slow
+def test_accuracy_on_the_dataset_of_its_training(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXACT", ("torch", "onnx-optimized"))
+    found = rows(accuracy, tmp_path / "accuracy.json", "--checkpoint", mine)
+    assert {(row["model"], row["dataset"], row["images"]) for row in found} == {("mine", "fashion-mnist", 60)}
+    assert {"ONNX Runtime, all rewrites", "ONNX Runtime, all rewrites, int8"} <= {row["runtime"] for row in found}
+    exact = next(row for row in found if row["runtime"] == "ONNX Runtime, all rewrites")
+    assert exact["agreement"] == 1.0
+
+
+@pytest.mark.slow
+def test_latency_of_a_checkpoint_alone(mine: Path, tmp_path: Path) -> None:
+    options = ("--batch", 2, "--runtime", "onnx-optimized", "--precision", "fp32", "--precision", "int8")
+    found = rows(latency, tmp_path / "latency.json", "--checkpoint", mine, "--seconds", 1, *options)
+    assert [(row["model"], row["precision"]) for row in found] == [("mine", "fp32"), ("mine", "int8")]
+
+
+@pytest.mark.live
+def test_throughput_of_a_checkpoint(mine: Path, tmp_path: Path) -> None:
+    options = ("--sharing", "1x1", "--batch", 1, "--in-flight", 1, "--seconds", 0.5, "--rounds", 1)
+    found = rows(throughput, tmp_path / "throughput.json", "--checkpoint", mine, *options)
+    assert [row["model"] for row in found] == ["mine"]
+
+
+def test_names_that_results_could_not_tell_apart_are_refused(mine: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "vitbn.safetensors", tmp_path / "mine.safetensors"):
+        path.write_bytes(mine.read_bytes())
+        line, code = failure(latency, "--checkpoint", mine, "--checkpoint", path)
+        assert (code, "expected a name that no other network has; rename the file" in line) == (2, True)
+
+
+def test_another_dataset_must_fit(mine: Path, garments: Path, mnist_dir: Path) -> None:
+    line, code = failure(accuracy, "--checkpoint", mine, "--dataset", "mnist", "--data-dir", mnist_dir)
+    assert (code, "mnist: expected images (1, 20, 20) of 10 classes" in line) == (1, True)
+    line, code = failure(accuracy, "--checkpoint", mine, "--conditions", "--dataset", "digits")
+    assert (code, "--conditions: expected networks that read digits, found mine" in line) == (2, True)
+    assert Own(mine, "fashion-mnist", garments).data.folder == str(garments)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.safetensors"
+    path.write_text("nothing")
+    with pytest.raises(CheckpointError, match=f"{path}: expected safetensors"):
+        _ = Own(path).config
+    assert failure(accuracy, "--checkpoint", path)[0].startswith(f"Error: {path}: expected safetensors")

@@ -27,21 +27,22 @@ class FrontierError(Exception):
     default=[PRETRAINED],
     help="Folder; repeatable.  [default: the shipped checkpoints]",
 )
+@click.option("--dataset", help="Only checkpoints of this dataset.  [default: of the shipped mnist's, else all]")
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @json_option
-def frontier(folders: Sequence[Path], seconds: float, json_path: Path | None) -> None:
+def frontier(folders: Sequence[Path], dataset: str | None, seconds: float, json_path: Path | None) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
 
     with recording(json_path, cores()) as record:
-        measure(comparable(folders), seconds, record.update)
+        measure(comparable(folders, dataset), seconds, record.update)
         click.echo(show(record.run(), "frontier"))
 
 
-def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
-    """The first checkpoint of each architecture.
+def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Checkpoint]:
+    """The first checkpoint of each architecture, if named of a dataset; of the shipped ones MNIST's.
 
     Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
@@ -51,15 +52,20 @@ def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
         raise FrontierError(f"{', '.join(map(str, folders))}: expected checkpoints, found none")
+    wanted = dataset or ("mnist" if list(folders) == [PRETRAINED] else None)
     by_config: dict[object, Checkpoint] = {}
     measured_on = None
     for loaded in map(load, paths):
+        if wanted and loaded.metrics.get("dataset") != wanted:
+            continue
         if "test_accuracy" not in loaded.metrics:
             raise FrontierError(f"{loaded.path}: expected a finished training with its test accuracy, found none")
         images = (loaded.metrics.get("dataset"), loaded.metrics.get("test_images"))
         if images != (measured_on := measured_on or images):
             raise FrontierError(f"{loaded.path}: expected an accuracy on {_said(measured_on)}, found {_said(images)}")
         by_config.setdefault(loaded.config, loaded)
+    if not by_config:
+        raise FrontierError(f"{', '.join(map(str, folders))}: expected checkpoints of {wanted}, found none")
     by_name: dict[str, Path] = {}
     for path in (loaded.path for loaded in by_config.values()):
         if (other := by_name.setdefault(name_of(path), path)) is not path:

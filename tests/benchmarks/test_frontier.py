@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
-from benchmarks.presets.frontier import frontier
+from benchmarks.presets.frontier import FrontierError, comparable, frontier
+from models.catalog import PRETRAINED
 from models.checkpoint import save
 from models.config import ModelConfig
 from models.registry import build, randomise_norms
@@ -65,6 +66,16 @@ def refusal(tmp_path: Path) -> str:
 
 def test_no_checkpoints(tmp_path: Path) -> None:
     assert f"{tmp_path}: expected checkpoints, found none" in refusal(tmp_path)
+
+
+def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> None:
+    for number, dataset in enumerate(("mnist", "fashion-mnist", "fashion-mnist"), 1):
+        config = replace(TINY, dim=16 * number)
+        write(tmp_path / f"{number}.safetensors", config, METRICS | {"dataset": dataset})
+    assert [each.path.stem for each in comparable([tmp_path], "fashion-mnist")] == ["2", "3"]
+    with pytest.raises(FrontierError, match=f"{tmp_path}: expected checkpoints of cifar10, found none"):
+        comparable([tmp_path], "cifar10")
+    assert {each.metrics["dataset"] for each in comparable([PRETRAINED])} == {"mnist"}
 
 
 def test_a_training_that_has_not_finished(tmp_path: Path) -> None:

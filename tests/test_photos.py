@@ -11,7 +11,7 @@ from cifar_files import write_binary
 from commands import invoke, ok
 from PIL import Image
 
-from clients.classifier import Classifier, ModelNotFound, Options
+from clients.classifier import Classifier, Options
 from clients.infer import infer
 from clients.web.asking import Triton
 from export.images import own_dataset
@@ -137,14 +137,14 @@ def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, checkpoint:
     assert np.mean(found == data.test_labels) == pytest.approx(load(checkpoint).metrics["test_accuracy"])
 
 
-def test_the_page_to_draw_on_offers_models_of_drawings_alone(server: Server) -> None:
+def test_the_page_offers_models_of_drawings_and_of_photos(server: Server) -> None:
     page = Triton(Options(server.http_url))
-    models, preferred = page.models()
-    assert ([model.name for model in models], preferred) == (["digits"], "digits")
+    found = page.models()
+    kinds = {model.name: model.preprocessing for model in found.ready}
+    assert (kinds, found.preferred, found.left_out) == ({"digits": "ink", "photos": "photo"}, "digits", [])
     answer = page.ask(DIGIT_PNG.read_bytes(), None)
     assert (answer.model, answer.prediction.label) == ("digits", "3")
-    refusal = "model 'photos': expected a model of drawings, found a model of photos"
-    with pytest.raises(ModelNotFound, match=refusal):
-        page.ask(DIGIT_PNG.read_bytes(), "photos")
-    with pytest.raises(ModelNotFound, match=refusal):
-        Triton(Options(server.http_url), "photos").models()
+    answer = page.ask(DIGIT_PNG.read_bytes(), "photos")
+    assert (answer.model, answer.image.shape, answer.shapes) == ("photos", (3, 32, 32), 1)
+    assert Triton(Options(server.http_url), "photos").models().preferred == "photos"
+    page.close()

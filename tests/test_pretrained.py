@@ -131,10 +131,11 @@ def test_the_list_names_each_with_its_numbers():
     result = ok(models)
     rows = {row.split()[0]: row.split()[1:] for row in result.output.splitlines()[1 : 1 + len(SHIPPED)]}
     assert list(rows) == list(SHIPPED)
-    for name, (model, depth, accuracy, macs, parameters, epochs) in rows.items():
+    for name, (model, dataset, depth, accuracy, macs, parameters, epochs) in rows.items():
         checkpoint = load(shipped(name))
         config, metrics = checkpoint.config, checkpoint.metrics
-        assert (model, depth) == (config.model, "-" if model == "cnn" else str(config.depth))
+        assert (model, dataset) == (config.model, metrics["dataset"])
+        assert depth == ("-" if model == "cnn" else str(config.depth))
         assert float(accuracy) == pytest.approx(100 * metrics["test_accuracy"], abs=0.005)
         assert macs == f"{macs_per_image(checkpoint.model) / 1e6:.2f}", "PyTorch's own count"
         assert parameters == f"{sum(each.numel() for each in checkpoint.model.parameters()):,}"

@@ -2,26 +2,36 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.classifier import Classifier, Prediction, ServedModel, list_models
+from clients.classifier import Classifier, ListedModel, Prediction, ServedModel, list_models
 from clients.errors import ModelNotFound
 from clients.options import Options
 from clients.served import best, check_labels
 from clients.web.decoding import Decoder
 
 
+class Models(NamedTuple):
+    """The ready models by name, the preferred name, and the name of each other model with the reason."""
+
+    ready: list[ServedModel]
+    preferred: str
+    left_out: list[tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class Answer:
     prediction: Prediction
     model: str
-    image: NDArray[np.uint8]  # (height, width), 0 = background, 255 = ink
+    image: NDArray[np.uint8]  # (C, height, width) as the model sees it; of a drawing 0 = background, 255 = ink
     shapes: int
+    notes: tuple[str, ...]
     preparation_ms: float
 
 
@@ -34,43 +44,46 @@ class Triton:
         self._decoder = Decoder()
         self.close = self._decoder.close
 
-    def models(self) -> tuple[list[ServedModel], str]:
-        """The ready models of drawings, by name, and the preferred name.
-
-        Raises the errors of Classifier, and ModelNotFound if the preferred model or every model is for photos.
-        """
-        ready = [each.model for each in list_models(self._options) if each.model is not None]
-        of_ink = [model for model in ready if model.preprocessing == "ink"]
-        if of_ink and not self._preferred:
-            return of_ink, best(of_ink).name
+    def models(self) -> Models:
+        """Raises the errors of Classifier."""
+        listed = list_models(self._options)
+        ready = [each.model for each in listed if each.model is not None]
+        left_out = [(each.name, _in_short(each)) for each in listed if each.model is None]
+        if ready and not self._preferred:
+            return Models(ready, best(_of_a_kind(ready)).name, left_out)
         with Classifier(self._options, self._preferred) as classifier:
-            _check_ink(classifier.model)
-            return of_ink, classifier.model.name
+            return Models(ready, classifier.model.name, left_out)
 
     def ask(
         self, content: bytes, name: str | None, turn: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Answer:
         """Without `name` the preferred model answers the image file `content`; `turn` is entered while it is decoded.
 
-        Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos, or if neither is named
-        and the models have different labels.
+        Raises InvalidImage, the errors of Classifier, and ModelNotFound if neither is named and the models have
+        different labels.
         """
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
         with Classifier(self._options, name or self._preferred or self._default()) as classifier:
-            _check_ink(classifier.model)
             start_ns = time.perf_counter_ns()
-            images, shapes = self._decoder.prepare(content, classifier.model.image_shape, turn)
+            prepared = self._decoder.prepare(content, classifier.model, turn)
             preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            (prediction,) = classifier.classify(images)
-        return Answer(prediction, classifier.model.name, images[0, 0], shapes, preparation_ms)
+            (prediction,) = classifier.classify(prepared.images)
+        name, image = classifier.model.name, prepared.images[0]
+        return Answer(prediction, name, image, prepared.shapes, prepared.notes, preparation_ms)
 
     def _default(self) -> str:
-        models, name = self.models()
-        check_labels(models, self._options.addresses[0])
-        return name
+        found = self.models()
+        check_labels(_of_a_kind(found.ready), self._options.addresses[0])
+        return found.preferred
 
 
-def _check_ink(model: ServedModel) -> None:
-    if model.preprocessing != "ink":
-        raise ModelNotFound(f"model {model.name!r}: expected a model of drawings, found a model of photos")
+def _in_short(left_out: ListedModel) -> str:
+    """The reason without the name, and without what is for developers."""
+    return left_out.reason.removeprefix(f"model {left_out.name!r}: ").partition(": ")[0]
+
+
+def _of_a_kind(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """Those of drawings, if there are any: the page is there to draw on."""
+    of_ink = [model for model in models if model.preprocessing == "ink"]
+    return of_ink or list(models)

@@ -1,6 +1,6 @@
 """Strangers' pictures are decoded in a process of their own: its memory is bounded, and it can be ended.
 
-In: a picture's bytes and the model's shape. Out: what `prepare_shapes` gives, or InvalidImage.
+In: a picture's bytes and the model's description. Out: what `prepare_shapes` gives, or InvalidImage.
 
 Beside twelve PNGs of 9,400 x 9,400 from one address, decoded in the page's own process, a person waited 40 s, and 1.9
 GB stayed; refused here, 0.07 s and 0.13 GB.
@@ -23,18 +23,17 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.prepare import prepare_shapes
-
-Shape = tuple[int, int, int]  # channels, height, width
-Prepared = tuple[NDArray[np.uint8], int]
+from clients.images.looks import Looks
+from clients.images.prepare import Prepared, prepare_shapes
 
 PIXELS = 25_000_000  # decoded at once: 100 MB in colour
 MEMORY_BYTES = 350_000_000  # of the process, besides its libraries
@@ -50,15 +49,15 @@ class Decoder:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def prepare(self, content: bytes, shape: Shape, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
-        """uint8 (1, C, H, W) and the number of shapes; `turn` is entered when the process is free.
+    def prepare(self, content: bytes, model: Description, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
+        """`turn` is entered when the process is free.
 
         Raises InvalidImage, also for a picture that takes too long or too much memory.
         """
         with self._lock:
             process = self._running()
             with turn():
-                return self._exchange(process, content, shape)
+                return self._exchange(process, content, model)
 
     def close(self) -> None:
         with self._lock:
@@ -77,16 +76,16 @@ class Decoder:
             raise RuntimeError("expected the process that decodes pictures to start, found its end")
         return self._process
 
-    def _exchange(
-        self, process: subprocess.Popen[bytes], content: bytes, shape: Shape
-    ) -> tuple[NDArray[np.uint8], int]:
+    def _exchange(self, process: subprocess.Popen[bytes], content: bytes, model: Description) -> Prepared:
         started_s = time.monotonic()
         ending = threading.Timer(LIMIT_S, process.kill)
         ending.start()
         try:
-            _send(_writing(process), {"bytes": len(content), "shape": shape}, content)
+            looks = asdict(model.looks) if model.looks else None
+            about = {"shape": model.image_shape, "preprocessing": model.preprocessing, "looks": looks}
+            _send(_writing(process), {"bytes": len(content), **about}, content)
             answer = json.loads(_reading(process).readline(LINE_BYTES))
-            pixels = b"" if "error" in answer else _read(_reading(process), math.prod(shape))
+            pixels = b"" if "error" in answer else _read(_reading(process), math.prod(model.image_shape))
         except (OSError, ValueError) as error:
             self._end()
             late = time.monotonic() - started_s >= LIMIT_S
@@ -98,7 +97,8 @@ class Decoder:
             self._end()
         if "error" in answer:
             raise InvalidImage(str(answer["error"]))
-        return np.frombuffer(pixels, np.uint8).reshape(1, *shape), int(answer["shapes"])
+        images = np.frombuffer(pixels, np.uint8).reshape(1, *model.image_shape)
+        return Prepared(images, int(answer["shapes"]), tuple(answer["notes"]))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -144,21 +144,23 @@ def serve() -> None:
     _send(target, {})
     while line := source.readline(LINE_BYTES):
         request = json.loads(line)
-        answer, pixels = _prepared(_read(source, request["bytes"]), tuple(request["shape"]))
+        answer, pixels = _prepared(_read(source, request["bytes"]), request)
         ends = _resident_bytes() > LEFT_BYTES
         _send(target, {**answer, "ends": ends}, pixels)
         if ends:
             return
 
 
-def _prepared(content: bytes, shape: Shape) -> tuple[dict[str, object], bytes]:
+def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object], bytes]:
+    looks = Looks(**model["looks"]) if model["looks"] else None
     try:
-        images, shapes = prepare_shapes(read_image(io.BytesIO(content), most_pixels=PIXELS), shape, "ink", split=False)
+        picture = read_image(io.BytesIO(content), most_pixels=PIXELS)
+        prepared = prepare_shapes(picture, tuple(model["shape"]), model["preprocessing"], looks, split=False)
     except InvalidImage as error:
         return {"error": str(error)}, b""
     except MemoryError:
         return {"error": f"expected an image that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
-    return {"shapes": shapes}, images.tobytes()
+    return {"shapes": prepared.shapes, "notes": prepared.notes}, prepared.images.tobytes()
 
 
 def _bound_memory() -> None:

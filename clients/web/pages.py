@@ -1,7 +1,7 @@
 """The page's files and two requests; every failure is one line of JSON.
 
 GET  /                         the page
-GET  /api/models               the models, the preferred model, the accepted files
+GET  /api/models               the models, the preferred model, why others are left out, the accepted files
 POST /api/classify?model=NAME  an image file as the body -> the model's prediction, and the image it saw
 """
 
@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flask import Flask, Response, jsonify, request
+from numpy.typing import NDArray
 from werkzeug.exceptions import (
     BadRequest,
     Forbidden,
@@ -97,12 +100,14 @@ def _paying(rate: RateLimit) -> Iterator[None]:
 
 
 def _models(triton: Triton) -> Response:
-    models, preferred = triton.models()
-    described = [
-        {"name": model.name, "family": model.family, "test_accuracy": model.test_accuracy, "labels": model.labels}
-        for model in models
-    ]
-    return jsonify(models=described, preferred=preferred, accepts={"types": TYPES, "bytes": BODY_BYTES})
+    found = triton.models()
+    shown = ("name", "family", "test_accuracy", "labels", "preprocessing")
+    return jsonify(
+        models=[{field: getattr(model, field) for field in shown} for model in found.ready],
+        preferred=found.preferred,
+        left_out=[{"name": name, "reason": reason} for name, reason in found.left_out],
+        accepts={"types": TYPES, "bytes": BODY_BYTES},
+    )
 
 
 def _classify(triton: Triton, rate: RateLimit) -> Response:
@@ -119,11 +124,18 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
         probabilities=answer.prediction.probabilities,
         model=answer.model,
         version=answer.prediction.version,
-        image=answer.image.tolist(),
+        image=_rows(answer.image),
         shapes=answer.shapes,
+        notes=answer.notes,
         preparation_ms=round(answer.preparation_ms, 3),
         inference_ms=round(answer.prediction.latency_ms, 3),
     )
+
+
+def _rows(image: NDArray[np.uint8]) -> list[list[Any]]:
+    """(C, H, W) -> rows of grey levels, or of red, green and blue."""
+    rows: list[list[Any]] = (image[0] if len(image) == 1 else image.transpose(1, 2, 0)).tolist()
+    return rows
 
 
 def _failure(error: HTTPException) -> Response:

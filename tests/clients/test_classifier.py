@@ -109,8 +109,8 @@ def test_the_page_does_not_choose_from_models_of_different_labels(monkeypatch):
     repository = Repository(a=config(), b=config(labels="xyz"))
     monkeypatch.setattr(module, "Connection", lambda options: repository)
     page = Triton(Options())
-    found, selected = page.models()
-    assert ([model.name for model in found], selected) == (["a", "b"], "a")
+    found = page.models()
+    assert ([model.name for model in found.ready], found.preferred) == (["a", "b"], "a")
     with pytest.raises(ModelNotFound, match=r"--model\).*: a \(a b c\), b \(x y z\)$"):
         page.ask(b"", None)
 

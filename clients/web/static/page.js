@@ -26,6 +26,8 @@ let pen = null; // the stroke being drawn, with the pointer that draws it
 let painting = false;
 
 const current = () => history[history.length - 1];
+const ofPhotos = () => document.body.classList.contains("photos");
+const shownOf = (sheet) => (ofPhotos() && sheet.picture === null ? EMPTY : sheet); // strokes are no photo
 const isEmpty = (sheet) => sheet.strokes.length === 0 && sheet.picture === null;
 
 function change(sheet) {
@@ -63,7 +65,7 @@ function pointOf(event) {
 }
 
 function startStroke(event) {
-  if (pen || event.button !== 0) return;
+  if (pen || event.button !== 0 || ofPhotos()) return;
   event.preventDefault();
   paper.setPointerCapture(event.pointerId);
   pen = { pointer: event.pointerId, points: [pointOf(event)] };
@@ -99,11 +101,12 @@ function paint() {
     if (paper.width !== side) paper.width = paper.height = side;
     const context = paper.getContext("2d");
     context.clearRect(0, 0, side, side);
-    const { strokes, picture } = current();
+    const { strokes, picture } = shownOf(current());
     if (picture && !pen) paintPicture(context, picture, side);
     const ink = getComputedStyle(paper).getPropertyValue("--ink");
     for (const points of pen ? [...strokes, pen.points] : strokes) paintStroke(context, points, side, ink);
-    at("invitation").hidden = pen !== null || !isEmpty(current());
+    at("invitation").textContent = ofPhotos() ? "Upload a picture" : "Draw here";
+    at("invitation").hidden = pen !== null || !isEmpty(shownOf(current()));
   });
 }
 
@@ -221,7 +224,7 @@ let posing = 0;
 function pose(delay_ms) {
   clearTimeout(posing);
   posing = setTimeout(() => {
-    question = { sheet: current(), model: at("model").value };
+    question = { sheet: shownOf(current()), model: at("model").value };
     settle();
   }, delay_ms);
 }
@@ -248,7 +251,7 @@ async function settle() {
 }
 
 async function answerTo({ sheet, model }) {
-  if (isEmpty(sheet)) return () => showNothing("Nothing drawn yet");
+  if (isEmpty(sheet)) return () => showNothing(ofPhotos() ? "No picture yet" : "Nothing drawn yet");
   const body = encoded(sheet);
   const start_ms = performance.now();
   try {
@@ -283,13 +286,15 @@ async function call(path, options = {}) {
 function showAnswer(answer, roundTrip_ms) {
   const crowd = answer.shapes > 1 ? `, ${answer.shapes} separate shapes read as one digit` : "";
   const share = percent(answer.probability) + crowd;
+  note((answer.notes ?? []).join("; "));
   at("answer").classList.remove("nothing");
   at("digit").textContent = answer.label;
+  at("digit").classList.toggle("words", answer.label.length > 2);
   at("remark").textContent = share;
   at("spoken").textContent = `${answer.label}, with ${share}, says ${answer.model}`;
   showBars(answer.labels, answer.probabilities);
   showSeen(answer.image);
-  at("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of grey pixels`);
+  at("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of pixels`);
   at("model-version").textContent = `${answer.model}, version ${answer.version}`;
   at("inference").textContent = milliseconds(answer.inference_ms);
   at("preparation").textContent = milliseconds(answer.preparation_ms);
@@ -301,6 +306,7 @@ function showNothing(remark) {
   at("answer").classList.add("nothing");
   at("answer").classList.remove("stale");
   at("digit").textContent = "?";
+  at("digit").classList.remove("words");
   at("remark").textContent = remark;
   at("spoken").textContent = remark;
   const labels = [...at("bars").children].map((row) => row.querySelector(".label").textContent);
@@ -346,12 +352,13 @@ function showSeen(rows) {
   const context = canvas.getContext("2d");
   if (!rows) return context.clearRect(0, 0, canvas.width, canvas.height);
   [canvas.width, canvas.height] = [rows[0].length, rows.length];
-  const pixels = rows.flat().flatMap((level) => [level, level, level, 255]);
+  const pixels = rows.flat().flatMap((level) => (Array.isArray(level) ? [...level, 255] : [level, level, level, 255]));
   return context.putImageData(new ImageData(Uint8ClampedArray.from(pixels), canvas.width), 0, 0);
 }
 
 // The server
 
+let photos = new Set(); // names of the models of photos
 let looking = false;
 let nextLook = 0;
 
@@ -360,10 +367,11 @@ async function look() {
   looking = true;
   let calm = false;
   try {
-    const { models, preferred, accepts } = await call("api/models");
+    const { models, preferred, left_out: leftOut = [], accepts } = await call("api/models");
     accepted = accepts;
     at("file").accept = accepts.types.join(",");
     offer(models, preferred);
+    tell(leftOut);
     if (question === settled) report(null);
     settle();
     calm = true;
@@ -381,7 +389,22 @@ function lookAfter(delay_ms) {
   if (!document.hidden) nextLook = setTimeout(look, delay_ms);
 }
 
+function tell(leftOut) {
+  const text = leftOut.map(({ name, reason }) => `${name}: ${reason}`).join("; ");
+  at("left-out").hidden = text === "";
+  if (at("left-out").textContent !== text) at("left-out").textContent = text;
+}
+
+// Models of photos take no strokes.
+
+function chosen() {
+  document.body.classList.toggle("photos", photos.has(at("model").value));
+  paint();
+  pose(0);
+}
+
 function offer(models, preferred) {
+  photos = new Set(models.filter(({ preprocessing }) => preprocessing === "photo").map(({ name }) => name));
   const select = at("model");
   const texts = models.map(({ name, test_accuracy: accuracy }) =>
     accuracy === null ? name : `${name} · ${percent(accuracy)} of test images`,
@@ -394,7 +417,7 @@ function offer(models, preferred) {
     const { labels } = models.find(({ name }) => name === select.value);
     showBars(labels, labels.map(() => 0));
   }
-  if (select.value !== before) pose(0);
+  if (select.value !== before) chosen();
 }
 
 function report(reason) {
@@ -413,7 +436,7 @@ paper.addEventListener("lostpointercapture", dropStroke);
 
 at("undo").addEventListener("click", undo);
 at("clear").addEventListener("click", clear);
-at("model").addEventListener("change", () => pose(0));
+at("model").addEventListener("change", chosen);
 at("upload").addEventListener("click", () => at("file").click());
 at("file").addEventListener("change", ({ target }) => {
   receive(target.files[0]);

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,17 @@ from PIL import Image
 from web_http import DIGIT, PNG, listening
 from web_parts import Triton
 
+from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
+from clients.images.looks import Looks
 from clients.images.prepare import prepare_shapes
 from clients.web import decoding
 from clients.web.decoding import Decoder
 from clients.web.guards import RateLimit
 
 SHAPE = (1, 28, 28)
+MODEL = Description("vitbn", tuple("0123456789"), SHAPE, "ink", 1.0, None)
 WITHIN_S = 10.0  # five times what 25 megapixels take, and their reader's start
 
 
@@ -44,7 +48,7 @@ def picture(side: int, form: str, mode: str = "RGB", **options: object) -> bytes
 
 def refusal(decoder: Decoder, content: bytes) -> str:
     with pytest.raises(InvalidImage) as raised:
-        decoder.prepare(content, SHAPE, nullcontext)
+        decoder.prepare(content, MODEL, nullcontext)
     return str(raised.value)
 
 
@@ -55,15 +59,25 @@ def resident_mb(decoder: Decoder) -> float:
 
 
 def test_the_process_prepares_as_the_library(decoder: Decoder) -> None:
-    expected, shapes = prepare_shapes(read_image(io.BytesIO(DIGIT)), SHAPE, "ink", split=False)
+    expected = prepare_shapes(read_image(io.BytesIO(DIGIT)), SHAPE, "ink", None, split=False)
     for _ in range(2):
-        images, found = decoder.prepare(DIGIT, SHAPE, nullcontext)
-        np.testing.assert_array_equal(images, expected)
-        assert found == shapes
+        found = decoder.prepare(DIGIT, MODEL, nullcontext)
+        np.testing.assert_array_equal(found.images, expected.images)
+        assert (found.shapes, found.notes) == (expected.shapes, ())
+
+
+def test_the_process_prepares_photos_too(decoder: Decoder) -> None:
+    garments = replace(MODEL, image_shape=(3, 32, 32), preprocessing="photo", looks=Looks("dark", 0.9))
+    found = decoder.prepare(DIGIT, garments, nullcontext)
+    picture = read_image(io.BytesIO(DIGIT))
+    expected = prepare_shapes(picture, (3, 32, 32), "photo", Looks("dark", 0.9), split=False)
+    np.testing.assert_array_equal(found.images, expected.images)
+    assert found.notes == expected.notes
+    assert len(found.notes) == 2
 
 
 def test_too_many_pixels_are_refused_before_they_are_decoded(decoder: Decoder) -> None:
-    decoder.prepare(DIGIT, SHAPE, nullcontext)
+    decoder.prepare(DIGIT, MODEL, nullcontext)
     before = resident_mb(decoder)
     for form, options in (("PNG", {"mode": "L", "compress_level": 1}), ("JPEG", {"progressive": True})):
         assert "at most 25 megapixels, found 9400x9400" in refusal(decoder, picture(9400, form, **options))
@@ -71,7 +85,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(decoder: Decoder) -
 
 
 def test_a_jpeg_that_is_decoded_small_may_be_larger(decoder: Decoder) -> None:
-    images, _ = decoder.prepare(picture(9000, "JPEG"), SHAPE, nullcontext)
+    images = decoder.prepare(picture(9000, "JPEG"), MODEL, nullcontext).images
     assert images.max() > 200
     assert resident_mb(decoder) < 150
 
@@ -79,19 +93,19 @@ def test_a_jpeg_that_is_decoded_small_may_be_larger(decoder: Decoder) -> None:
 @pytest.mark.slow
 def test_more_memory_than_the_process_may_take_is_refused(decoder: Decoder) -> None:
     assert "350 MB of memory hold" in refusal(decoder, picture(5000, "WEBP", method=0))
-    assert decoder.prepare(DIGIT, SHAPE, nullcontext)[0].shape == (1, *SHAPE)
+    assert decoder.prepare(DIGIT, MODEL, nullcontext).images.shape == (1, *SHAPE)
 
 
 def test_a_slow_picture_ends_its_reader_and_the_next_is_read(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder.prepare(DIGIT, SHAPE, nullcontext)
+    decoder.prepare(DIGIT, MODEL, nullcontext)
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "LIMIT_S", 0.02)
         assert "found no answer within 0.02 s" in refusal(decoder, picture(4900, "PNG"))
-    assert decoder.prepare(DIGIT, SHAPE, nullcontext)[0].shape == (1, *SHAPE)
+    assert decoder.prepare(DIGIT, MODEL, nullcontext).images.shape == (1, *SHAPE)
 
 
 def test_a_picture_that_kills_its_reader_is_refused(decoder: Decoder) -> None:
-    decoder.prepare(DIGIT, SHAPE, nullcontext)
+    decoder.prepare(DIGIT, MODEL, nullcontext)
     process = decoder._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -99,14 +113,14 @@ def test_a_picture_that_kills_its_reader_is_refused(decoder: Decoder) -> None:
     killer.start()
     assert "found an image that ended its reader" in refusal(decoder, DIGIT)
     killer.join()
-    assert decoder.prepare(DIGIT, SHAPE, nullcontext)[0].shape == (1, *SHAPE)
+    assert decoder.prepare(DIGIT, MODEL, nullcontext).images.shape == (1, *SHAPE)
 
 
 def test_a_process_that_a_picture_leaves_large_ends(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import clients.web.decoding as each; each.LEFT_BYTES = 1; each.serve()"
     start = decoding.subprocess.Popen
     monkeypatch.setattr(decoding.subprocess, "Popen", lambda words, **more: start([words[0], "-c", program], **more))
-    decoder.prepare(DIGIT, SHAPE, nullcontext)
+    decoder.prepare(DIGIT, MODEL, nullcontext)
     assert decoder._process is None
 
 

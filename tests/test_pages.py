@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.measure.choices import WithPresets
+from models.catalog import SHIPPED
 from vitbn import main as vitbn
 
 ROOT = Path(__file__).parents[1]
@@ -275,5 +276,7 @@ def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
 def test_the_shipped_checkpoints_are_those_that_vitbn_models_lists() -> None:
     printed = CliRunner().invoke(vitbn, ["models"]).output
     listed = [line.split() for line in printed.splitlines()]
-    expected = [[f"`{name}`", *cells] for name, _, *cells in (row for row in listed if len(row) == 7)]
+    rows = [row for row in listed[1:] if len(row) == 8]
+    assert len(rows) == len(SHIPPED)
+    expected = [[f"`{name}`", *cells] for name, _, *cells in rows]
     assert table("docs/usage.md", "Export") == expected

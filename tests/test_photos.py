@@ -1,5 +1,6 @@
 import colorsys
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from clients.infer import infer
 from clients.web.asking import Triton
 from export.images import own_dataset
 from export.to_onnx import export
-from models.checkpoint import load
+from models.checkpoint import add_metrics, load
 from models.data import DataError, load_cifar10
 from models.data.cifar import BATCHES, LABELS
 from models.train import train
@@ -90,12 +91,23 @@ def test_it_is_proved_on_its_own_pictures(exported: tuple[Path, str]) -> None:
     assert metadata["proved_on"] == "cifar10"
 
 
+def test_it_finds_its_pictures_where_they_were(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
+    assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "cifar10"
+
+
 def test_without_its_pictures_the_exporter_says_so(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CIFAR10_DIR", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
-    result = ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
+    moved = tmp_path / "moved.safetensors"
+    shutil.copy(checkpoint, moved)
+    add_metrics(moved, {"data_dir": str(tmp_path / "gone")})
+    result = ok(export, "--checkpoint", moved, "--output", tmp_path / "model.onnx")
     assert "Note: proved on noise, not on the model's own images; cifar10: expected its batches" in result.stderr
     assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "noise"
 

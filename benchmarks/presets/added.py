@@ -17,7 +17,7 @@ from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_no
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
-from models.catalog import SHIPPED
+from models.catalog import OF_DIGITS
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Record
@@ -27,7 +27,7 @@ CHECKED = 1000  # images whose logits are compared
 
 
 @click.command()
-@click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
+@click.option("--model", type=click.Choice(OF_DIGITS), default="vitbn", show_default=True)
 @click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
 @click.option("--precision", type=click.Choice(SERVED_PRECISIONS), default="fp32", show_default=True)
 @click.option(

@@ -12,7 +12,7 @@ import click
 from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.machine import cores
-from models.catalog import SHIPPED, shipped
+from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
@@ -37,7 +37,7 @@ class LoadedModel:
 
 
 @click.command()
-@click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
+@click.option("--model", type=click.Choice(OF_DIGITS), default="vitbn", show_default=True)
 @dataset_options
 @seconds_option(30, "At most, for all; three rounds in any case.")
 @json_option

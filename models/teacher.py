@@ -27,6 +27,7 @@ from models.data import Dataset
 from models.evaluation import TEST_BATCH
 from models.files import sha256, write_atomically
 from models.recipe import TrainingError, TrainingOptions
+from models.registry import channels_last
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
@@ -37,9 +38,7 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
     for name in ("channels", "image_size", "num_classes"):
         if (expected := getattr(config, name)) != (found := getattr(teacher.config, name)):
             raise TrainingError(f"teacher {path}: expected {name} {expected}, found {found}")
-    for parameter in teacher.model.parameters():
-        if parameter.ndim == 4:  # halves the time of a convolution
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    channels_last(teacher.model)
     return teacher
 
 

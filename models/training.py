@@ -38,7 +38,7 @@ from models.files import typed_command, write_atomically
 from models.metrics import Metrics
 from models.norms import anneal, start_skips
 from models.recipe import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
-from models.registry import build
+from models.registry import build, channels_last
 from models.state_dict_file import unpickling_reason
 from models.teacher import load_teacher, open_folder, targets
 from models.vit import VisionTransformer
@@ -125,7 +125,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int, key: str)
         if isinstance(model, VisionTransformer):
             model.absorb()  # 1.9 times as fast with six blocks
         else:
-            model.to(memory_format=torch.channels_last)  # the CNN trains 1.2 times as fast, in bfloat16 1.9 times
+            channels_last(model)
     if options.init:
         _load_weights(model, Path(options.init))
     start_skips(model, options.skip_init)

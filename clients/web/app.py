@@ -14,7 +14,7 @@ import vitbn_packages  # noqa: F401  # says in one line which package is missing
 @click.option("--url", metavar="HOST:PORT", help="The Triton server's address.  [default: 127.0.0.1, Triton's port]")
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:
-    """Serve a page to draw a digit on, or to show a picture. Everyone who reaches HOST may use it: there is no password."""
+    """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen
     from clients.options import Options
     from clients.web.asking import Triton

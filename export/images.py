@@ -55,4 +55,9 @@ def own_dataset(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path 
             f"{dataset.name}: expected images {expected[0]} of {expected[1]} classes, as the model reads them, "
             f"found {found[0]} of {found[1]}"
         )
+    if dataset.labels != config.labels:
+        raise DataError(
+            f"{dataset.name}: expected the model's classes, {', '.join(config.labels)}, "
+            f"found {', '.join(dataset.labels)}"
+        )
     return dataset

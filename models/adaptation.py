@@ -16,7 +16,7 @@ from models import checkpoint
 from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
 from models.files import typed_command
-from models.metrics import Metrics
+from models.metrics import DATASET, Metrics
 from models.vit import LastBlock, VisionTransformer
 
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
@@ -39,7 +39,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
         adapted = adapt(source.model, images, last_block=last_block_of_training(source.metrics))
     except AdaptationError as error:
         raise AdaptationError(f"{path}: {error}") from error
-    metrics = {name: source.metrics[name] for name in ("dataset",) if name in source.metrics}
+    metrics = {name: source.metrics[name] for name in DATASET if name in source.metrics}
     metrics |= {
         "command": typed_command(),
         "adapted": {

@@ -42,9 +42,9 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")
     if not count:
         raise CheckpointError(f"{path}: expected a training with --hold-out, found none{_again(metrics)}")
-    if type(count) is not int or name not in DATASETS:
+    if type(count) is not int or (name not in DATASETS and "pictures" not in metrics):
         raise CheckpointError(f"{path}: expected --hold-out N of a --dataset in the metrics, found {count!r}, {name!r}")
-    data = load_again(metrics, data_dir)
+    data = load_again(metrics, data_dir, image_size=shape[1:])
     if (found := data.train_images.shape[1:]) != shape:
         raise CheckpointError(f"{path}: expected images of the shape {shape}, found {found} in {name}")
     return measure_calibration(checkpoint.model, data, count)

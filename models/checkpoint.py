@@ -7,6 +7,7 @@ Claimed sizes are checked before allocation.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import warnings
@@ -58,7 +59,18 @@ def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) ->
     """Raises MetricsError for metrics that `load` would refuse."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     metadata = {"config": config.to_json(), "metrics": metrics_json.to_json(metrics)}
-    write_atomically(path, to_safetensors(tensors, metadata))
+    write_atomically(path, _serialise(tensors, metadata))
+
+
+def _serialise(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """The same bytes for the same values: safetensors itself writes the metadata in a random order."""
+    content = to_safetensors(tensors, metadata)
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    described = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # aligns the tensors
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def add_metrics(path: Path, added: Metrics) -> None:
@@ -68,7 +80,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
         _, metrics = _described(path, metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     metadata |= {"metrics": metrics_json.to_json(metrics | added)}
-    write_atomically(path, to_safetensors(tensors, metadata))
+    write_atomically(path, _serialise(tensors, metadata))
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
@@ -85,7 +97,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
         if depth < config.depth:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
             metrics = {
-                name: value for name, value in metrics.items() if name == "dataset"
+                name: value for name, value in metrics.items() if name in metrics_json.DATASET
             }  # other entries describe another network
     model = build(config)
     model.load_state_dict(tensors)

@@ -11,6 +11,7 @@ Metrics = dict[str, Any]
 SHARES = ("test_accuracy", "held_out_accuracy", "calibration_error", "calibration_error_before")
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
+DATASET = ("dataset", "data_dir", "pictures", "test_images")  # hold for every network made of the trained one
 
 
 class MetricsError(ValueError):
@@ -47,11 +48,17 @@ def _check(metrics: Metrics) -> None:
         _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and value.isprintable())
     for name in ("options", "adapted"):
         _require(metrics, name, "an object", lambda value: isinstance(value, dict))
+    _require(metrics, "pictures", "classes and contents by part", _is_record)
 
 
 def _require(metrics: Metrics, name: str, expected: str, holds: Callable[[Any], bool]) -> None:
     if name in metrics and not holds(metrics[name]):
         raise MetricsError(f"metrics: expected {name} to be {expected}, found {str(metrics[name])[:40]!r}")
+
+
+def _is_record(value: object) -> bool:
+    parts = list(value.values()) if isinstance(value, dict) else [None]
+    return all(isinstance(part, dict) and all(isinstance(each, str) for each in part.values()) for part in parts)
 
 
 def _is_number(value: object) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-HOLD_OUT_HELP = "Training images to test on; of a folder, its test images: a fifth if 0."
+HOLD_OUT_HELP = "Training images kept apart: the temperature is fitted on them, and a folder's best epoch is kept."
 LAST_BLOCK_HELP = "row: computes only the row that the head reads, with the last block's statistics from CLS rows."
 
 
@@ -94,14 +94,14 @@ class TrainingOptions:
 class Epoch:
     """Mean training loss; accuracy in [0, 1]. `test_` and `class_accuracy` come from held-out images, if there are any.
 
-    A class without images has None.
+    A folder without has None: its test part is for the end. A class without images has None, too.
     """
 
     epoch: int
     training_time_s: float
     test_time_s: float
     training_loss: float
-    test_accuracy: float
+    test_accuracy: float | None
     class_accuracy: Sequence[float | None] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, fields, replace
 from pathlib import Path
@@ -16,9 +16,12 @@ import click
 from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
+from models import metrics
 from models.catalog import NameChoice
 from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
-from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
+from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
+from models.defaults import usual
+from models.interval import wilson
 from models.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -85,7 +88,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
-    not_options = {"params", "output", "resume", "track", "data_dir", "adapt_to", "checkpoint"}
+    not_options = {"params", "output", "resume", "overwrite", "track", "data_dir", "adapt_to", "checkpoint"}
     known = {option.name for option in ctx.command.params} - not_options
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
     if unknown:
@@ -150,6 +153,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     help="Default: checkpoints/<model>-<dataset>.safetensors",
 )
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
+@click.option("--overwrite", is_flag=True, help="Replace the run at --output.")
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 @click.option(
     "--adapt-to",
@@ -165,6 +169,7 @@ def train(
     image_size: tuple[int, int] | None,
     output: Path | None,
     resume: bool,
+    overwrite: bool,
     track: bool,
     adapt_to: Path | None,
     checkpoint: Path | None,
@@ -177,18 +182,55 @@ def train(
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=others["hold_out"])
-        config, options = configure(data, {"model": model, **others})
-        device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
-        held_out = 0 if data.load_options else options.hold_out  # a folder's are its test part
-        options = replace(options, device=device, hold_out=held_out)
         output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
+        _check_new(output, resume, overwrite)
+        record = _pictures(output) if resume else None
+        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
+        chosen = usual(data, {name: value for name in others if (value := _given(name)) is not None})
+        config, options = configure(data, {"model": model, **others, **chosen})
+        device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
+        held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
+        options = replace(options, device=device, hold_out=held_out)
         _check_writable(output)
+        _say_choices(data, chosen)
         last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, TrainingError, OSError) as error:
         raise click.ClickException(vitbn_packages.in_words(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
+
+
+def _given(name: str) -> Any:
+    """An option's value, or None if its default stands."""
+    context = click.get_current_context()
+    return None if context.get_parameter_source(name) is ParameterSource.DEFAULT else context.params[name]
+
+
+def _check_new(output: Path, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise click.UsageError("expected --resume or --overwrite, found both")
+    if output.exists() and not (resume or overwrite):
+        raise click.ClickException(
+            f"{output}: expected no such file yet, found one; --resume goes on, --overwrite replaces"
+        )
+
+
+def _pictures(output: Path) -> Record | None:
+    """Those of a folder's earlier training; `training.train` says what is wrong with its files."""
+    try:
+        pictures: Record | None = metrics.from_json(output.with_suffix(".json").read_text()).get("pictures")
+    except (OSError, ValueError):
+        return None
+    return pictures
+
+
+def _say_choices(data: Dataset, chosen: Mapping[str, Any]) -> None:
+    for note in data.notes:
+        click.echo(note)
+    if chosen:
+        values = ((name, value if isinstance(value, tuple) else (value,)) for name, value in chosen.items())
+        options = " ".join(f"--{name.replace('_', '-')} {' '.join(map(str, each))}" for name, each in values)
+        click.echo(f"Chosen for {len(data.train_labels)} pictures of {data.image_size} to train on: {options}")
 
 
 def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
@@ -225,21 +267,34 @@ def _run(
             epochs = tracking.track(epochs, output, resume, _print_above_the_bar)
         what = f"{config.model}, depth {config.depth}," if config.is_transformer else config.model
         click.echo(f"{what} on {images} images of {data.name}, {options.device}, seed {options.seed}")
-        if data.load_options:
-            click.echo(f"Pictures to train and to test on: {_class_counts(data)}")
+        if data.pictures:
+            held = ", hold out" if data.held else ""
+            click.echo(f"Pictures to train{held} and to test on: {_class_counts(data)}")
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
     if last:
+        if data.pictures:
+            _say_accuracy(output)
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
         click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last
 
 
 def _class_counts(data: Dataset) -> str:
-    counts = [
-        [int((labels == label).sum()) for labels in (data.train_labels, data.test_labels)]
-        for label in range(len(data.labels))
-    ]
-    return ", ".join(f"{name} {train} and {test}" for name, (train, test) in zip(data.labels, counts, strict=True))
+    parts = [data.train_labels, *([data.held[1]] if data.held else []), data.test_labels]
+    counts = [[str((labels == label).sum()) for labels in parts] for label in range(len(data.labels))]
+    return ", ".join(
+        f"{name} {', '.join(own[:-1])} and {own[-1]}" for name, own in zip(data.labels, counts, strict=True)
+    )
+
+
+def _say_accuracy(output: Path) -> None:
+    """On the test part, with its interval: few pictures say little."""
+    about = metrics.from_json(output.with_suffix(".json").read_text())
+    if (share := about.get("test_accuracy")) is None:
+        return
+    count, kept = about["test_images"], f"epoch {about['kept_epoch']} of {about['epochs']} is kept"
+    low, high = (f"{100 * bound:.0f}" for bound in wilson(share, count))
+    click.echo(f"Test part: {count} pictures: {100 * share:.0f} %, {low} to {high} (95 % interval); {kept}")
 
 
 def _finished_epochs(output: Path) -> int:
@@ -270,13 +325,17 @@ def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
         for last in epochs:
             _print_above_the_bar(
                 f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
-                f"  {last.training_loss:13.4f}  {100 * last.test_accuracy:{len(measured)}.2f}"
+                f"  {last.training_loss:13.4f}  {_percent(last.test_accuracy):>{len(measured)}}"
             )
     except KeyboardInterrupt:
         kept = f"kept epoch {last.epoch}" if last else "no epoch was finished"
         _print_above_the_bar(f"Interrupted: {kept}")
         raise SystemExit(130) from None
     return last
+
+
+def _percent(share: float | None) -> str:
+    return "at the end" if share is None else f"{100 * share:.2f}"
 
 
 def _print_above_the_bar(line: str) -> None:

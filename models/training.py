@@ -59,10 +59,20 @@ class State:
     order: torch.Generator  # of the images
     random: Tensor  # PyTorch's own generator, for dropout and distortions
     series: list[Epoch]
+    best: nn.Module | None = None  # of the epochs so far, on the pictures that a folder holds apart
+    best_epoch: int = 0
+
+    @property
+    def now(self) -> nn.Module:
+        return self.average or self.model
 
     @property
     def kept(self) -> nn.Module:
-        return self.average or self.model
+        return self.best or self.now
+
+    @property
+    def kept_epoch(self) -> int:
+        return self.best_epoch or len(self.series)
 
 
 def train(
@@ -86,7 +96,7 @@ def train(
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
     state = _start(config, options, len(part.train_labels), _run_key(config, dataset, options))
     if resume:
-        _restore(state, output.with_suffix(RESUME), len(dataset.train_labels), options.device)
+        _restore(state, output.with_suffix(RESUME), dataset, options.device)
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
@@ -100,14 +110,32 @@ def train(
         loss = _train_epoch(state, draw, len(labels), options, on_batch)
         training_time_s = time.perf_counter() - start
         start = time.perf_counter()
-        distorted = distort if options.augment_test else None
-        right = classify(state.kept, test_images, distorted, test_batch).argmax(1) == test_labels
-        accuracy, test_time_s = int(right.sum()) / len(right), time.perf_counter() - start
-        by_class = accuracy_by_class(right, test_labels, config.num_classes)
-        epoch = Epoch(number, training_time_s, test_time_s, loss, accuracy, by_class)
+        accuracy, by_class = None, []
+        if not _tests_once(dataset, options):
+            distorted = distort if options.augment_test else None
+            right = classify(state.now, test_images, distorted, test_batch).argmax(1) == test_labels
+            accuracy, by_class = (
+                int(right.sum()) / len(right),
+                accuracy_by_class(right, test_labels, config.num_classes),
+            )
+        epoch = Epoch(number, training_time_s, time.perf_counter() - start, loss, accuracy, by_class)
         state.series.append(epoch)
-        _write(state, output, config, len(dataset.train_labels), _metrics(state, dataset, options))
+        if dataset.held is not None:
+            _keep_best(state)
+        _write(state, output, config, dataset, _metrics(state, dataset, options, len(labels)))
         yield epoch
+
+
+def _tests_once(dataset: Dataset, options: TrainingOptions) -> bool:
+    """A folder's test part says at the end how good the network is, so it must not choose it before."""
+    return dataset.pictures is not None and not options.hold_out
+
+
+def _keep_best(state: State) -> None:
+    """The later of equals has seen more."""
+    accuracies = [epoch.test_accuracy or 0.0 for epoch in state.series]
+    if accuracies[-1] == max(accuracies):
+        state.best, state.best_epoch = copy.deepcopy(state.now), len(state.series)
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int, key: str) -> State:
@@ -249,11 +277,14 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _write(state: State, output: Path, config: ModelConfig, images: int, metrics: Metrics) -> None:
+def _write(state: State, output: Path, config: ModelConfig, dataset: Dataset, metrics: Metrics) -> None:
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
         "run": state.key,
-        "images": images,
+        "images": len(dataset.train_labels),
+        "pictures": dataset.pictures,
+        "best": None if state.best is None else state.best.state_dict(),
+        "best_epoch": state.best_epoch,
         "model": state.model.state_dict(),
         "average": None if state.average is None else state.average.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -270,28 +301,33 @@ def _write(state: State, output: Path, config: ModelConfig, images: int, metrics
     write_atomically(output.with_suffix(RESUME), buffer.getvalue())
 
 
-def _metrics(state: State, dataset: Dataset, options: TrainingOptions) -> Metrics:
-    """With held-out images, only the last epoch uses the test images."""
-    last = state.series[-1]
+def _metrics(state: State, dataset: Dataset, options: TrainingOptions, images: int) -> Metrics:
+    """With held-out images, and of a folder, only the last epoch uses the test images."""
+    last, kept = state.series[-1], state.series[state.kept_epoch - 1]
     metrics: Metrics = {
         "dataset": dataset.name,
         "epochs": last.epoch,
         "command": typed_command(),
         "options": asdict(options),
+        "kept_epoch": kept.epoch,
+        "last_batch": len(_batches(torch.arange(images), options.batch_size)[-1]),
         "test_images": len(dataset.test_labels),
         **({"data_dir": dataset.folder} if dataset.folder else {}),
+        **({"pictures": dataset.pictures} if dataset.pictures else {}),
     }
-    if not options.hold_out:
+    if options.hold_out:
+        metrics["held_out_accuracy"] = kept.test_accuracy
+    elif not _tests_once(dataset, options):
         return metrics | {"test_accuracy": last.test_accuracy}
-    metrics["held_out_accuracy"] = last.test_accuracy
     if last.epoch == options.epochs:
         test = on_device(dataset.test_images, dataset.test_labels, options.device)
         metrics["test_accuracy"] = measure_accuracy(state.kept, *test)
-        metrics |= measure_calibration(state.kept, dataset, options.hold_out)
+        if options.hold_out:
+            metrics |= measure_calibration(state.kept, dataset, options.hold_out)
     return metrics
 
 
-def _restore(state: State, path: Path, images: int, device: str) -> None:
+def _restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
     if not path.is_file():
         raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
     try:
@@ -303,8 +339,11 @@ def _restore(state: State, path: Path, images: int, device: str) -> None:
     if found != state.key:
         differ = _lacking(state.key, str(found)), _lacking(str(found), state.key)
         raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+    images = len(dataset.train_labels)
     if saved.get("images", images) != images:
         raise TrainingError(f"{path}: expected a run of {images} training images, found {saved['images']}")
+    if saved.get("pictures") != dataset.pictures:
+        raise TrainingError(f"{path}: expected a run of the pictures in {dataset.name}, found other pictures")
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
@@ -312,6 +351,9 @@ def _restore(state: State, path: Path, images: int, device: str) -> None:
     state.schedule.load_state_dict(saved["schedule"])
     state.order.set_state(saved["order"].cpu())
     state.random = saved["random"].cpu()
+    if saved.get("best") is not None:
+        state.best, state.best_epoch = copy.deepcopy(state.now), saved["best_epoch"]
+        state.best.load_state_dict(saved["best"])
     state.series.extend(Epoch(**epoch) for epoch in saved["series"])
 
 

@@ -11,6 +11,7 @@ from models.data.cifar import find_cifar10, load_cifar10
 from models.data.dataset import DataError, Dataset, hold_out
 from models.data.digits import load_digits
 from models.data.mnist import FASHION_MNIST_LABELS, IDX_SETS, find_idx, load_idx, load_idx_part
+from models.data.split import Record
 
 __all__ = [
     "DATASETS",
@@ -19,6 +20,7 @@ __all__ = [
     "FASHION_MNIST_LABELS",
     "DataError",
     "Dataset",
+    "Record",
     "find_idx",
     "hold_out",
     "load_again",
@@ -38,37 +40,56 @@ def load_dataset(
     data_dir: Path | None = None,
     fetch: bool = True,
     image_size: tuple[int, int] | None = None,
-    held_out: int = 0,
+    held_out: int | None = None,
+    record: Record | None = None,
 ) -> Dataset:
     """From `data_dir`, else the folder in its environment variable, else Debian's package, else the cache, which
     `fetch` fills (not EMNIST's).
 
-    Any other `name` is a folder of pictures, which may be in `data_dir` now; only it uses `image_size` and `held_out`.
-    Raises DataError.
+    Any other `name` is a folder of pictures, which may be in `data_dir` now; only it uses `image_size`, `held_out` and
+    `record`, the pictures of an earlier training. Raises DataError.
     """
     folder = data_dir if name in DATASETS else data_dir or Path(name)
-    dataset = _load(name, folder, fetch, image_size, held_out)
+    if name in DATASETS:
+        dataset = _load(name, folder, fetch)
+    else:
+        dataset = _load_folder(name, folder, image_size, held_out, record)
     return replace(dataset, folder=str(folder.absolute())) if folder else dataset
 
 
-def _load(name: str, folder: Path | None, fetch: bool, image_size: tuple[int, int] | None, held_out: int) -> Dataset:
+def _load(name: str, folder: Path | None, fetch: bool) -> Dataset:
     if name == "digits":
         return load_digits()
     if name in IDX_SETS:
         return load_idx(name, find_idx(name, folder, fetch))
-    if name == "cifar10":
-        return load_cifar10(find_cifar10(folder, fetch))
+    return load_cifar10(find_cifar10(folder, fetch))
+
+
+def _load_folder(
+    name: str, folder: Path | None, image_size: tuple[int, int] | None, held_out: int | None, record: Record | None
+) -> Dataset:
     if folder is None or not folder.is_dir():
         raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {folder}")
     from models.data.folder import SIDE, load_folder
 
-    return replace(load_folder(folder, image_size or (SIDE, SIDE), held_out), name=name)
+    return replace(load_folder(folder, image_size or (SIDE, SIDE), held_out, record), name=name)
 
 
 def load_again(
     metrics: Mapping[str, Any], data_dir: Path | None, fetch: bool = True, image_size: tuple[int, int] | None = None
 ) -> Dataset:
-    """The dataset that a training's `metrics` name; without `data_dir` from the folder where it was then."""
+    """The dataset that a training's `metrics` name; without `data_dir` from the folder where it was then.
+
+    Of a folder the pictures of the training, each in its part. Raises DataError where they are others.
+    """
     then = Path(metrics.get("data_dir", ""))
     remembered = then if then.is_absolute() and then.is_dir() else None
-    return load_dataset(metrics.get("dataset", "mnist"), data_dir or remembered, fetch, image_size)
+    name, record = metrics.get("dataset", "mnist"), metrics.get("pictures")
+    dataset = load_dataset(name, data_dir or remembered, fetch, image_size, record=record)
+    counts = len(dataset.test_labels), metrics.get("test_images")
+    if name not in DATASETS and not record and counts[1] not in (None, counts[0]):
+        raise DataError(
+            f"{name}: expected the {counts[1]} test pictures of the training, whose checkpoint does not name them, "
+            f"found {counts[0]}; train again"
+        )
+    return dataset

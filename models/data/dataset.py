@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +23,9 @@ class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,).
 
     `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `load_options`:
-    the options of `train` that load it again; `folder`: where the user keeps it, "" for a place of its own.
+    the options of `train` that load it again; `folder`: where the user keeps it, "" for a place of its own; `held`:
+    training images apart, which choose the epoch; `pictures`: the record of models/data/split.py; `notes`: what the
+    user should know of the files.
     """
 
     name: str
@@ -35,11 +38,19 @@ class Dataset:
     patch_size: tuple[int, int] = (7, 7)
     load_options: str = ""
     folder: str = ""
+    held: Part | None = None
+    pictures: Mapping[str, Mapping[str, str]] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         train, test = self.train_images.shape[1:], self.test_images.shape[1:]
         if train != test:
             raise DataError(f"{self.name}: expected training and test images of one shape, found {train} and {test}")
+
+    @property
+    def image_size(self) -> str:
+        """Width and height in pixels, as users read them."""
+        return f"{self.train_images.shape[3]}x{self.train_images.shape[2]}"
 
     def first(self, train: int | None = None, test: int | None = None) -> Dataset:
         """With the first images of each part alone; None: with all."""
@@ -67,7 +78,9 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """`count` training images, always the same, replace the test part."""
+    """`count` training images, always the same, replace the test part; those that a folder holds apart do at once."""
+    if dataset.held is not None:
+        return replace(dataset, test_images=dataset.held[0], test_labels=dataset.held[1], held=None)
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:
         raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")

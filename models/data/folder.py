@@ -1,14 +1,17 @@
 """A folder with a sub-folder of pictures per class, as torchvision's ImageFolder.
 
-In: the folder and the images' size. Out: a `Dataset`, prepared as clients prepare photos; or DataError.
+In: the folder, the images' size, and for a training's own pictures its record of them. Out: a `Dataset`, prepared as
+clients prepare photos; or DataError.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,65 +19,75 @@ from PIL import Image, ImageOps
 
 from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset
+from models.data.picture_files import PictureFile, find_files, pictures
+from models.data.split import Record, split, split_again
 
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 SIDE = 28  # pixels
-PATCHES = 4  # per side, as in the published networks
+PATCHES = 7  # per side, about
 MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
-GREY_MODES = frozenset(("1", "L", "LA"))
+GREY_MODES = frozenset(("1", "L", "LA", "I", "F"))
 COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
 
+Read = TypeVar("Read")
 
-def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
-    """`size`: height and width; `held_out`: pictures of the test part, by default a fifth.
 
-    Each class has its share of both parts, always the same pictures. Grey if all pictures are, else RGB.
+def load_folder(
+    folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int | None = None, record: Record | None = None
+) -> Dataset:
+    """`size`: height and width; `held_out`: training pictures kept apart, by default a tenth of many.
+
+    `record`: the pictures of a training, each in its part. Grey if all pictures are, else RGB. Raises DataError, which names every picture that cannot be read.
     """
     if not str(folder).isprintable():  # it names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if len(classes) < 2:
-        raise DataError(
-            f"{folder}: expected a sub-folder of pictures for each of two classes or more, found {len(classes)}"
-        )
-    files = [(path, label) for label, place in enumerate(classes) for path in pictures(place)]
-    channels = 1 if all(_is_grey(path) for path, _ in files) else 3
-    images = np.stack([read_picture(path, channels, size) for path, _ in files])  # (n, C, H, W)
-    labels = np.array([label for _, label in files], np.int64)
-    names = tuple(place.name for place in classes)
-    tested = _tested(folder, labels, names, held_out or max(len(names), len(files) // 5))
+    files = find_files(folder)
+    chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
+    parts = (chosen.train, chosen.held_out, chosen.test)
+    paths = [file.path for part in parts for file in part]
+    channels = 1 if all(_each(folder, paths, _is_grey)) else 3
+    images = np.stack(_each(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
+    train, held, test = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
     return Dataset(
         name=str(folder),
-        train_images=images[~tested],
-        train_labels=labels[~tested],
-        test_images=images[tested],
-        test_labels=labels[tested],
-        labels=names,
+        train_images=train,
+        train_labels=_labels(chosen.train),
+        test_images=test,
+        test_labels=_labels(chosen.test),
+        held=(held, _labels(chosen.held_out)) if len(held) else None,
+        labels=files.classes,
         preprocessing="photo",
-        patch_size=(max(1, size[0] // PATCHES), max(1, size[1] // PATCHES)),
+        patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
+        pictures=chosen.record(files.classes),
+        notes=files.notes,
     )
 
 
-def _tested(folder: Path, labels: NDArray[np.int64], names: tuple[str, ...], count: int) -> NDArray[np.bool_]:
-    """`count` pictures to test on, bool (n,): of each class its share, at least one, and one is left to train on."""
-    sizes = np.bincount(labels)  # (classes,)
-    if sizes.min() < 2:
-        raise DataError(f"{folder / names[sizes.argmin()]}: expected two pictures or more, found {sizes.min()}")
-    total, classes = len(labels), len(names)
-    if not classes <= count <= total - classes:
-        limits = f"{classes} to {total - classes} of {total} pictures"
-        raise DataError(f"{folder}: expected to hold out {limits}, of {classes} classes, found {count}")
-    ideal = count * sizes / total
-    shares = np.clip(ideal.astype(np.int64), 1, sizes - 1)
-    while (left := count - shares.sum()) != 0:  # to the class that lacks most, from the class that has most too many
-        step = 1 if left > 0 else -1
-        free = shares < sizes - 1 if left > 0 else shares > 1
-        shares[np.where(free, step * (ideal - shares), -np.inf).argmax()] += step
-    random, tested = np.random.default_rng(0), np.zeros(total, bool)
-    for label, share in enumerate(shares):
-        tested[random.permutation(np.flatnonzero(labels == label))[:share]] = True
-    return tested
+def _labels(files: Sequence[PictureFile]) -> NDArray[np.int64]:
+    return np.array([file.label for file in files], np.int64)
+
+
+def _patch(side: int) -> int:
+    """The divisor of a side with which it has about PATCHES patches."""
+    divisors = [each for each in range(1, side + 1) if side % each == 0]
+    return min(divisors, key=lambda each: abs(math.log(side / each / PATCHES)))
+
+
+def _each(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
+    """Of all paths, or DataError for all that fail."""
+    done, faults = [], []
+    for path in paths:
+        try:
+            done.append(read(path))
+        except DataError as error:
+            faults.append(str(error))
+    if len(faults) > 1:
+        raise DataError(
+            "\n  ".join((f"{folder}: expected pictures, found {len(faults)} files that are none:", *faults))
+        )
+    if faults:
+        raise DataError(faults[0])
+    return done
 
 
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
@@ -87,9 +100,8 @@ def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -
         raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
     chosen = paths[:: -(-len(paths) // most)]
     if config.preprocessing == "ink":
-        for path in chosen:
-            _check_size(path, config.image_size)
-    return np.stack([read_picture(path, config.channels, config.image_size) for path in chosen])
+        _each(folder, chosen, lambda path: _check_size(path, config.image_size))
+    return np.stack(_each(folder, chosen, lambda path: read_picture(path, config.channels, config.image_size)))
 
 
 def _check_size(path: Path, size: tuple[int, int]) -> None:
@@ -99,18 +111,10 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
             raise DataError(f"{path}: expected the model's {size[1]} x {size[0]} pixels, light on black, found {found}")
 
 
-def pictures(folder: Path) -> list[Path]:
-    there = (path for path in folder.iterdir() if not path.name.startswith("."))  # macOS adds ._NAME.png
-    paths = sorted(path for path in there if path.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
-    return paths
-
-
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
     """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W)."""
     with _opened(path) as picture:
-        upright = ImageOps.exif_transpose(picture)
+        upright = _eight_bits(ImageOps.exif_transpose(picture))
         if upright.has_transparency_data:
             layered = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
@@ -119,9 +123,24 @@ def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (C, H, W)
 
 
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Of grey with more bits, the highest eight that are used, as clients do (clients/images/grey.py)."""
+    if picture.mode.startswith("I;16"):
+        deep = np.asarray(picture)
+        return Image.fromarray((deep >> max(0, int(deep.max()).bit_length() - 8)).astype(np.uint8))
+    if picture.mode not in ("I", "F"):
+        return picture
+    with np.errstate(invalid="ignore"):  # converting NaN warns
+        values = np.nan_to_num(np.array(picture, dtype=np.float32))
+    values /= max(float(values.max()), -float(values.min())) or 1  # first, as the range may overflow float32
+    values -= values.min()
+    values *= 255 / (float(values.max()) or 1)
+    return Image.fromarray(values.astype(np.uint8))
+
+
 def _is_grey(path: Path) -> bool:
     with _opened(path) as picture:
-        return picture.mode in GREY_MODES
+        return picture.mode in GREY_MODES or picture.mode.startswith("I;16")
 
 
 @contextmanager
@@ -133,8 +152,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                 if picture.width * picture.height > MAX_PIXELS:
                     size = f"{picture.width} x {picture.height}"
                     raise DataError(f"{path}: expected up to {MAX_PIXELS} pixels, found {size}")
-                if picture.mode not in GREY_MODES | COLOUR_MODES:
-                    raise DataError(f"{path}: expected 8 bits a channel, found the mode {picture.mode}")
+                if picture.mode not in GREY_MODES | COLOUR_MODES and not picture.mode.startswith("I;16"):
+                    raise DataError(f"{path}: expected grey or colour, found the mode {picture.mode}")
                 yield picture
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: expected a picture, found {type(error).__name__}: {error}") from error

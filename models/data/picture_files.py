@@ -1,0 +1,134 @@
+"""The picture files of a folder's classes.
+
+In: a folder with a sub-folder of pictures per class, or with such folders `train` and `test` or `val`. Out: paths and
+labels by part, and what was left out; or DataError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.data.dataset import DataError
+from models.files import sha256
+
+# As clients/images/paths.py, so that a picture to train on is a picture to ask about.
+SUFFIXES = frozenset(
+    (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+)
+TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")
+DIGEST_CHARACTERS = 12  # 48 bits tell 100,000 pictures apart; checkpoints stay small
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    path: Path
+    label: int
+
+    def digest(self) -> str:
+        """Of its content. Raises DataError."""
+        try:
+            return sha256(self.path)[:DIGEST_CHARACTERS]
+        except OSError as error:
+            raise DataError(f"{self.path}: expected a picture, found {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """`test` and `held_out` are empty where the folder has one part."""
+
+    classes: tuple[str, ...]
+    train: Sequence[PictureFile]
+    test: Sequence[PictureFile] = ()
+    held_out: Sequence[PictureFile] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_parted(self) -> bool:
+        return bool(self.test)
+
+
+def find_files(folder: Path) -> PictureFiles:
+    """Each class's files by name, of its sub-folders too. Raises DataError."""
+    parts = _parts(folder)
+    names = {part: tuple(place.name for place in _folders(place)) for part, place in parts.items()}
+    classes = names["train"]
+    if len(classes) < 2:
+        raise DataError(
+            f"{parts['train']}: expected a sub-folder of pictures for each of two classes or more, found {len(classes)}"
+        )
+    for part, found in names.items():
+        if found != classes:
+            differ = ", ".join(sorted(set(found) ^ set(classes)))
+            raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {differ}")
+    files = {
+        part: [
+            PictureFile(path, label)
+            for label, name in enumerate(classes)
+            for path in pictures(place / name, below=True)
+        ]
+        for part, place in parts.items()
+    }
+    return PictureFiles(
+        classes, **files, notes=_notes(folder, [place / name for place in parts.values() for name in classes])
+    )
+
+
+def _parts(folder: Path) -> dict[str, Path]:
+    """`train`, and where the folder has them `test` and `held_out`."""
+    names = {place.name for place in _folders(folder)}
+    tests = [name for name in TEST_NAMES if name in names]
+    if "train" not in names or not tests or names - {"train", *TEST_NAMES}:
+        return {"train": folder}
+    if not all(_folders(folder / name) for name in names):  # classes of these names
+        return {"train": folder}
+    if (len(tests) > 1 and tests[0] != "test") or len(tests) > 2:
+        raise DataError(
+            f"{folder}: expected train, test and one of {', '.join(HELD_OUT_NAMES)}, found {', '.join(tests)}"
+        )
+    parts = {"train": folder / "train", "test": folder / tests[0]}
+    return parts | ({"held_out": folder / tests[1]} if len(tests) > 1 else {})
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def pictures(folder: Path, below: bool = False) -> list[Path]:
+    """Sorted; `below`: those of sub-folders too."""
+    paths = sorted(path for path in _files(folder, below) if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
+    return paths
+
+
+def _files(folder: Path, below: bool) -> Iterable[Path]:
+    """Without hidden files and folders: macOS adds ._NAME.png."""
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif below and not path.is_symlink():  # a link may lead back
+            yield from _files(path, below)
+
+
+def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
+    files = [(place, path) for place in places for path in _files(place, below=True)]
+    others = Counter(path.suffix.lower() or "none" for _, path in files if path.suffix.lower() not in SUFFIXES)
+    deeper = Counter(path.parent for place, path in files if path.parent != place and path.suffix.lower() in SUFFIXES)
+    notes = []
+    if others:
+        kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
+        notes.append(f"Left out, as their suffix is of no picture that is read here: {others.total()} files ({kinds})")
+    beside = list(_files(folder, below=False))
+    if beside:
+        notes.append(
+            f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {beside[0].name}"
+        )
+    if deeper:
+        first = min(deeper).relative_to(folder)
+        notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
+    return tuple(notes)

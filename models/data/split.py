@@ -1,0 +1,110 @@
+"""Which pictures of a folder a training used, and for what; checkpoints keep it.
+
+In: a folder's files. Out: three parts. The record names each part's pictures by class and content, so a training that
+goes on, an export and a calibration use the same pictures wherever their files are now, or refuse.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.data.dataset import DataError
+from models.data.picture_files import PictureFile, PictureFiles
+
+MANY = 2000  # training pictures: of fewer a tenth is missed more than it tells
+PARTS = ("train", "held_out", "test")
+Record = Mapping[str, Mapping[str, str]]
+"""Part -> class -> the contents' digests, with a space between."""
+
+
+@dataclass(frozen=True)
+class Split:
+    train: Sequence[PictureFile]
+    held_out: Sequence[PictureFile]
+    test: Sequence[PictureFile]
+
+    def record(self, classes: Sequence[str]) -> dict[str, dict[str, str]]:
+        return {
+            part: {
+                name: " ".join(file.digest() for file in getattr(self, part) if file.label == label)
+                for label, name in enumerate(classes)
+            }
+            for part in PARTS
+        }
+
+
+def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
+    """Each class has its share of the parts, always the same pictures. A fifth of a folder without parts is tested.
+
+    Raises DataError.
+    """
+    if files.held_out and held_out:
+        raise DataError(f"{folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
+    train, test, held = files.train, files.test, files.held_out
+    if not files.is_parted:
+        train, test = _apart(folder, train, files.classes, max(len(files.classes), len(train) // 5))
+    if held_out is None and not held and len(train) >= MANY:
+        held_out = len(train) // 10
+    if held_out:
+        train, held = _apart(folder, train, files.classes, held_out)
+    return Split(train, held, test)
+
+
+def split_again(folder: Path, files: PictureFiles, record: Record) -> Split:
+    """The parts of `record`; other pictures are in none. Raises DataError if a picture is missing."""
+    classes = tuple(record.get("train", ()))
+    if files.classes != classes:
+        raise DataError(
+            f"{folder}: expected the classes of the training, {', '.join(classes)}, found {', '.join(files.classes)}"
+        )
+    there: dict[tuple[int, str], deque[PictureFile]] = defaultdict(deque)
+    for file in (*files.train, *files.held_out, *files.test):
+        there[file.label, file.digest()].append(file)
+    parts: dict[str, list[PictureFile]] = {part: [] for part in PARTS}
+    missing: Counter[tuple[str, str]] = Counter()
+    for part in PARTS:
+        for label, name in enumerate(classes):
+            for digest in record.get(part, {}).get(name, "").split():
+                if waiting := there[label, digest]:
+                    parts[part].append(waiting.popleft())
+                else:
+                    missing[name, part] += 1
+    if missing:
+        others = sorted(str(file.path) for waiting in there.values() for file in waiting)
+        raise DataError(_missing(folder, missing, others))
+    return Split(**parts)
+
+
+def _missing(folder: Path, missing: Counter[tuple[str, str]], others: Sequence[str]) -> str:
+    lacks = ", ".join(f"{count} of {name} ({part.replace('_', '-')} part)" for (name, part), count in missing.items())
+    new = f"; {len(others)} that the training had elsewhere or nowhere, such as {others[0]}" if others else ""
+    return f"{folder}: expected the pictures of the training, found {missing.total()} changed or gone: {lacks}{new}"
+
+
+def _apart(
+    folder: Path, files: Sequence[PictureFile], classes: Sequence[str], count: int
+) -> tuple[list[PictureFile], list[PictureFile]]:
+    """The files without `count`, and those: of each class its share, at least one, and one is left."""
+    labels = np.array([file.label for file in files], np.int64)
+    sizes = np.bincount(labels, minlength=len(classes))  # (classes,)
+    if sizes.min() < 2:
+        raise DataError(f"{folder / classes[sizes.argmin()]}: expected two pictures or more, found {sizes.min()}")
+    total = len(labels)
+    if not len(classes) <= count <= total - len(classes):
+        limits = f"{len(classes)} to {total - len(classes)} of {total} pictures"
+        raise DataError(f"{folder}: expected to hold out {limits}, of {len(classes)} classes, found {count}")
+    ideal = count * sizes / total
+    shares = np.clip(ideal.astype(np.int64), 1, sizes - 1)
+    while (left := count - shares.sum()) != 0:  # to the class that lacks most, from the class that has most too many
+        step = 1 if left > 0 else -1
+        free = shares < sizes - 1 if left > 0 else shares > 1
+        shares[np.where(free, step * (ideal - shares), -np.inf).argmax()] += step
+    random, apart = np.random.default_rng(0), np.zeros(total, bool)
+    for label, share in enumerate(shares):
+        apart[random.permutation(np.flatnonzero(labels == label))[:share]] = True
+    return [files[i] for i in np.flatnonzero(~apart)], [files[i] for i in np.flatnonzero(apart)]

@@ -36,7 +36,8 @@ def load_folder(
 ) -> Dataset:
     """`size`: height and width; `held_out`: training pictures kept apart, by default a tenth of many.
 
-    `record`: the pictures of a training, each in its part. Grey if all pictures are, else RGB. Raises DataError, which names every picture that cannot be read.
+    `record`: the pictures of a training, each in its part. Grey if all pictures are, else RGB. Raises
+    DataError, which names every picture that cannot be read.
     """
     if not str(folder).isprintable():  # it names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
@@ -82,9 +83,7 @@ def _each(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> 
         except DataError as error:
             faults.append(str(error))
     if len(faults) > 1:
-        raise DataError(
-            "\n  ".join((f"{folder}: expected pictures, found {len(faults)} files that are none:", *faults))
-        )
+        raise DataError(f"{folder}: expected pictures, found {len(faults)} files that are none: {'; '.join(faults)}")
     if faults:
         raise DataError(faults[0])
     return done
@@ -100,7 +99,8 @@ def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -
         raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
     chosen = paths[:: -(-len(paths) // most)]
     if config.preprocessing == "ink":
-        _each(folder, chosen, lambda path: _check_size(path, config.image_size))
+        for path in chosen:
+            _check_size(path, config.image_size)
     return np.stack(_each(folder, chosen, lambda path: read_picture(path, config.channels, config.image_size)))
 
 

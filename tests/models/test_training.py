@@ -235,6 +235,8 @@ def test_series_stand_beside_the_checkpoint_which_says_how_it_was_trained(tmp_pa
         "test_accuracy": last.test_accuracy,
         "test_images": 359,
         "epochs": 3,
+        "kept_epoch": 3,
+        "last_batch": 50,
         "options": asdict(OPTIONS),
     }
 

@@ -145,6 +145,8 @@ def _print(ready: Ready, written: Path) -> None:
     exported, config, precision = ready.exported, ready.exported.config, ready.artifact.origin.precision
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
     click.echo(f"Read {relative(exported.checkpoint.path)}: {what}")
+    if exported.checkpoint.note:
+        click.echo(f"Note: taken from the file: {exported.checkpoint.note}", err=True)
     if exported.images.note:
         click.echo(f"Note: {exported.images.note}", err=True)
     _print_steps(exported)

@@ -28,7 +28,7 @@ from models.files import sha256, write_atomically
 from models.metrics import Metrics, MetricsError
 from models.reference import UnknownLayoutError, from_reference
 from models.registry import build
-from models.state_dict_file import UnsafeFile, read_state_dict
+from models.state_dict_file import UnsafeFile, is_legacy, read_state_dict
 from models.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
 
 MAX_HEADER_BYTES = 1 << 23  # some 60,000 tensors
@@ -46,13 +46,14 @@ class UntrainedBlockWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The network is float32, in eval mode."""
+    """The network is float32, in eval mode. `note`: what was taken out of another program's file."""
 
     path: Path
     model: nn.Module
     config: ModelConfig
     sha256: str
     metrics: Metrics = field(default_factory=dict)
+    note: str = ""
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
@@ -86,7 +87,11 @@ def add_metrics(path: Path, added: Metrics) -> None:
 def load(path: Path, depth: int | None = None) -> Checkpoint:
     """`depth`: only the first blocks. Raises CheckpointError for another file, wrong tensors or too few blocks."""
     _check_regular(path)
-    config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
+    metrics, note = Metrics(), ""
+    if zipfile.is_zipfile(path):
+        config, tensors, note = _read_reference(path)
+    else:
+        config, tensors, metrics = _read_safetensors(path)
     if depth is not None:
         if not 1 <= depth <= config.depth or not config.is_transformer:
             blocks = f"{config.depth} blocks" if config.is_transformer else "no transformer"
@@ -102,7 +107,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)
-    return Checkpoint(path, model.eval(), config, sha256(path), metrics)
+    return Checkpoint(path, model.eval(), config, sha256(path), metrics, note)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -124,6 +129,11 @@ def _check_regular(path: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        if is_legacy(path):
+            raise CheckpointError(
+                f"{path}: expected a zip file, as torch.save writes since PyTorch 1.6, found its older form; "
+                "read it where you trust it and save its state dict again"
+            )
         with path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
         if header > MAX_HEADER_BYTES:
@@ -160,13 +170,14 @@ def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
+def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], str]:
     try:
-        config, tensors = from_reference(read_state_dict(path))
+        state, note = read_state_dict(path)
+        config, tensors = from_reference(state)
     except (UnsafeFile, UnknownLayoutError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     _check(path, config, {name: form_of(tensor) for name, tensor in tensors.items()})
-    return config, tensors, {}
+    return config, tensors, note
 
 
 def _check(path: Path, config: ModelConfig, found: dict[str, Form]) -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.wrapped_state import AmbiguousState, unwrap
+
 MAX_BYTES = 1 << 24  # four times a published ViT; a list of members of that size takes Python 1.5 s and 90 MB
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number with which such files start
 MAX_PICKLE_BYTES = 1 << 19  # a block takes 3 kB
 EXPECTED = "expected a state dict of only tensors"
 
@@ -23,8 +26,11 @@ class UnsafeFile(ValueError):
     pass
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Raises UnsafeFile for any other file, before it allocates more than the file's size."""
+def read_state_dict(path: Path) -> tuple[dict[str, Tensor], str]:
+    """With a note of what was taken out of a wrapper (models/wrapped_state.py).
+
+    Raises UnsafeFile for any other file, before it allocates more than the file's size.
+    """
     _check_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -32,6 +38,12 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise UnsafeFile(f"{EXPECTED}, found {unpickling_reason(error)}") from error
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise UnsafeFile(f"{EXPECTED}, found {type(state).__name__}")
+    try:
+        state, note = unwrap(state)
+    except AmbiguousState as error:
+        raise UnsafeFile(str(error)) from error
+    if not all(isinstance(name, str) for name in state):
+        raise UnsafeFile(f"{EXPECTED}, found a name that is no text")
     for value in state.values():
         if not isinstance(value, Tensor):
             raise UnsafeFile(f"{EXPECTED}, found {type(value).__name__}")
@@ -40,7 +52,13 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     size, stored = sum(value.nbytes for value in state.values()), path.stat().st_size
     if size > stored:
         raise UnsafeFile(f"expected tensors of up to {stored} bytes, the size of the file, found {size}")
-    return dict(state)
+    return dict(state), note
+
+
+def is_legacy(path: Path) -> bool:
+    """Whether PyTorch before 1.6 wrote the file, which only its unsafe loader reads."""
+    with path.open("rb") as file:
+        return file.read(len(LEGACY)) == LEGACY
 
 
 def unpickling_reason(error: Exception) -> str:

@@ -9,6 +9,8 @@
   Learning", 2016, section 4.2).
 - `flip-erase`, for things that fill their frame: half are mirrored, all move by up to a 28th of the side, and
   half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
+- `turn`, for any few pictures: the small affine map, edges continued, and the rectangles of `flip-erase`. `turn-flip`
+  mirrors half of them, too; models/defaults.py says when.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return _crop_flip
     if name == "flip-erase":
         return lambda images: _erased(_moved(_mirrored(images)))
+    if name == "turn":
+        return lambda images: _erased(_turned(images))
+    if name == "turn-flip":
+        return lambda images: _erased(_turned(_mirrored(images)))
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -77,6 +83,13 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 def _mirrored(images: Tensor) -> Tensor:
     return torch.where(_uniform(images, 1)[..., None, None] < 0.5, images.flip(-1), images)
+
+
+def _turned(images: Tensor) -> Tensor:
+    """Photos end in anything, so the edges go on."""
+    places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-1, 1)), *images.shape[2:])  # (B, H, W, 2)
+    turned: Tensor = F.grid_sample(images, places, padding_mode="border", align_corners=False)
+    return turned
 
 
 def _moved(images: Tensor) -> Tensor:

@@ -140,6 +140,7 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
 
 def _is_grey(path: Path) -> bool:
     with _opened(path) as picture:
+        picture.load()  # so that all damaged files are named together
         return picture.mode in GREY_MODES or picture.mode.startswith("I;16")
 
 

@@ -1,5 +1,6 @@
 import json
 import shlex
+import shutil
 import sys
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 from commands import failure, ok
 from PIL import Image
 
+from clients.images import paths
 from clients.images.photo import photo_to_model_input
 from models.checkpoint import load
 from models.data import DataError
 from models.data.folder import MAX_PIXELS, load_folder, read_picture
+from models.data.picture_files import SUFFIXES
 from models.train import train
 
 CLASSES = ("cross stripes", "stripes", "étoffe")
@@ -137,6 +140,80 @@ def test_folders_that_are_refused(folder, change, said):
     change(folder)
     with pytest.raises(DataError, match=said):
         load_folder(folder)
+
+
+def test_all_bad_pictures_are_named_in_one_line(folder):
+    damaged(folder)
+    (folder / "étoffe/07.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"found 2 files that are none: .*stripes/00\.png: .*; .*étoffe/07\.png: "):
+        load_folder(folder)
+
+
+def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_path):
+    (folder / "stripes/2024/may").mkdir(parents=True)
+    striped(1, 3).save(folder / "stripes/2024/may/x.avif")
+    striped(1, 3).convert("1").save(folder / "stripes/y.pbm")
+    (folder / "stripes/phone.heic").write_bytes(b"no picture that is read here")
+    (folder / "labels.csv").write_text("beside")
+    data = load_folder(folder)
+    assert (len(data.train_labels) + len(data.test_labels), data.notes) == (
+        62,
+        (
+            "Left out, as their suffix is of no picture that is read here: 4 files (.heic 1, .txt 3)",
+            "Left out, as they are in no class: 1 files beside the classes, such as labels.csv",
+            "Read from sub-folders of classes: 1 pictures in 1, such as stripes/2024/may",
+        ),
+    )
+    told = ok(train, "--dataset", folder, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "x.safetensors")
+    assert all(note in told.output for note in data.notes)
+
+
+def test_a_picture_to_train_on_is_one_to_ask_about():
+    assert SUFFIXES == paths._SUFFIXES
+
+
+def parted(folder, *parts):
+    """The pictures of `folder` in parts: each class's first twelve to train on, four in each other."""
+    for name in CLASSES:
+        for number, path in enumerate(sorted((folder / name).glob("*.png"))):
+            part = ("train", *parts)[max(0, number - 8) // 4] if number < 12 + 4 * len(parts) else None
+            if part:
+                (folder.parent / "parted" / part / name).mkdir(parents=True, exist_ok=True)
+                path.rename(folder.parent / "parted" / part / name / path.name)
+    return folder.parent / "parted"
+
+
+@pytest.mark.parametrize(
+    ("parts", "held"), [(("test",), None), (("val",), None), (("validation",), None), (("val", "test"), [4, 4, 4])]
+)
+def test_parts_that_the_folder_has(folder, parts, held):
+    data = load_folder(parted(folder, *parts))
+    assert (data.labels, np.bincount(data.train_labels).tolist()) == (CLASSES, [12, 12, 12])
+    assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
+    assert (np.bincount(data.held[1]).tolist() if data.held else None) == held
+    place = folder.parent / "parted" / parts[-1] / CLASSES[0]
+    first = read_picture(sorted(place.iterdir())[0], 1, (28, 28))
+    np.testing.assert_array_equal(data.test_images[0], first)
+
+
+def test_parts_of_other_classes_are_refused(folder):
+    place = parted(folder, "test")
+    shutil.rmtree(place / "test/stripes")
+    with pytest.raises(DataError, match=r"parted/test: expected the classes of .*train, found a difference in stripes"):
+        load_folder(place)
+
+
+def test_a_part_of_its_own_needs_no_other(folder):
+    with pytest.raises(DataError, match="expected no --hold-out, as it holds pictures apart, found 9"):
+        load_folder(parted(folder, "val", "test"), held_out=9)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch"), [((30, 30), (5, 5)), ((28, 64), (4, 8)), ((29, 32), (1, 4)), ((3, 9), (1, 1))]
+)
+def test_a_patch_size_divides(folder, size, patch):
+    data = load_folder(folder, size)
+    assert (data.patch_size, data.model_config("vitbn", 1).image_size) == (patch, size)
 
 
 @pytest.mark.parametrize("held_out", [2, 46])

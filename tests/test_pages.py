@@ -241,11 +241,11 @@ def hand_written_words(text: str) -> int:
 
 
 def test_hand_written_pages_stay_short() -> None:
-    """9,000 words are the goal; 500 are room for changes."""
-    pages = {name for name in PAGES if "/" not in name or name.startswith("docs/")} - {"docs/cli.md"}
-    assert {"README.md", "CHANGELOG.md", "docs/claims.md"} <= pages
+    """Without the changelog, which only grows."""
+    pages = {name for name in PAGES if "/" not in name or name.startswith("docs/")} - {"docs/cli.md", "CHANGELOG.md"}
+    assert {"README.md", "docs/claims.md"} <= pages
     words = {name: hand_written_words((ROOT / name).read_text()) for name in sorted(pages)}
-    assert sum(words.values()) <= 9500, words
+    assert sum(words.values()) <= 9000, words
 
 
 def test_what_counts_as_a_hand_written_word() -> None:

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ import onnxruntime as ort
 import pytest
 from foreign_networks import Encoder, export, parse, run
 
+from export import timing
 from export.compiler import pipeline
 from export.compiler.proof import compare
+from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.runs import Runner
 from export.publishing.beside import staged
 
 
@@ -262,6 +267,42 @@ def test_stale_inner_shapes_are_named(tmp_path: Path) -> None:
         in result.output
     )
     assert "--dims" not in result.output
+
+
+def test_given_inputs_may_be_the_only_ones(tmp_path: Path) -> None:
+    """A detector answers noise with 7e-6, which float32 does not resolve; here the numbers cancel."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, n, 4] y) {
+            h = MatMul(x, w) s = Mul(h, h) p = Add(s, big) r = Sqrt(p) y = Sub(r, root) }""",
+        w=np.eye(4, dtype=np.float32),
+        big=np.array([1e8], np.float32),
+        root=np.array([1e4], np.float32),
+    )
+    ir.save(network, path := tmp_path / "in.onnx")
+    np.savez(given := tmp_path / "given.npz", x=np.full((2, 3, 4), 3e5, np.float32))
+    arguments = path, "-o", tmp_path / "out.onnx", "--read", "y[:,0]"
+    for proof in "float64", "float32":
+        refused = run(*arguments, "--inputs", given)
+        assert refused.exit_code in (4, 5)
+        assert "--inputs FILE.npz --inputs-only takes your inputs alone" in refused.output
+        result = run(*arguments, "--inputs", given, "--inputs-only", "--proof", proof, "--json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.output)["proof_inputs"] == str(given)
+    assert "--inputs-only: expected --inputs FILE.npz, too" in run(*arguments, "--inputs-only").output
+
+
+def test_a_slower_file_is_not_written(tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Runner.call
+
+    def slow(self: Runner, feeds: Feeds) -> Callable[[], object]:
+        call = whole(self, feeds)
+        return (lambda: (time.sleep(0.01), call())) if self.path.name == "out.onnx" else call
+
+    monkeypatch.setattr(Runner, "call", slow)
+    monkeypatch.setattr(timing, "SECONDS", 0.2)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--dims", "S=8", "--time")
+    assert (result.exit_code, [*tmp_path.iterdir()]) == (5, [tokens])
+    assert "expected a file that is no slower than the original, found B=1, S=8, 1 thread: " in result.output
 
 
 def test_a_manifest_that_cannot_be_written_leaves_nothing(tokens: Path, tmp_path: Path) -> None:

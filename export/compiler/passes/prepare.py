@@ -63,7 +63,7 @@ def prepare(model: ir.Model) -> None:
 def settle(model: ir.Model) -> None:
     """Brings a prepared model that a pass has changed back into the prepared form."""
     drop_unread(model)
-    while _simplify(model.graph):
+    while _evaluate(model.graph):
         drop_unread(model)
     if _join_reshapes(model.graph):
         remove_unused(model)
@@ -72,13 +72,13 @@ def settle(model: ir.Model) -> None:
 def fold_constants(model: ir.Model) -> None:
     """Also infers shapes; a known constant may give a shape that was unknown."""
     infer(model)
-    while _simplify(model.graph):
+    while _evaluate(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
 
-def _simplify(graph: ir.Graph) -> bool:
-    return _fold_constants(graph) or decide_sizes(graph) or unflatten(graph)
+def _evaluate(graph: ir.Graph) -> bool:
+    return _fold_constants(graph) or decide_sizes(graph)
 
 
 def check_supported(model: ir.Model) -> None:

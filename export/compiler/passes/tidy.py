@@ -26,6 +26,7 @@ from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.moves import RESHAPES
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.single_row import taken_of_one
 
 EXACT_ENOUGH = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # a sum in half would be rounded again
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
@@ -211,4 +212,5 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "joined with the sum before the padding": _sum_before_pad,
         "padded and summed with the tokens that all share": _class_row,
     },
+    "Gather": {"computed as the only row": lambda tidying, node: taken_of_one(tidying.shapes, node)},
 }

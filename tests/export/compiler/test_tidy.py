@@ -24,6 +24,11 @@ TIDIED = [
     ("c = Concat<axis = 1>(shared, x) y = Add(c, wide)", ["Pad", "Add"]),
     ("s = Add(x, row) c = Concat<axis = 1>(shared, s) y = Add(c, wide)", ["Pad", "Add"]),
     ("c = Concat<axis = 1>(x, shared) y = Add(c, wide)", ["Pad", "Add"]),
+    (
+        "r = Gather<axis = 1>(x, one) m = MatMul(r, w) a = Add(row, m) g = Gelu(a) s = Add(r, g) "
+        "y = Gather<axis = 1>(s, zero)",
+        ["Gather", "Reshape", "MatMul", "Add", "Gelu", "Add"],
+    ),
 ]
 STAYS = [
     "s = Add(x, row) u = Add(s, table) y = Add(s, u)",  # the inner sum is read elsewhere
@@ -31,13 +36,17 @@ STAYS = [
     'p = Pad<mode = "edge">(x, pads) y = Add(p, wide)',
     "c = Concat<axis = 1>(x, x) y = Relu(c)",
     "t = Transpose<perm = [0, 2, 1]>(x) y = Relu(t)",
+    "r = Gather<axis = 1>(x, one) m = MatMul(r, w) t = Transpose<perm = [2, 1, 0]>(m) s = Gather<axis = 1>(m, zero) "
+    "y = Gather<axis = 1>(t, zero)",  # all of the product is read
+    "r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)",  # no product gets cheaper
+    "m = MatMul(x, w) y = Gather<axis = 1>(m, zero)",  # of several rows
     "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
 ]
 
 
 def network(nodes: str) -> ir.Model:
     rng = np.random.default_rng(0)
-    head = """<ir_version: 8, opset_import: ["": 18]> g (float[b, 4, 6] x) => (float y) {
+    head = """<ir_version: 8, opset_import: ["": 20]> g (float[b, 4, 6] x) => (float y) {
         sizes = Shape<start = 0, end = 1>(x) token = Concat<axis = 0>(sizes, one, six) shared = Expand(cls, token)"""
     return parse(
         f"{head} {nodes} }}",
@@ -46,6 +55,8 @@ def network(nodes: str) -> ir.Model:
         pads=np.array([0, 1, 0, 0, 0, 0]),
         one=np.array([1]),
         six=np.array([6]),
+        zero=np.array(0),
+        w=rng.standard_normal((6, 6)).astype(np.float32),
         row=rng.standard_normal(6).astype(np.float32),
         table=rng.standard_normal((1, 4, 6)).astype(np.float32),
         wide=rng.standard_normal((5, 6)).astype(np.float32),

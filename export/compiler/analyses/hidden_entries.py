@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.compiler.analyses.demand import shape_range
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.shapes import Dim, Shapes, agree, operator, same
@@ -132,12 +133,32 @@ class HiddenEntries:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # log(0) of hidden entries
             for node in (node for value in wanted for node in _makers(value)):
-                if any(output not in values for output in node.outputs if output.name):
-                    values.update(evaluate_node(node, values))
+                if all(output in values for output in node.outputs if output.name):
+                    continue
+                values.update(self._size(node, values) if _reads_size(node) else evaluate_node(node, values))
+
+    def _size(self, node: ir.Node, values: Values) -> Values:
+        """Of a Shape, without its value: that of a token's features needs the whole network."""
+        sizes = {
+            str(dim.value): size
+            for value in self.shapes.graph.inputs
+            if value.shape is not None
+            for dim, size in zip(value.shape.dims, values[value].shape, strict=True)
+            if isinstance(dim, ir.SymbolicDim)
+        }
+        source = node.inputs[0]
+        dims = self.shapes.dims(source) if source is not None else ()
+        sized = Shapes(self.shapes.graph, sizes)
+        return {node.outputs[0]: np.array([sized.nominal(dims[axis]) for axis in shape_range(node, len(dims))])}
 
     def _values(self, feeds: Mapping[str, Array]) -> tuple[Mask, Values]:
         values = {value: feeds[value.name or ""] for value in self.shapes.graph.inputs}
         return values[self.mask].astype(bool), values
+
+
+def _reads_size(node: ir.Node) -> bool:
+    source = node.inputs[0] if node.inputs else None
+    return node.op_type == "Shape" and not node.domain and source is not None and source.shape is not None
 
 
 def _makers(value: ir.Value) -> list[ir.Node]:
@@ -151,7 +172,8 @@ def _makers(value: ir.Value) -> list[ir.Node]:
         if done:
             order[node] = None
             continue
-        waiting += [(node, True), *((given.producer(), False) for given in node.inputs if given is not None)]
+        read = [] if _reads_size(node) else [given for given in node.inputs if given is not None]
+        waiting += [(node, True), *((given.producer(), False) for given in read)]
     return [*order]
 
 

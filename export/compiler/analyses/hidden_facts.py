@@ -17,6 +17,7 @@ MOVES = "Cast Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpo
 MOVING = frozenset(MOVES.split())
 ZEROS = "Abs Erf Gelu IsInf IsNaN Neg Relu ReduceMax ReduceSum Sign Sin Sqrt Swish Tan Tanh"
 OF_ZERO = frozenset(ZEROS.split())
+QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear"})  # between them 0 is the zero point
 PRODUCTS = frozenset({"Mul", "And", "MatMul"})
 TOGETHER = frozenset({"Add", "Concat", "Max", "Min", "Or", "Sub", "Sum"})  # 0 where all are
 NEVER_NEGATIVE = frozenset({"Abs", "Exp", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
@@ -50,7 +51,7 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
         return Facts(all(each.zero for each in given), False, sunk)
     if node.op_type in MOVING:
         return given[0]
-    return Facts(zero=given[0].zero and node.op_type in OF_ZERO | {"Div"})
+    return Facts(zero=given[0].zero and node.op_type in OF_ZERO | QUANTISED | {"Div"})
 
 
 def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:

@@ -23,6 +23,7 @@ from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.packed_texts import Part, Texts
 
 MOVES = RESHAPES | {"Expand"}  # a shape of their own
+NARROW = {ir.DataType.INT8, ir.DataType.UINT8}
 TAIL_ALIGNED = BROADCASTING | {"MatMul"}
 
 
@@ -65,6 +66,8 @@ class Body:
         """Whether all its inputs and outputs can be packed."""
         for output in node.outputs:
             if output in self.tokens.roles and not self.tokens.leads(output):
+                return False
+            if output.dtype in NARROW and self.hides(output):  # its 0 is a zero point
                 return False
         rank = self.shapes.rank(node.outputs[0])
         return all(

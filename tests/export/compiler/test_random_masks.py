@@ -135,8 +135,10 @@ def trust_softmax(patch: pytest.MonkeyPatch) -> None:
 
 
 def trust_sums(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(joins, "SUMS", joins.SUMS | {"ReduceMean"})
-    patch.setattr(joins, "GREATEST", joins.GREATEST | {"ReduceSum"})
+    def reduce(shapes: Any, node: ir.Node, roles: Any) -> joins.Join:
+        return joins.Join(done={(0, axis) for axis in joins.axes_of(node) or []})
+
+    patch.setitem(joins.RULES, "ReduceSum", reduce)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@
   Learning", 2016, section 4.2).
 - `flip-erase`, for things that fill their frame: half are mirrored, all move by up to a 28th of the side, and
   half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
-- `turn`, for any few pictures: the small affine map, edges continued, and the rectangles of `flip-erase`. `turn-flip`
-  mirrors half of them, too; models/defaults.py says when.
+- `turn`, for pictures of anything: the affine map of `elastic`, and what is at an edge goes on.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
     if name == "flip-erase":
         return lambda images: _erased(_moved(_mirrored(images)))
     if name == "turn":
-        return lambda images: _erased(_turned(images))
-    if name == "turn-flip":
-        return lambda images: _erased(_turned(_mirrored(images)))
+        return _turned
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -86,7 +83,6 @@ def _mirrored(images: Tensor) -> Tensor:
 
 
 def _turned(images: Tensor) -> Tensor:
-    """Photos end in anything, so the edges go on."""
     places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-1, 1)), *images.shape[2:])  # (B, H, W, 2)
     turned: Tensor = F.grid_sample(images, places, padding_mode="border", align_corners=False)
     return turned

@@ -1,35 +1,60 @@
 """What a training on a user's folder uses where no option is given: it follows the number and size of the pictures.
 
-In: a dataset, and the options that are given. Out: values by option. docs/results.md has what they reach, and beside
-which others they were chosen.
+In: a dataset, and the options that are given. Out: values by option, with the reason. docs/results.md has what they
+reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from models.config import CNN_MIN_SIDE, ModelConfig
 
 if TYPE_CHECKING:
     from models.data import Dataset
 
-STEPS = 3000  # of the optimiser: fewer leave a transformer short of a logistic regression
-MANY = 5000  # pictures
+FEW = 2000  # pictures to train on
+CNN_MAX_SIDE = 64  # pixels: its work grows with the area
+BATCH = {True: 24, False: 64}  # of few and of many
+SEEN = {"cnn": 16_000, "transformer": 48_000}  # pictures, repeated; a transformer must learn what a neighbour is
+EPOCHS = {"cnn": (15, 100), "transformer": (20, 200)}
 
 
-def usual(data: Dataset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """None of the options `given`; {} for the datasets that have a name."""
+def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Values of options that are not `given`, and why; none for the datasets that have a name."""
     if data.pictures is None:
-        return {}
+        return {}, ""
     count = len(data.train_labels)
-    batch = 16 if count < MANY else 64
+    few = count < FEW
+    model = given.get("model") or ("cnn" if few and _suits_cnn(data, given) else "vitbn")
+    kind = "cnn" if model in ("cnn", "dnn", "dnnbn") else "transformer"
+    least, most = EPOCHS[kind]
+    batch = min(given.get("batch_size") or BATCH[few], max(2, count))
     values: dict[str, Any] = {
-        "depth": 2 if count < MANY else 4,
-        "patch_size": data.patch_size,
+        "model": model,
+        **({"depth": 2 if few else 4, "patch_size": data.patch_size} if kind == "transformer" else {}),
         "batch_size": batch,
-        "epochs": max(20, min(200, STEPS * batch // count)),
+        "epochs": max(least, min(most, SEEN[kind] // count)),
         "lr": 0.003,
         "schedule": "one-cycle",
-        "augment": "light",
-        "ema": 0.99,
+        "weight_decay": 0.05,
+        "augment": "turn",
+        "ema": 0.98 if few else 0.99,
     }
-    return {name: value for name, value in values.items() if name not in given}
+    return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
+
+
+def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
+    """Unless an option of transformers is given."""
+    sides = data.train_images.shape[2:]
+    of_transformers = {each.name for each in fields(ModelConfig)} - {"model"}
+    return min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and not of_transformers & given.keys()
+
+
+def _reason(values: Mapping[str, Any], few: bool) -> str:
+    if values["model"] == "cnn":
+        return "few pictures teach convolutions more than attention; distortions and averaged weights make them more"
+    size = "few pictures need small batches and a shallow network" if few else "many pictures carry a deeper network"
+    return f"{size}; the rate falls to 0, so the last epochs are the best"

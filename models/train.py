@@ -122,7 +122,13 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     expose_value=False,
     help="JSON with values for the options below, such as vitbn tune writes.",
 )
-@click.option("--model", type=NameChoice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
+@click.option(
+    "--model",
+    type=NameChoice(MODEL_NAMES),
+    default="vitbn",
+    show_default="vitbn; of a folder's few pictures cnn",
+    callback=_check_model,
+)
 @click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 @click.option(
@@ -150,7 +156,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     "--output",
     type=click.Path(path_type=Path),
     callback=_check_output,
-    help="Default: checkpoints/<model>-<dataset>.safetensors",
+    help="Default: checkpoints/<model>-<dataset>.safetensors; of a folder without --model <folder>.safetensors there.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
 @click.option("--overwrite", is_flag=True, help="Replace the run at --output.")
@@ -182,17 +188,18 @@ def train(
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
+        output = output or _place(dataset)
         _check_new(output, resume, overwrite)
         record = _pictures(output) if resume else None
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
-        chosen = usual(data, {name: value for name in others if (value := _given(name)) is not None})
+        options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
+        chosen, reason = usual(data, options_given)
         config, options = configure(data, {"model": model, **others, **chosen})
         device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
         held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
         options = replace(options, device=device, hold_out=held_out)
         _check_writable(output)
-        _say_choices(data, chosen)
+        _say_choices(data, chosen, reason)
         last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, TrainingError, OSError) as error:
         raise click.ClickException(vitbn_packages.in_words(error)) from error
@@ -204,6 +211,13 @@ def _given(name: str) -> Any:
     """An option's value, or None if its default stands."""
     context = click.get_current_context()
     return None if context.get_parameter_source(name) is ParameterSource.DEFAULT else context.params[name]
+
+
+def _place(dataset: str) -> Path:
+    """A folder's model may be chosen after its pictures are read."""
+    model = click.get_current_context().params["model"] if dataset in DATASETS else _given("model")
+    parts = [*([model] if model else []), Path(dataset).absolute().name]
+    return CHECKPOINTS / f"{'-'.join(parts)}.safetensors"
 
 
 def _check_new(output: Path, resume: bool, overwrite: bool) -> None:
@@ -224,13 +238,14 @@ def _pictures(output: Path) -> Record | None:
     return pictures
 
 
-def _say_choices(data: Dataset, chosen: Mapping[str, Any]) -> None:
+def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:
     for note in data.notes:
         click.echo(note)
     if chosen:
         values = ((name, value if isinstance(value, tuple) else (value,)) for name, value in chosen.items())
         options = " ".join(f"--{name.replace('_', '-')} {' '.join(map(str, each))}" for name, each in values)
         click.echo(f"Chosen for {len(data.train_labels)} pictures of {data.image_size} to train on: {options}")
+        click.echo(f"Why: {reason}")
 
 
 def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:

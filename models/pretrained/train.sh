@@ -7,7 +7,7 @@
 # by MNIST's test images, scikit-learn's digits or fonts.
 set -eu
 
-SHARED="--dataset mnist --batch-size 128 --schedule one-cycle --weight-decay 0.05 --clip 1 --hold-out 5000"
+SHARED="--overwrite --dataset mnist --batch-size 128 --schedule one-cycle --weight-decay 0.05 --clip 1 --hold-out 5000"
 
 # First, with the options of recipe.json or with elastic maps.
 train() { name=$1; shift; vitbn train $SHARED --output checkpoints/first/$name.safetensors "$@"; }

@@ -1,0 +1,63 @@
+"""A folder's training follows the number of its pictures; what is given stands."""
+
+import shlex
+
+import numpy as np
+import pytest
+from commands import ok
+from PIL import Image
+
+from models.checkpoint import load
+from models.data.dataset import Dataset
+from models.data.digits import load_digits
+from models.defaults import usual
+from models.recipe import configure
+from models.train import train
+
+
+def folder_of(count, side=28):
+    images, labels = np.broadcast_to(np.uint8(0), (count, 1, side, side)), np.arange(count) % 3
+    return Dataset(
+        "mine", images, labels, images, labels, ("a", "b", "c"), preprocessing="photo", patch_size=(4, 4), pictures={}
+    )
+
+
+@pytest.mark.parametrize("count", [2, 6, 48, 240, 800, 8000])
+@pytest.mark.parametrize(("side", "model"), [(28, None), (28, "vit"), (28, "cnn"), (96, None)])
+def test_any_number_of_pictures_can_be_trained_on(count, side, model):
+    data = folder_of(count, side)
+    chosen, reason = usual(data, {"model": model} if model else {})
+    config, options = configure(data, {"model": model, **chosen})
+    assert 2 <= options.batch_size <= max(2, count)
+    assert 15 <= options.epochs <= 400
+    assert config.model == (model or ("cnn" if count < 2000 and side == 28 else "vitbn"))
+    assert reason
+
+
+def test_what_is_given_stands():
+    given = {"epochs": 7, "depth": 3, "ema": 0.5}
+    chosen, _ = usual(folder_of(240), given)
+    assert not given.keys() & chosen.keys()
+    assert chosen["model"] == "vitbn", "an option of transformers asks for a transformer"
+    assert usual(folder_of(240), {"epochs": 7})[0]["model"] == "cnn"
+
+
+def test_datasets_with_a_name_keep_the_published_options():
+    assert usual(load_digits(), {}) == ({}, "")
+
+
+@pytest.mark.slow
+def test_what_was_chosen_is_said_and_can_be_typed(tmp_path, monkeypatch):
+    for label, name in enumerate(("dark", "light")):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for number in range(10):
+            grey = np.random.default_rng(number).integers(0, 100, (28, 28), np.uint8) + 150 * label
+            Image.fromarray(grey.astype(np.uint8)).save(tmp_path / "mine" / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    told = ok(train, "--dataset", "mine", "--device", "cpu", "--epochs", 2).output
+    (line,) = [line for line in told.splitlines() if line.startswith("Chosen for 16 pictures of 28x28 to train on: ")]
+    typed = shlex.split(line.partition(": ")[2])
+    ok(train, "--dataset", "mine", "--device", "cpu", "--epochs", 2, *typed, "--output", "typed.safetensors")
+    first, second = load(tmp_path / "checkpoints/mine.safetensors"), load(tmp_path / "typed.safetensors")
+    assert first.config == second.config
+    assert first.metrics["options"] == second.metrics["options"]

@@ -120,7 +120,9 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
     fork = multiprocessing.get_context("fork")  # the session has no threads
     mine, its = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(runner, feeds, its), daemon=True)
-    process.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which the child does not use
+        process.start()
     its.close()
     try:
         answer: dict[str, Array] | str = mine.recv() if mine.poll(EMPTY_S) else f"no answer within {EMPTY_S} s"

@@ -121,7 +121,7 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
     mine, its = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(runner, feeds, its), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which the child does not use
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
         process.start()
     its.close()
     try:

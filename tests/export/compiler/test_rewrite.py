@@ -296,7 +296,12 @@ def test_a_slower_file_is_not_written(tokens: Path, tmp_path: Path, monkeypatch:
 
     def slow(self: Runner, feeds: Feeds) -> Callable[[], object]:
         call = whole(self, feeds)
-        return (lambda: (time.sleep(0.01), call())) if self.path.name == "out.onnx" else call
+
+        def later() -> object:
+            time.sleep(0.01)
+            return call()
+
+        return later if self.path.name == "out.onnx" else call
 
     monkeypatch.setattr(Runner, "call", slow)
     monkeypatch.setattr(timing, "SECONDS", 0.2)

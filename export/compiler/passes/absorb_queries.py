@@ -24,7 +24,7 @@ from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import attribute_int, opset
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.absorbed_heads import Absorber
-from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.outcome import Outcome
 
@@ -41,13 +41,13 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             site = _check(shapes, node)
             if node.op_type == "Attention":
                 softmax = take_apart(shapes, node)
-                drop_unread(model)
+                refresh(model)
                 site = _check(shapes, softmax)
         except Refused as refused:
             refusals.append(refused.refusal)
             continue
         Absorber(model.graph, site).run()
-        drop_unread(model)  # the next attention may be read by what is now unread
+        refresh(model)  # the next attention may be read by what is now unread
         change = f"{site.parts.queries} queries absorb keys and values, {site.before:,} -> {site.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
     if sites:

@@ -67,15 +67,25 @@ def _without_query_bias(shapes: Shapes, node: ir.Node) -> Shifts | None:
     if term is None or product is None or tokens is None or weight is None or not _asks(node, tokens):
         return None
     bias = term[1].reshape(-1)
-    shift = np.linalg.lstsq(weight.T.astype(np.float64), -bias, rcond=None)[0]
-    rounding = ROUNDING * max(1.0, float(np.abs(bias).max()))
-    if not np.abs(shift @ weight + bias).max() <= rounding:
+    shift = _solution(weight.astype(np.float64), -bias)
+    if shift is None:
         raise Refused(node.outputs[0].name or "", "Add", "no constant of the tokens gives this bias of the queries")
     shifts = Shifts(shapes)
     _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
     shifts.follow(shapes.graph)
     shifts.constants[node] = np.zeros(bias.size)
     return shifts
+
+
+def _solution(weight: Array, wanted: Array) -> Array | None:
+    """s with s W = `wanted`, to double's rounding."""
+    orthogonal, triangle = np.linalg.qr(weight.T)
+    if triangle.shape[0] == triangle.shape[1] and np.abs(np.diag(triangle)).min() > ROUNDING:
+        shift = np.linalg.solve(triangle, orthogonal.T @ wanted)
+    else:  # as many solutions as directions that no query sees; the shortest
+        shift = np.linalg.lstsq(weight.T, wanted, rcond=None)[0]
+    rounding = ROUNDING * max(1.0, float(np.abs(wanted).max()))
+    return np.asarray(shift) if np.abs(shift @ weight - wanted).max() <= rounding else None
 
 
 def _asks(node: ir.Node, tokens: ir.Value) -> bool:

@@ -16,10 +16,15 @@ from export.compiler.operators.boxes import WHOLE
 from export.compiler.passes.materialise import Materialiser
 
 
-def drop_unread(model: ir.Model) -> None:
+def refresh(model: ir.Model) -> None:
+    """What a pass needs between two changes: no unread nodes, nodes in order, shapes."""
     remove_unused(model)
     model.graph.sort()
     infer_new(model)
+
+
+def drop_unread(model: ir.Model) -> None:
+    refresh(model)
     shapes = Shapes(model.graph)
     demands: Demands = {output: [WHOLE] for output in model.graph.outputs}
     for node in reversed(model.graph):
@@ -28,6 +33,4 @@ def drop_unread(model: ir.Model) -> None:
         elif any(output in demands for output in node.outputs):
             demands |= {value: [WHOLE] for value in node.inputs if value is not None}
     Materialiser(shapes, dict.fromkeys(demands, WHOLE_VALUE)).run()
-    remove_unused(model)
-    model.graph.sort()
-    infer_new(model)
+    refresh(model)

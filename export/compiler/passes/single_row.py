@@ -26,7 +26,7 @@ def taken_of_one(shapes: Shapes, node: ir.Node) -> ir.Value | None:
     inside = _inside(shapes, source, node)
     if not any(each.op_type == "MatMul" for each in inside):
         return None
-    return _Squeezed(shapes, node, inside).of(source)
+    return _Squeezed(shapes, node, inside).run(source)
 
 
 def _inside(shapes: Shapes, source: ir.Value, reader: ir.Node) -> set[ir.Node]:
@@ -73,18 +73,21 @@ class _Squeezed:
         self.shapes, self.at, self.inside, self.constants = shapes, at, inside, Constants(shapes.graph)
         self.made: dict[ir.Value, ir.Value] = {}
 
-    def of(self, value: ir.Value) -> ir.Value:
+    def run(self, source: ir.Value) -> ir.Value:
+        for node in list(self.shapes.graph):  # in order: recursion would go as deep as the graph
+            if node in self.inside:
+                inputs = [self._of(value) if value is not None else None for value in node.inputs]
+                copy = ir.Node("", node.op_type, inputs, list(node.attributes.values()))
+                self.made[node.outputs[0]] = self._node(copy, node.outputs[0])
+        return self._of(source)
+
+    def _of(self, value: ir.Value) -> ir.Value:
         """(B, 1, D) -> (B, D); rows and weights stay."""
         if is_constant(value):
             return value
         if value not in self.made:
-            maker = value.producer()
-            self.made[value] = self._copy(maker) if maker in self.inside and maker is not None else self._edge(value)
+            self.made[value] = self._edge(value)
         return self.made[value]
-
-    def _copy(self, node: ir.Node) -> ir.Value:
-        inputs = [self.of(value) if value is not None else None for value in node.inputs]
-        return self._node(ir.Node("", node.op_type, inputs, list(node.attributes.values())), node.outputs[0])
 
     def _edge(self, value: ir.Value) -> ir.Value:
         """Of a value that others compute."""

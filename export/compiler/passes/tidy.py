@@ -24,7 +24,7 @@ from export.compiler.graph.attributes import attribute_int, attribute_string, op
 from export.compiler.graph.constants import Constants, constant, integers, is_constant, of_type
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.moves import RESHAPES
-from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one
 
@@ -37,7 +37,7 @@ def tidy(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
     while done := _sweep(Tidying(model.graph, sizes)):
         sites += done
-        drop_unread(model)
+        refresh(model)
     return Outcome(tuple(sites))
 
 

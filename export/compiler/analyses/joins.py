@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, axes_of
+from export.compiler.graph.attributes import attribute_int, axes_of, opset
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import Shapes, groups, same, slices
 from export.compiler.operators.moves import RESHAPES
@@ -61,8 +61,9 @@ def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
 
 
 def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    role, axis = roles[0], attribute_int(node, "axis", -1) % shapes.rank(node.outputs[0])
-    if role is None or axis not in role.axes():
+    rank, single = shapes.rank(node.outputs[0]), opset(node) >= 13
+    role, axis = roles[0], attribute_int(node, "axis", -1 if single else 1) % rank
+    if role is None or axis not in role.axes() or not (single or axis == rank - 1):  # older: all later axes together
         return NOTHING
     if axis not in role.sunk:
         raise _refused(node, "hidden tokens may have weights")

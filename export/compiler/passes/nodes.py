@@ -22,6 +22,7 @@ class Nodes:
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self.list: list[ir.Node] = []
+        self._opset = constants.graph.opset_imports.get("", 0)
         self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}
 
     def add(
@@ -72,7 +73,29 @@ class Nodes:
         return self.add("Gather", [value, places], value.dtype, {"axis": axis})
 
     def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        return self.add("Unsqueeze", [value, self.integers(axes)], value.dtype)
+        return self._along("Unsqueeze", value, axes)
+
+    def scalar_of(self, value: ir.Value) -> ir.Value:
+        """Of a vector of length 1."""
+        return self._along("Squeeze", value, [0])
+
+    def sum(self, value: ir.Value, axis: int, keepdims: int) -> ir.Value:
+        return self._along("ReduceSum", value, [axis], {"keepdims": keepdims})
+
+    def _along(self, operator: str, value: ir.Value, axes: Sequence[int], more: Attributes | None = None) -> ir.Value:
+        """Axes are an input from opset 13 on."""
+        if self._opset < 13:
+            return self.add(operator, [value], value.dtype, {"axes": [*axes], **(more or {})})
+        return self.add(operator, [value, self.integers(axes)], value.dtype, more)
+
+    def larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        """Max and Min take integers from opset 12 on."""
+        less = self.add("Less", [left, right], BOOL)
+        return self.add("Where", [less, right, left], left.dtype)
+
+    def smaller(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        less = self.add("Less", [left, right], BOOL)
+        return self.add("Where", [less, left, right], left.dtype)
 
     def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         if list(order) == sorted(order):

@@ -30,7 +30,7 @@ from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.packed_body import Body
 from export.compiler.passes.packed_texts import Part, number_part, number_texts, unsorted
 
-OLDEST_OPSET = 13  # axes as inputs
+OLDEST_OPSET = 11  # TopK of the smallest, Range, CumSum
 
 
 def pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Outcome:
@@ -88,12 +88,12 @@ class _Loop:
         held = [self._value(value.dtype) for value, _ in made]
         pairs = zip(held, made, strict=True)
         joined = [inner.add("Concat", [before, value], value.dtype, {"axis": 0}) for before, (value, _) in pairs]
-        rest = inner.add("Squeeze", [inner.add("Less", [end, self.texts.count], BOOL)], BOOL)
+        rest = inner.scalar_of(inner.add("Less", [end, self.texts.count], BOOL))
         opsets = dict(self.tokens.shapes.graph.opset_imports)
         graph = ir.Graph(
             [number, more, start, *held], [rest, end, *joined], nodes=inner.list, opset_imports=opsets, name="part"
         )
-        some = outer.add("Squeeze", [outer.add("Greater", [self.texts.count, outer.integers([0])], BOOL)], BOOL)
+        some = outer.scalar_of(outer.add("Greater", [self.texts.count, outer.integers([0])], BOOL))
         none = [self._empty(value.dtype, features) for value, features in made]
         given = [None, some, outer.integers([0]), *none]
         node = ir.node("Loop", given, {"body": ir.AttrGraph("body", graph)}, num_outputs=1 + len(held))

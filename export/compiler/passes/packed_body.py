@@ -23,6 +23,7 @@ from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.packed_texts import Part, Texts
 
 MOVES = RESHAPES | {"Expand"}  # a shape of their own
+OLDEST_OPSET = 12  # batch_dims of GatherND
 NARROW = {ir.DataType.INT8, ir.DataType.UINT8}
 TAIL_ALIGNED = BROADCASTING | {"MatMul"}
 
@@ -193,6 +194,8 @@ class Body:
         return nodes.reshape(picked, [-1, *rest]) if single else picked
 
     def _of_grid(self, pick: Pick, ranks: ir.Value, single: bool) -> ir.Value:
+        if self.shapes.graph.opset_imports.get("", 0) < OLDEST_OPSET:
+            raise Refused(pick.value.name or "", "opset", f"expected at least {OLDEST_OPSET} to pick a token's scores")
         nodes, batch = self.nodes, self.tokens.role(pick.value).batch or 0
         front = [batch, pick.axis]
         rest = [axis for axis in range(self.shapes.rank(pick.value)) if axis not in front]

@@ -56,11 +56,10 @@ def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] |
     kept = nodes.add("Cast", [keep], INT64, {"to": int(INT64)})
     one = nodes.scalar(1)
     rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])
-    zero, axis = nodes.scalar(0), nodes.integers([0])
-    numbers = nodes.add("Range", [zero, nodes.add("Squeeze", [length, axis]), one])
+    numbers = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
     behind = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])
     order = _top(nodes, nodes.add("Add", [numbers, behind]), length, largest=0)[1]
-    counts = nodes.add("ReduceSum", [kept, nodes.integers([1])], INT64, {"keepdims": 0})
+    counts = nodes.sum(kept, 1, keepdims=0)
     longest, texts = _top(nodes, counts, count, largest=1)
     ranks = {pick: nodes.add("GatherElements", [rank, place], INT64, {"axis": 1}) for pick, place in places.items()}
     return Texts(nodes, count, length, order, rank, texts, longest, ranks)
@@ -79,16 +78,12 @@ def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, len
 def _whole(nodes: Nodes, seen: ir.Value, places: Sequence[ir.Value]) -> ir.Value:
     """(texts, 1), whether nothing of a text is seen, or a token that is picked is hidden."""
     number = nodes.add("Cast", [seen], INT64, {"to": int(INT64)})
-    whole = nodes.add("Equal", [_most(nodes, number, nodes.integers([1])), nodes.scalar(0)], BOOL)
+    whole = nodes.add("Equal", [nodes.sum(number, 1, keepdims=1), nodes.scalar(0)], BOOL)
     for place in places:
         hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [number, place], INT64, {"axis": 1})])
-        most = _most(nodes, hidden, nodes.integers([1]))
-        whole = nodes.add("Or", [whole, nodes.add("Greater", [most, nodes.scalar(0)], BOOL)], BOOL)
+        some = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)], BOOL)
+        whole = nodes.add("Or", [whole, some], BOOL)
     return whole
-
-
-def _most(nodes: Nodes, value: ir.Value, axes: ir.Value) -> ir.Value:
-    return nodes.add("ReduceSum", [value, axes], INT64, {"keepdims": 1})
 
 
 def _top(nodes: Nodes, value: ir.Value, count: ir.Value, largest: int) -> tuple[ir.Value, ir.Value]:
@@ -106,16 +101,16 @@ def unsorted(texts: Texts) -> ir.Value:
 
 def number_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.Value]:
     """The texts from `start` (1) on, and where the next part starts."""
-    zero, one, first = nodes.scalar(0), nodes.scalar(1), nodes.integers([0])
+    zero, one = nodes.scalar(0), nodes.scalar(1)
     length = nodes.gather(texts.kept, start)
     least = nodes.integers([1])  # also of a text of no tokens at all
-    most = nodes.add("Max", [nodes.add("Div", [nodes.integers([AREA]), nodes.add("Max", [length, least])]), least])
+    most = nodes.larger(nodes.add("Div", [nodes.integers([AREA]), nodes.larger(length, least)]), least)
     end = nodes.add("Add", [start, most])
     chosen, kept = nodes.cut(texts.sorted, start, end), nodes.cut(texts.kept, start, end)
     count, kept_rows = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept, [1])
     starts = nodes.unsqueeze(nodes.add("CumSum", [kept, zero], INT64, {"exclusive": 1}), [1])
-    slots = nodes.unsqueeze(nodes.add("Range", [zero, nodes.add("Squeeze", [length, first]), one]), [0])
-    last = nodes.add("Min", [slots, nodes.add("Sub", [kept_rows, one])])
+    slots = nodes.unsqueeze(nodes.add("Range", [zero, nodes.scalar_of(length), one]), [0])
+    last = nodes.smaller(slots, nodes.add("Sub", [kept_rows, one]))
     seen = nodes.add("Less", [slots, kept_rows], BOOL)
     places = nodes.cut(nodes.gather(texts.order, chosen), nodes.integers([0]), length, 1)
     flat = nodes.add("Add", [nodes.unsqueeze(nodes.add("Mul", [chosen, texts.length]), [1]), places])

@@ -19,7 +19,8 @@ FEW = 2000  # pictures to train on
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 BATCH = {True: 24, False: 64}  # of few and of many
 SEEN = {"cnn": 16_000, "transformer": 48_000}  # pictures, repeated; a transformer must learn what a neighbour is
-EPOCHS = {"cnn": (15, 100), "transformer": (20, 200)}
+EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}
+AVERAGED = 10  # the weights of the last tenth of the steps
 
 
 def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -32,16 +33,17 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     kind = "cnn" if model in ("cnn", "dnn", "dnnbn") else "transformer"
     least, most = EPOCHS[kind]
     batch = min(given.get("batch_size") or BATCH[few], max(2, count))
+    epochs = given.get("epochs") or max(least, min(most, SEEN[kind] // count))
     values: dict[str, Any] = {
         "model": model,
         **({"depth": 2 if few else 4, "patch_size": data.patch_size} if kind == "transformer" else {}),
         "batch_size": batch,
-        "epochs": max(least, min(most, SEEN[kind] // count)),
+        "epochs": epochs,
         "lr": 0.003,
         "schedule": "one-cycle",
         "weight_decay": 0.05,
         "augment": "turn",
-        "ema": 0.98 if few else 0.99,
+        "ema": round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3),
     }
     return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
 

@@ -178,7 +178,7 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
 def _print(run: Run, epoch: Epoch) -> None:
     click.echo(
         f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
-        f"  {epoch.training_loss:13.4f}  {100 * epoch.test_accuracy:10.2f}"
+        f"  {epoch.training_loss:13.4f}  {100 * (epoch.test_accuracy or 0):10.2f}"
     )
 
 

@@ -44,7 +44,7 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
 
     sizes = {name: size for name, size in SIX.items() if name != "num_labels"} | {"num_hidden_layers": layers}
-    files = rewritten(text("BertConfig", "BertModel", **sizes)(folder), folder)
+    files = rewritten(text("BertConfig", "BertModel", fusible=False, **sizes)(folder), folder)
     for load, lengths_of in LOADS.items():
         lengths = lengths_of(np.random.default_rng(0))
         measured = time_interleaved(calls(files, lengths), seconds, f"{layers} layers, {load}")

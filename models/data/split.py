@@ -93,7 +93,7 @@ def _apart(
     labels = np.array([file.label for file in files], np.int64)
     sizes = np.bincount(labels, minlength=len(classes))  # (classes,)
     if sizes.min() < 2:
-        raise DataError(f"{folder / classes[sizes.argmin()]}: expected two pictures or more, found {sizes.min()}")
+        raise DataError(f"{folder / classes[int(sizes.argmin())]}: expected two pictures or more, found {sizes.min()}")
     total = len(labels)
     if not len(classes) <= count <= total - len(classes):
         limits = f"{len(classes)} to {total - len(classes)} of {total} pictures"

@@ -106,7 +106,9 @@ class HiddenEntries:
         for seen, (array, *picked) in self._evaluated([value, *self.picks]):
             apart = seen.any(1, keepdims=True)
             for numbers in picked:
-                apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1), 1).all(1, keepdims=True)
+                apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1).astype(np.int64), 1).all(
+                    1, keepdims=True
+                )
             hidden = _along(~seen & apart, array, batch, axis)
             for other in tokens:
                 if other != axis:

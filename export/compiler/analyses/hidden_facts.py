@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import SUNK, Roles
@@ -73,20 +74,22 @@ def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], 
     number = constant(node.inputs[position])
     if number is None:
         return _of_input(roles, axes, position)
-    return Facts(not number.any(), bool(number.dtype == bool and number.all()), bool((number <= -SUNK).all()))
+    return Facts(
+        not number.any(), bool(number.dtype == bool and number.all()), bool(np.less_equal(number, -SUNK).all())
+    )
 
 
 def is_never_negative(value: ir.Value | None) -> bool:
     """As the scores of SPLADE, log(1 + relu(x)) * mask, of a mask of integers without negative ones."""
     node, number = value.producer() if value is not None else None, constant(value)
     if number is not None:
-        return bool((number >= 0).all())
+        return bool(np.greater_equal(number, 0).all())
     if value is None or node is None or node.domain:
         return value is not None and value.dtype not in FLOATS
     if node.op_type == "Log":
         term = node.inputs[0].producer() if node.inputs[0] is not None else None
         numbers = [constant(each) for each in term.inputs] if term is not None and term.op_type == "Add" else []
-        above = any(number is not None and bool((number >= 1).all()) for number in numbers)
+        above = any(number is not None and bool(np.greater_equal(number, 1).all()) for number in numbers)
         return above and term is not None and all(map(is_never_negative, term.inputs))
     moved = node.inputs[:1] if node.op_type in MOVING else node.inputs
     return node.op_type in NEVER_NEGATIVE or (node.op_type in SIGNED_AS_INPUTS and all(map(is_never_negative, moved)))

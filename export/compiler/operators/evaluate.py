@@ -58,7 +58,7 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
         array = values[source] if source is not None and source in values else _known(source)
         return {node.outputs[0]: array.astype(np.float64)}
     feeds = {
-        f"in{position}": values[value] if value in values else _known(value)
+        f"in{position}": values[value] if value is not None and value in values else _known(value)
         for position, value in enumerate(node.inputs)
         if value is not None
     }
@@ -79,7 +79,7 @@ def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Arr
     limit, first, *given = node.inputs
     if limit is not None or first is None or len(body.outputs) != 1 + len(given):
         raise UnknownOperator(f"Loop ({node.outputs[0].name}): expected a condition, and values that it hands on")
-    held = [values[value] if value in values else _known(value) for value in given]
+    held = [values[value] if value is not None and value in values else _known(value) for value in given]
     more, count = bool(values[first].all()), 0
     while more:
         inside: dict[ir.Value, Array] = dict(zip(body.inputs, [np.array(count), np.array(True), *held], strict=True))

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import is_constant
+from export.compiler.graph.constants import is_constant, of_type
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.operators.moves import RESHAPES
 from export.compiler.operators.rules import BROADCASTING
@@ -149,7 +149,7 @@ class Body:
         if not roles.axes():
             return value
         apart = rank - len(dims)
-        dims = [1] * apart + dims
+        dims = [*([1] * apart), *dims]
         at = batch if roles.batch is None else roles.batch + apart
         if len(roles.tokens) > 2:
             raise Refused(value.name or "", "operand", "expected at most two axes of tokens")
@@ -216,7 +216,7 @@ class Body:
         for old, made in zip(node.outputs, new.outputs, strict=True):
             if made.name is None:
                 made.name = self.nodes.constants.name(f"{old.name}_packed") if old.name else ""
-            made.dtype = old.dtype
+            of_type(made, old.dtype)
             if packed:
                 self._packed[old] = made
             else:

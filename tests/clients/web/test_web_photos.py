@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from random_networks import saved
 from web_parts import Triton, draw, publish_shipped, running_page
 
-from export.pipeline import ExportOptions, export_checkpoint
+from export.pipeline import export_checkpoint
 from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish
 from models.config import ModelConfig
@@ -36,7 +36,7 @@ def photos_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     repository = folder / "repository"
     publish_shipped(repository, "digits")
     checkpoint = saved(folder / "garments.safetensors", GARMENTS)
-    export_checkpoint(checkpoint, ExportOptions(repository=repository, name="garments"))
+    publish(repository, "garments", export_checkpoint(checkpoint).artifact)
     double = parse_model('<ir_version: 9, opset_import: ["": 20]> a (float[n, 4] x) => (float[n, 4] y) {y = Add(x, x)}')
     onnx.save(double, folder / "foreign.onnx")
     publish(repository, "foreign", foreign_artifact(folder / "foreign.onnx"))

@@ -134,6 +134,8 @@ def _print(file: Path, output: Path, written: Written) -> None:
             continue
         places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
         click.echo(f"  {step.name:16}{_counted(step.work):>{wide}}  {places}{step.sites[0]}{' …' if places else ''}")
+        if step.stopped:
+            click.echo(f"  {'':16}{'stopped at':>{wide}}  {step.stopped}")
     if fixed := written.manifest["fixed_inputs"]:
         names = f"{', '.join(fixed[:3])}{' …' if len(fixed) > 3 else ''}"
         click.echo(f"  {'now constant':16}{len(fixed):>{wide}}  inputs with a default, as all weights are: {names}")

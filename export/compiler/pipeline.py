@@ -58,9 +58,12 @@ class Step:
     @property
     def left_out(self) -> str:
         """Why the pass changed nothing; empty if it did."""
-        if self.sites:
-            return ""
-        return str(self.refusals[-1]) if self.refusals else "nothing of its kind"
+        return "" if self.sites else self.stopped or "nothing of its kind"
+
+    @property
+    def stopped(self) -> str:
+        """Which operator stopped it, and why; empty if none did."""
+        return str(self.refusals[-1]) if self.refusals else ""
 
 
 @dataclass(frozen=True)

@@ -38,20 +38,20 @@ def analyse(shapes: Shapes) -> Demands:
                         demands.setdefault(value, []).append(ascending(read))
     for value in demands:
         if value.producer() is None:
-            demands[value] = _merge(shapes, value, demands[value])
+            demands[value] = merged(shapes, value, demands[value])
     return demands
 
 
 def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
     value = node.outputs[index]
     while True:
-        merged = _merge(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
-        if all(demand_of(shapes, node, index, wanted).produced == wanted for wanted in merged):
-            return merged
-        boxes = merged
+        settled = merged(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
+        if all(demand_of(shapes, node, index, wanted).produced == wanted for wanted in settled):
+            return settled
+        boxes = settled
 
 
-def _merge(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
+def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
     if WHOLE in boxes or value.shape is None:
         return [WHOLE]
 

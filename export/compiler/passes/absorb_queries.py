@@ -1,4 +1,4 @@
-"""Third pass: an attention absorbs the projections of its keys and values, where that saves multiplications.
+"""An attention absorbs the projections of its keys and values, where that saves multiplications.
 
 In: a graph, after `read_rows` with few queries in its last block. Out: the same outputs. For a head with keys
 K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:

@@ -1,4 +1,4 @@
-"""First pass: folds affine maps into the linear layers beside them.
+"""Folds affine maps into the linear layers beside them.
 
 In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, also
 through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that cannot be folded

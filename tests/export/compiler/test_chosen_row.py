@@ -106,3 +106,16 @@ def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
 def test_other_choices_stay(model: ir.Model) -> None:
     with pytest.raises(NothingToRewrite):
         rewrite(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (pairs(order="rows, column"), "y (GatherND): picks at run time of what MatMul h makes; followed are GatherND"),
+        (pairs(start="one"), "y (GatherND): picks at run time of what MatMul h makes"),
+    ],
+)
+def test_a_choice_that_is_not_followed_is_named(model: ir.Model, reason: str) -> None:
+    with pytest.raises(NothingToRewrite) as refused:
+        rewrite(model)
+    assert f"read-rows: {reason}" in str(refused.value)

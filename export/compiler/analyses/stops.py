@@ -1,0 +1,91 @@
+"""Says where the cut of unread rows stops, and which operator stops it.
+
+In: the demands of a graph. Out: a `Refusal` for each place, the most telling last.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
+from export.compiler.errors import Refusal
+from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.constants import FLOATS, is_constant
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.boxes import WHOLE, Box
+from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.moves import RULES, demand_of
+
+PICKING = frozenset({"Gather", "GatherElements", "GatherND"})
+FOLLOWED = "followed are GatherND of pairs (text, row), and Gather of flattened rows at row + length * text"
+
+
+def stops(shapes: Shapes, demands: Demands) -> list[Refusal]:
+    unknown = [
+        Refusal(value.name or "", node.op_type, "its shape does not follow from the graph")
+        for node in shapes.graph
+        for value in node.outputs
+        if value.shape is None
+    ]
+    return [*_read_whole(shapes, demands), *_widened(shapes, demands), *_picked(shapes, demands), *unknown[:1]]
+
+
+def _read_whole(shapes: Shapes, demands: Demands) -> list[Refusal]:
+    """Products of which a part is computed that need the whole of a computed value: an attention, of its keys."""
+    found = []
+    for node in shapes.graph:
+        boxes = demands.get(node.outputs[0], WHOLE_VALUE)
+        if boxes == WHOLE_VALUE or not is_multiplying(node):
+            continue
+        read = demand_of(shapes, node, 0, boxes[0]).inputs
+        for position, value in enumerate(node.inputs):
+            if value is not None and read.get(position) == WHOLE and not is_constant(value) and value.producer():
+                name, parts = node.outputs[0].name or "", " and ".join(map(in_words, boxes))
+                found.append(Refusal(name, node.op_type, f"for {parts} it reads all of {value.name}"))
+    return found[:1]
+
+
+def _widened(shapes: Shapes, demands: Demands) -> list[Refusal]:
+    """Operators that are computed whole though their readers need a part."""
+    asked: dict[ir.Value, list[Box]] = {output: [WHOLE] for output in shapes.graph.outputs}
+    found = []
+    for node in reversed(shapes.graph):
+        for index, output in enumerate(node.outputs):
+            if reads_shape_alone(node) or output not in demands:
+                continue
+            for wanted in demands[output]:
+                for position, read in demand_of(shapes, node, index, wanted).inputs.items():
+                    if (value := node.inputs[position]) is not None:
+                        asked.setdefault(value, []).append(read)
+            boxes = merged(shapes, output, asked.get(output, [WHOLE]))
+            if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE:
+                parts = " and ".join(map(in_words, boxes))
+                rule = "is not computed alone" if node.op_type in RULES else "is not computed alone: it has no rule"
+                found.append(Refusal(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
+    return found[::-1]
+
+
+def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
+    """Rows that are picked at run time, in a form that nobody follows."""
+    found = []
+    for node in shapes.graph:
+        source, indices = [*node.inputs, None, None][:2]
+        maker = source.producer() if source is not None else None
+        if node.op_type not in PICKING or node.domain or maker is None or source is None or indices is None:
+            continue
+        if source.dtype in FLOATS and not is_constant(indices) and demands.get(source) == WHOLE_VALUE:
+            reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
+            found.append(Refusal(node.outputs[0].name or "", node.op_type, reason))
+    return found
+
+
+def in_words(part: Box) -> str:
+    if part == WHOLE:
+        return "all"
+    return ", ".join(f"{_indices(chosen)} of axis {axis}" for axis, chosen in part)
+
+
+def _indices(chosen: tuple[int, ...]) -> str:
+    if len(chosen) > 2 and chosen == tuple(range(chosen[0], chosen[-1] + 1)):
+        return f"{chosen[0]} to {chosen[-1]}"
+    return ", ".join(map(str, chosen[:4])) + (" …" if len(chosen) > 4 else "")

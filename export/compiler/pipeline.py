@@ -157,7 +157,8 @@ def rewrite(
         return done
     norms = [site for step in done.steps for site in step.sites if site.operator == "BatchNormalization"]
     if not norms and (not done.steps or done.steps[-1].work.total >= done.work.total):
-        raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in done.steps))
+        told = [step for step in done.steps if step.sites or step.stopped] or done.steps
+        raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in told))
     return done
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from export.compiler.analyses.hidden_entries import SUNK, Roles
 from export.compiler.graph.constants import FLOATS, constant
 
-MOVES = "Cast Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze"
+MOVES = "Cast Expand Flatten Gather GatherND Identity Reshape Slice Split Squeeze Transpose Unsqueeze"
 MOVING = frozenset(MOVES.split())
 ZEROS = "Abs Erf Gelu IsInf IsNaN Neg Relu ReduceMax ReduceSum Sign Sin Sqrt Swish Tan Tanh"
 OF_ZERO = frozenset(ZEROS.split())

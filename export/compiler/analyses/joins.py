@@ -147,7 +147,8 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     single = shapes.rank(places) == 3 and shapes.dims(places)[1:] == (1, 1)
     if attribute_int(node, "batch_dims", 0) != 1 or not single:
         raise _refused(node, "it may read hidden tokens")
-    return Join(axes={0: {0: 0}}, done={(0, 1), (1, 0)}, rows=places)
+    behind = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
+    return Join(axes={0: {0: 0}, **behind}, done={(0, 1), (1, 0)}, rows=places)
 
 
 def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -108,7 +108,7 @@ class _Loop:
         if not self.tokens.roles[output].tokens:
             return [(body.grid(output), features)]
         rows = self.inner.reshape(body.packed(output), [-1, *features])
-        return [(rows, features), (self.inner.reshape(body.at_rows(part.flat), [-1, 1]), [1])]
+        return [(rows, features), (self.inner.reshape(body.at_rows(part.flat), [-1]), [])]
 
     def _features(self, output: ir.Value) -> list[int]:
         axes, dims = self.tokens.roles[output].axes(), self.tokens.shapes.dims(output)
@@ -136,10 +136,11 @@ class _Loop:
         """Zeros where the mask hides."""
         outer, texts = self.outer, self.texts
         number = self.constants.add(np.zeros((), (rows.dtype or ir.DataType.FLOAT).numpy()), "packed_zero", rows.dtype)
-        every = outer.add("Mul", [texts.count, texts.length])
-        zeros = outer.add("Expand", [number, outer.vector([every, *features])], rows.dtype)
-        filled = outer.add("ScatterND", [zeros, places, rows], rows.dtype)
-        return outer.reshape(filled, [texts.count, texts.length, *features])
+        zeros = outer.add("Expand", [number, outer.vector([texts.count, texts.length, *features])], rows.dtype)
+        text = outer.add("Div", [places, outer.larger(texts.length, outer.integers([1]))])
+        token = outer.add("Sub", [places, outer.add("Mul", [text, texts.length])])
+        pairs = outer.add("Concat", [outer.unsqueeze(text, [1]), outer.unsqueeze(token, [1])], INT64, {"axis": 1})
+        return outer.add("ScatterND", [zeros, pairs, rows], rows.dtype)
 
 
 def _replace_output(graph: ir.Graph, constants: Constants, old: ir.Value, new: ir.Value) -> None:

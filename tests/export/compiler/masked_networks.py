@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from foreign_networks import DIM, HEADS, VOCABULARY, Encoder, draw
+from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, draw
 from torch import Tensor, nn
 
 LOWEST = torch.finfo(torch.float32).min
@@ -56,12 +56,13 @@ class Masked(Encoder):
             x = x + self.places(attention_mask.cumsum(1) * attention_mask)
         bias = self.bias(attention_mask)
         for block in self.blocks:
+            assert isinstance(block, Block)
             x = self.block(block, x, bias)
         return self.pooled(x, attention_mask)
 
-    def block(self, block: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
         b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv)
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
         if self.form == "rotary":
             angle = torch.arange(n)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
             q, k = rotated(q, angle), rotated(k, angle)
@@ -71,23 +72,25 @@ class Masked(Encoder):
         return made
 
     def pooled(self, x: Tensor, mask: Tensor) -> Tensor:
+        made: Tensor
         match self.pool:
             case "cls":
-                return self.head(x[:, 0])
+                made = self.head(x[:, 0])
             case "last":
-                return self.head(x[:, -1])
+                made = self.head(x[:, -1])
             case "shown":
-                return self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
+                made = self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
             case "max":
-                return x.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+                made = x.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
             case "sparse":
-                return (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)
+                made = (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)
             case "plain":
-                return x.mean(1)
+                made = x.mean(1)
             case "hidden":
-                return x
+                made = x
             case _:
-                return masked_mean(x, mask)
+                made = masked_mean(x, mask)
+        return made
 
 
 class Biased(Masked):
@@ -105,7 +108,7 @@ class Convolved(Masked):
         self.conv = nn.Conv1d(DIM, DIM, 3, padding=1)
         draw(self)
 
-    def block(self, block: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 

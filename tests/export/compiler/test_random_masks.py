@@ -14,6 +14,7 @@ from test_onnx_operators import runner
 
 from export.compiler.analyses import joins
 from export.compiler.errors import NotSupported
+from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.pipeline import optimise
 from export.compiler.proof.masks import MANY, draw_masks
 
@@ -77,9 +78,9 @@ def constants() -> dict[str, Array]:
     return {
         **{name: np.array(held) for name, held in (numbers | shapes).items()},
         "first": np.array(1),
-        "unit": np.float32(1),
-        "lowest": np.float32(-1e9),
-        "small": np.float32(-2),
+        "unit": np.array(1, np.float32),
+        "lowest": np.array(-1e9, np.float32),
+        "small": np.array(-2, np.float32),
         "w": rng.standard_normal((WIDE, WIDE)).astype(np.float32) / 2,
         "v": rng.standard_normal(WIDE).astype(np.float32),
         "table": rng.standard_normal((1, 64, WIDE)).astype(np.float32),
@@ -128,7 +129,7 @@ def test_no_random_graph_answers_otherwise() -> None:
 
 def trust_softmax(patch: pytest.MonkeyPatch) -> None:
     def softmax(shapes: Any, node: ir.Node, roles: Any) -> joins.Join:
-        axis = joins.attribute_int(node, "axis", -1) % shapes.rank(node.outputs[0])
+        axis = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[0])
         return joins.Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
 
     patch.setitem(joins.RULES, "Softmax", softmax)
@@ -136,7 +137,7 @@ def trust_softmax(patch: pytest.MonkeyPatch) -> None:
 
 def trust_sums(patch: pytest.MonkeyPatch) -> None:
     def reduce(shapes: Any, node: ir.Node, roles: Any) -> joins.Join:
-        return joins.Join(done={(0, axis) for axis in joins.axes_of(node) or []})
+        return joins.Join(done={(0, axis) for axis in axes_of(node) or []})
 
     patch.setitem(joins.RULES, "ReduceSum", reduce)
 

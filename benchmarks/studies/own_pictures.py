@@ -3,7 +3,7 @@
 In: a dataset with a name, of which folders of so many pictures are drawn, each class alike. Out: a table. The folder's
 training pictures train all three; the dataset's own test images judge them.
 
-python -m benchmarks.studies.own_pictures --pictures 60 --pictures 300 --seeds 3
+python benchmarks/studies/own_pictures.py --pictures 60 --pictures 300 --seeds 3
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import click
 import numpy as np
 from tabulate import tabulate
 
+import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from models.data import DATASETS, load_dataset
 
 if TYPE_CHECKING:

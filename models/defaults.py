@@ -43,8 +43,9 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "schedule": "one-cycle",
         "weight_decay": 0.05,
         "augment": "turn",
-        "ema": round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3),
     }
+    if given.get("schedule") != "constant":  # such a run may go on to more epochs
+        values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
     return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
 
 

@@ -9,7 +9,7 @@
   Learning", 2016, section 4.2).
 - `flip-erase`, for things that fill their frame: half are mirrored, all move by up to a 28th of the side, and
   half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
-- `turn`, for pictures of anything: the affine map of `elastic`, and what is at an edge goes on.
+- `turn`, for pictures of anything: half the affine map of `elastic`, and what is at an edge goes on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _mirrored(images: Tensor) -> Tensor:
 
 
 def _turned(images: Tensor) -> Tensor:
-    places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-1, 1)), *images.shape[2:])  # (B, H, W, 2)
+    places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-0.5, 0.5)), *images.shape[2:])  # (B, H, W, 2)
     turned: Tensor = F.grid_sample(images, places, padding_mode="border", align_corners=False)
     return turned
 

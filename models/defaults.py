@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FEW = 2000  # pictures to train on
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 BATCH = {True: 24, False: 64}  # of few and of many
-SEEN = {"cnn": 16_000, "transformer": 48_000}  # pictures, repeated; a transformer must learn what a neighbour is
+SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures, repeated; a transformer must learn what a neighbour is
 EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}
 AVERAGED = 10  # the weights of the last tenth of the steps
 

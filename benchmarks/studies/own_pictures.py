@@ -55,13 +55,12 @@ def _write(data: Dataset, count: int, seed: int, folder: Path) -> None:
 
 
 def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
-    import torch
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import SVC
 
     from models.checkpoint import load
     from models.data.folder import load_folder
-    from models.evaluation import measure_accuracy
+    from models.evaluation import measure_accuracy, on_device
     from models.train import train
 
     height, width = data.train_images.shape[2:]
@@ -73,8 +72,7 @@ def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
     others = {"logistic regression": LogisticRegression(max_iter=1000), "support vectors": SVC()}
     return {
         "network": trained.config.model,
-        "vitbn train %": 100
-        * measure_accuracy(trained.model, torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)),
+        "vitbn train %": 100 * measure_accuracy(trained.model, *on_device(data.test_images, data.test_labels, "cpu")),
         **{f"{name} %": 100 * other.fit(seen, labels).score(asked, data.test_labels) for name, other in others.items()},
     }
 

@@ -70,7 +70,7 @@ def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, len
     if isinstance(pick, tuple):
         wanted = nodes.add("Expand", [nodes.integers(pick), nodes.vector([count, len(pick)])])
     else:
-        wanted = nodes.add("Cast", [nodes.reshape(pick, [count, -1])], INT64, {"to": int(INT64)})
+        wanted = nodes.add("Cast", [nodes.reshape(pick, [-1, 1])], INT64, {"to": int(INT64)})
     before = nodes.add("Less", [wanted, nodes.scalar(0)], BOOL)
     return nodes.add("Where", [before, nodes.add("Add", [wanted, length]), wanted])
 

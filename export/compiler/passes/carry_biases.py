@@ -8,7 +8,7 @@ sums take up: that of an output projection goes into the biases of the feed-forw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -29,12 +29,13 @@ def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
     refusals: list[Refusal] = []
     for attempt in (_without_query_bias, _without_bias):
-        for node in list(model.graph):
+        nodes = list(model.graph)
+        for position, node in enumerate(nodes):
             shapes = Shapes(model.graph, sizes)
             if node.graph is None or not _is_bias(shapes, node):
                 continue
             try:
-                shifts = attempt(shapes, node)
+                shifts = attempt(shapes, node, nodes[position:])
             except Refused as refused:
                 refusals.append(refused.refusal)
                 continue
@@ -58,7 +59,7 @@ def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
     return term is not None and term[1].shape[-1] == term[1].size > 1 and not node.outputs[0].is_graph_output()
 
 
-def _without_query_bias(shapes: Shapes, node: ir.Node) -> Shifts | None:
+def _without_query_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
     """None if it is no bias of absorbed queries. Raises Refused."""
     term = Shifts(shapes).term(node)
     product = term[0].producer() if term is not None else None
@@ -108,14 +109,14 @@ def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
     shifts.shift(value, array)
 
 
-def _without_bias(shapes: Shapes, node: ir.Node) -> Shifts | None:
+def _without_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
     """Raises Refused."""
     shifts = Shifts(shapes)
     term = shifts.term(node)
     if term is None:
         return None
     shifts.shift(node.outputs[0], term[1])
-    shifts.follow(shapes.graph)
+    shifts.follow(later)
     shifts.constants[node] = np.zeros(term[1].size)
     return shifts
 

@@ -1,4 +1,4 @@
-"""The shipped checkpoints, trained on MNIST: models/pretrained/NAME.safetensors.
+"""The shipped checkpoints, trained on MNIST and Fashion-MNIST: models/pretrained/NAME.safetensors.
 
 In: a name or configuration. Out: the file.
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from models.metrics import Metrics
 
 OF_DIGITS = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
-SHIPPED = OF_DIGITS
+OF_GARMENTS = ("garments", "garments-cnn")
+SHIPPED = (*OF_DIGITS, *OF_GARMENTS)
 PRETRAINED = Path(__file__).parent / "pretrained"
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of a BatchNorm
 

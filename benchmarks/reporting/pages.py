@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
-PICTURES = {"worth": "rewrites.json", "frontier": "frontier.json", "foreign": "foreign.json"}
+PICTURES = {each: f"{each}.json" for each in ("frontier", "garments", "foreign")} | {"worth": "rewrites.json"}
 
 
 class PageError(Exception):

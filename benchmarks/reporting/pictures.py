@@ -67,12 +67,20 @@ def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> 
 
 
 def frontier(run: Run) -> bytes:
+    return _frontier(run, "What accuracy costs in speed")
+
+
+def garments(run: Run) -> bytes:
+    return _frontier(run, "What accuracy costs in speed where it is not full: Fashion-MNIST")
+
+
+def _frontier(run: Run, title: str) -> bytes:
     measured = [(row["model"], _label(row), row["images_per_s"], 100 * test_accuracy(row)) for row in run.rows]
     first = run.rows[0]
     rounds, images = len(first["samples_ns"]), first["images"]
     timing = f"Medians of {rounds} interleaved rounds, {images:,} images each, ONNX Runtime, all rewrites."
     speed = "images a second, rewritten, on this machine"
-    return png(accuracy_over_cost("What accuracy costs in speed", f"{timing}\n{_machine(run)}.", measured, speed))
+    return png(accuracy_over_cost(title, f"{timing}\n{_machine(run)}.", measured, speed))
 
 
 def _label(row: Mapping[str, Any]) -> str:

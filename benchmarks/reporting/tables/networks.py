@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
@@ -9,7 +10,16 @@ from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.text import Table, cell, find, milliseconds, percent, times_faster
 from export.intervals import Ratio
 
-CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse")
+CHOICE = {
+    "cnn": "the most accurate",
+    "vitbn-late-deep": "the most accurate transformer",
+    "vitbn-late-64": "accuracy and speed",
+    "vitbn-coarse": "speed",
+}
+GARMENTS = {
+    "garments-cnn": "garments: the most accurate",
+    "garments": "garments: speed",
+}
 
 
 def rewrites(run: Run) -> Table:
@@ -110,15 +120,18 @@ def frontier(run: Run) -> Table:
     return Table(rows, 2)
 
 
-def choice(run: Run) -> Table:
+def choice(digits: Run, garments: Run) -> Table:
     """The README's; accuracies are those of the shipped checkpoints."""
+    return Table([*_choice(digits, CHOICE), *_choice(garments, GARMENTS)], 2)
+
+
+def _choice(run: Run, needs: Mapping[str, str]) -> list[dict[str, str]]:
     from models.catalog import shipped
     from models.checkpoint import load
 
     speeds = _speeds(run)
-    needs = ("the most accurate", "the most accurate transformer", "accuracy and speed", "speed")
     rows = []
-    for need, name in zip(needs, CHOICE, strict=True):
+    for name, need in needs.items():
         checkpoint = load(shipped(name))
         config = checkpoint.config
         patches = f", patches of {config.patch_size[0]} pixels"
@@ -128,7 +141,7 @@ def choice(run: Run) -> Table:
             {"you need": need, "take": f"`--model {name}`{blocks}"}
             | {"test accuracy %": accuracy, "images/s": f"{speeds[name]:,.0f}"}
         )
-    return Table(rows, 2)
+    return rows
 
 
 def billion(run: Run) -> Table:

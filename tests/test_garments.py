@@ -1,0 +1,67 @@
+"""The shipped networks of garments, asked through the real server with real garments."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import ok
+from PIL import Image
+
+from clients.classifier import Classifier, Options
+from clients.infer import infer
+from export.to_onnx import export
+from models.catalog import shipped
+from models.checkpoint import load
+from models.data import FASHION_MNIST_LABELS, Dataset, load_dataset
+from serving.running import Server, running_server
+
+pytestmark = pytest.mark.live
+
+DIGIT_PNG = Path(__file__).parents[1] / "digit.png"
+NAME = "garments"
+
+
+@pytest.fixture(scope="module")
+def garments(fashion_mnist_dir: Path) -> Dataset:
+    return load_dataset("fashion-mnist", fashion_mnist_dir)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("garments") / "repository"
+    ok(export, "--model", NAME, "--rewrites", "all", "--repository", repository)
+    with running_server(repository, ["--disable-auto-complete-config"]) as started:
+        yield started
+
+
+def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, garments: Dataset) -> None:
+    with Classifier(Options(server.grpc_url, "grpc"), NAME) as classifier:
+        found = [prediction.index for prediction in classifier.classify(garments.test_images)]
+    recorded = load(shipped(NAME)).metrics["test_accuracy"]
+    assert np.mean(found == garments.test_labels) == pytest.approx(recorded, abs=1e-3)
+
+
+@pytest.mark.parametrize("on_white", [False, True], ids=["light on black", "dark on white"])
+def test_pictures_of_garments(server: Server, garments: Dataset, tmp_path: Path, on_white: bool) -> None:
+    """Two of each class, ten times as large, as a picture of the web shows them."""
+    chosen = [place for label in range(10) for place in np.flatnonzero(garments.test_labels == label)[:2]]
+    paths = []
+    for place in chosen:
+        pixels = garments.test_images[place, 0]
+        picture = Image.fromarray(255 - pixels if on_white else pixels)
+        paths.append(tmp_path / f"{place}.png")
+        picture.resize((280, 280), Image.Resampling.BICUBIC).save(paths[-1])
+    result = ok(infer, "--url", server.http_url, *paths)
+    answers = [line.split(": ", 1)[1].rpartition(" (")[0] for line in result.stdout.splitlines()]
+    right = [
+        answer == FASHION_MNIST_LABELS[garments.test_labels[place]]
+        for answer, place in zip(answers, chosen, strict=True)
+    ]
+    assert sum(right) >= 15, answers
+    assert result.stderr.count("inverted: its background is light") == (20 if on_white else 0)
+
+
+def test_a_digit_is_no_garment(server: Server) -> None:
+    result = ok(infer, "--url", server.http_url, DIGIT_PNG)
+    assert "unlike the model's training pictures: the thing fills 64 % of the frame" in result.stderr

@@ -106,7 +106,8 @@ def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
 
 def _served(path: Path) -> Classifier:
     from export.equivalence import onnx_classifier
-    from export.pipeline import Form, export_checkpoint
+    from export.graph import Form
+    from export.pipeline import export_checkpoint
 
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
@@ -143,7 +144,8 @@ def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[st
 
     @cache
     def optimized() -> bytes:
-        from export.pipeline import Form, export_checkpoint
+        from export.graph import Form
+        from export.pipeline import export_checkpoint
 
         return export_checkpoint(checkpoint.path, Form(rewrites="all"), data_dir=network.place).onnx
 
@@ -158,11 +160,10 @@ def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[st
 
 def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:
     from benchmarks.measure.engines import start
-    from export.graph import export
+    from export.graph import Form, export
     from export.precision import lower
-    from export.rewrites.pipeline import ALL
 
-    exported = export(checkpoint, ALL).artifact
+    exported = export(checkpoint, Form("all")).artifact
     return start(lower(exported, precision, data, max_drop_points=100)[0].data)  # no gate: the drop is the result
 
 

@@ -17,6 +17,7 @@ from export.errors import ExportError
 from models.config import INPUT_NAME, OUTPUT_NAME
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from torch import nn
 
 Images = NDArray[np.uint8]
@@ -123,6 +124,13 @@ def torch_classifier(model: nn.Module) -> Classifier:
         return logits
 
     return classify
+
+
+def double_classifier(model: ir.Model) -> Classifier:
+    """In float64."""
+    from export.compiler.proof.runs import double_answers
+
+    return lambda images: double_answers(model, {INPUT_NAME: images})[0]
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:

@@ -2,11 +2,15 @@
 
 from export.compiler.errors import ExportError
 
-__all__ = ["ExportError", "PublishError", "Unavailable", "reason"]
+__all__ = ["ExportError", "PublishError", "RewriteError", "Unavailable", "reason"]
 
 
 class Unavailable(ExportError):
     """The message says how to get what is missing."""
+
+
+class RewriteError(ExportError):
+    """A network that no exact rewrite takes. The message names the layer."""
 
 
 class PublishError(ExportError):

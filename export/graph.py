@@ -1,4 +1,7 @@
-"""A network -> an ONNX graph that was compared with it: uint8 images in, float32 logits out."""
+"""A network -> its plain ONNX graph -> the compiler -> a graph that was compared with both.
+
+In: a checkpoint and the form that is wanted. Out: `Exported`: uint8 images in, float32 logits out.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,67 @@ import io
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from export.compiler.operators.costs import Work
+from export.compiler.pipeline import PASSES, Rewritten, Step, optimise
 from export.compiler.proof.tolerances import TOLERANCES
-from export.equivalence import Comparison, EquivalenceError, compare, onnx_classifier, torch_classifier
+from export.engines.fuse_attention import fuse_attention
+from export.equivalence import (
+    Comparison,
+    EquivalenceError,
+    compare,
+    double_classifier,
+    onnx_classifier,
+    torch_classifier,
+)
+from export.errors import RewriteError
 from export.images import NamedImages, embedded_sample
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
-from export.rewrites.fold import affine_of, fold_input_scale
-from export.rewrites.pipeline import Rewrite, Step, apply
+from export.rewrite_file import clean, without_functions
 from models.checkpoint import Checkpoint
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
-from models.macs import macs_per_image
-from models.norms import ProgressiveRepBN
+from models.norms import NeverAffine, NotAffine, TokenNorm
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
+ONE_IMAGE = {"batch": 1}  # for counting costs
+FOLDING = ("fold-affine", "carry-biases", "tidy")
+
+
+Rewrites = Literal["none", "bn", "all"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Of the graph. `fuse_attention` writes attention as GPU kernels fuse it."""
+
+    rewrites: Rewrites = "bn"
+    fuse_attention: bool = False
+    opset: int = DEFAULT_OPSET
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Of the compiler."""
+        return {"none": (), "bn": FOLDING, "all": tuple(PASSES)}[self.rewrites]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint as a float32 ONNX file, which gave its answers on `images`."""
+    """A checkpoint as a float32 ONNX file, which gave its answers on `images`.
+
+    `work`: of an image, before any rewrite.
+    """
 
     checkpoint: Checkpoint
     artifact: Artifact
+    work: Work
     steps: tuple[Step, ...]
     comparisons: tuple[Comparison, ...]
     images: NamedImages
@@ -47,51 +84,83 @@ class Exported:
     def config(self) -> ModelConfig:
         return self.checkpoint.config
 
-    @property
-    def macs(self) -> int:
-        """Of one image before any rewrite."""
-        return macs_per_image(self.checkpoint.model)
-
 
 class Served(nn.Module):
-    def __init__(self, model: nn.Module, scale_folded: bool) -> None:
+    """A network that reads bytes: uint8 (B, C, H, W) -> logits (B, num_classes)."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.scale_folded = scale_folded
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.to(next(self.model.parameters()).dtype)  # (B, C, H, W)
-        logits: Tensor = self.model(x if self.scale_folded else x * INPUT_SCALE)  # (B, num_classes)
+        logits: Tensor = self.model(x * INPUT_SCALE)  # (B, num_classes)
         return logits
 
 
-def export(
-    checkpoint: Checkpoint,
-    rewrites: Sequence[Rewrite],
-    required: Sequence[Rewrite] = (),
-    opset: int = DEFAULT_OPSET,
-    images: NamedImages | None = None,
-) -> Exported:
-    """Compares the rewritten network and the export on `images`, by default the embedded images.
+def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages | None = None) -> Exported:
+    """Compares the rewritten graph with the plain graph, and the file with the network, on `images`.
 
-    metadata_props hold what the manifest tells of the origin. Raises RewriteError or EquivalenceError.
+    `images`: by default the embedded images. metadata_props hold what the manifest tells of the origin. Raises
+    RewriteError, NotSupported or EquivalenceError.
     """
-    _check_trained(checkpoint.model)
-    embedded = embedded_sample(checkpoint.config)
+    form, embedded = form or Form(), embedded_sample(checkpoint.config)
     images = images or embedded
-    exact = copy.deepcopy(checkpoint.model).double()
-    served, steps = rewrite(exact, rewrites, required)
-    before, after = torch_classifier(Served(exact, scale_folded=False)), torch_classifier(served)
-    compared = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])] if steps else []
-    proto = to_onnx(copy.deepcopy(served).float(), checkpoint.config, opset)  # `exact` may be in it
+    check_network(checkpoint.model, folds=form.rewrites == "bn")
+    plain = to_onnx(Served(checkpoint.model), checkpoint.config, form.opset)
+    rewritten = rewrite(plain, form)
+    proto, compared = plain, []
+    if rewritten.steps:
+        before, after = double_classifier(without_functions(ir.from_proto(plain))), double_classifier(rewritten.model)
+        compared = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])]
+        proto = finished(plain, rewritten)
     check_interface(proto, checkpoint.config)
-    trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
-    exported = onnx_classifier(proto.SerializeToString())
-    tolerance = TOLERANCES["float32"]
-    compared.append(compare("ONNX, float32", trained, exported, images.images, tolerance, exact=before))
-    network, origin = _describe(checkpoint, steps, opset, compared[-1], images.of)
+    trained, exact = (Served(model) for model in (checkpoint.model, copy.deepcopy(checkpoint.model).double()))
+    stages = "ONNX, float32", torch_classifier(trained), onnx_classifier(proto.SerializeToString())
+    compared.append(compare(*stages, images.images, TOLERANCES["float32"], exact=torch_classifier(exact)))
+    network, origin = _describe(checkpoint, rewritten.steps, form.opset, compared[-1], images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
-    return Exported(checkpoint, artifact, tuple(steps), tuple(compared), images)
+    return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, tuple(compared), images)
+
+
+def rewrite(plain: onnx.ModelProto, form: Form) -> Rewritten:
+    """Raises RewriteError for a BatchNormalization that no linear layer takes up."""
+    done = optimise(plain, form.passes, sizes=ONE_IMAGE)
+    left = [node.name for node in done.model.graph if node.op_type == "BatchNormalization"]
+    if left and form.passes:
+        raise RewriteError(f"{left[0]}: expected a linear layer beside this BatchNormalization, found none")
+    if not form.fuse_attention:
+        return done
+    outcome = fuse_attention(done.model, ONE_IMAGE)
+    work = done.steps[-1].work if done.steps else done.work
+    return replace(done, steps=(*done.steps, Step("fuse-attention", work, outcome.sites, outcome.refusals)))
+
+
+def finished(plain: onnx.ModelProto, rewritten: Rewritten) -> onnx.ModelProto:
+    """With the interface of the plain graph, and without the shapes and notes of the passes."""
+    return ir.to_proto(clean(rewritten.model, ir.from_proto(plain), ()))
+
+
+def check_network(model: nn.Module, folds: bool) -> None:
+    """Raises RewriteError for numbers that no graph may hold, and for norms that are no affine maps, or not yet.
+
+    `folds`: also for those that no training makes affine.
+    """
+    for name, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            found = tensor[~tensor.isfinite()].flatten()[0].item()
+            raise RewriteError(f"{name}: expected finite numbers, found {found}")
+        if name.endswith(("running_var", "running_square")) and (tensor < 0).any():
+            raise RewriteError(f"{name}: expected variances of at least 0, found {tensor.min().item()}")
+    for name, module in model.named_modules():
+        try:
+            if isinstance(module, TokenNorm):
+                module.eval_affine()
+        except NeverAffine as reason:
+            if folds:
+                raise RewriteError(f"{name}: {reason}") from reason
+        except NotAffine as reason:
+            raise RewriteError(f"{name}: {reason}") from reason
 
 
 def _describe(
@@ -107,20 +176,7 @@ def _describe(
         "torch": torch.__version__,
         **{name: metrics[name] for name in ("calibration_error",) if name in metrics},
     }
-    return network, Origin(tuple(step.rewrite for step in steps if not step.left_out), facts=facts)
-
-
-def _check_trained(model: nn.Module) -> None:
-    """Raises RewriteError for a progressive RepBN that still contains LayerNorm."""
-    for name, module in model.named_modules():
-        if isinstance(module, ProgressiveRepBN):
-            affine_of(name, module)
-
-
-def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
-    rewritten, steps = apply(model, rewrites, required)
-    scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
-    return Served(rewritten, scale_folded), steps
+    return network, Origin(tuple(step.name for step in steps if step.sites), facts=facts)
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Literal
 from export.engines.choosing import Choice, Goal, Numbers, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
-from export.graph import DEFAULT_OPSET, Exported, export
+from export.graph import Exported, Form, export
 from export.images import NamedImages, embedded_sample, own_dataset, own_sample
 from export.precision import Accuracies, AccuracyError, lower
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Serving
-from export.rewrites import pipeline
-from export.rewrites.fold import fold_batchnorm
-from export.rewrites.fuse import fuse_attention
-from export.rewrites.pipeline import Rewrite
 from models.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
 
@@ -32,25 +28,6 @@ if TYPE_CHECKING:
     from export.engines.tensorrt_engine import Built, EngineOptions
 
 Precision = Literal["fp32", "tf32", "fp16", "int8"]
-Rewrites = Literal["none", "bn", "all"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """Of the graph. `fuse_attention` writes attention as GPU kernels fuse it."""
-
-    rewrites: Rewrites = "bn"
-    fuse_attention: bool = False
-    opset: int = DEFAULT_OPSET
-
-    @property
-    def passes(self) -> tuple[Rewrite, ...]:
-        exact: tuple[Rewrite, ...] = {"none": (), "bn": pipeline.FUSE, "all": pipeline.ALL}[self.rewrites]
-        return (*exact, fuse_attention) if self.fuse_attention else exact
-
-    @property
-    def required(self) -> tuple[Rewrite, ...]:
-        return (fold_batchnorm,) if self.rewrites == "bn" else ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +89,7 @@ def export_for(
 
 
 def _proved(loaded: Checkpoint, form: Form, data_dir: Path | None) -> Exported:
-    return export(loaded, form.passes, form.required, form.opset, _images(loaded, data_dir))
+    return export(loaded, form, _images(loaded, data_dir))
 
 
 def _exact(exported: Exported, target: Target) -> Ready:

@@ -17,7 +17,6 @@ import click
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
-    from export.compiler.operators.costs import Work
     from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
@@ -120,24 +119,16 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(file: Path, output: Path, written: Written) -> None:
+    from export.steps import step_lines
+
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
     work = written.rewritten.work
-    wide = 25 if work.uncounted else 16
-    click.echo(f"  {'as it was':16}{_counted(work):>{wide}} multiply-accumulates{f' at {at}' if at else ''}")
-    if work.uncounted:
-        names = f"{', '.join(work.uncounted[:3])}{' …' if len(work.uncounted) > 3 else ''}"
-        click.echo(f"  {'not counted':16}{len(work.uncounted):>{wide}}  {names}")
-    for step in written.rewritten.steps:
-        if step.left_out:
-            click.echo(f"  {step.name:16}{'left out':>{wide}}  {step.left_out}")
-            continue
-        places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
-        click.echo(f"  {step.name:16}{_counted(step.work):>{wide}}  {places}{step.sites[0]}{' …' if places else ''}")
-        if step.stopped:
-            click.echo(f"  {'':16}{'stopped at':>{wide}}  {step.stopped}")
+    for line in step_lines("as it was", work, f" at {at}" if at else "", written.rewritten.steps):
+        click.echo(line)
     if fixed := written.manifest["fixed_inputs"]:
         names = f"{', '.join(fixed[:3])}{' …' if len(fixed) > 3 else ''}"
+        wide = 25 if work.uncounted else 16
         click.echo(f"  {'now constant':16}{len(fixed):>{wide}}  inputs with a default, as all weights are: {names}")
     for proof in written.proofs:
         click.echo(f"Proved {proof}")
@@ -146,10 +137,6 @@ def _print(file: Path, output: Path, written: Written) -> None:
     files = " and ".join(str(output.with_name(name)) for name in written.files)
     size_mb = f"{written.before / 1e6:.1f} -> {sum(written.files.values()) / 1e6:.1f} MB"
     click.echo(f"Wrote {files} ({size_mb}), its manifest and a sample of its answers")
-
-
-def _counted(work: Work) -> str:
-    return f"{'at least ' if work.uncounted else ''}{work.macs:,}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
-    from export.graph import Exported
     from export.pipeline import Ready
 
 DEFAULT_REPOSITORY = Path("triton_repo")
@@ -124,7 +123,8 @@ def check_output_alone(output: Path | None, others: object) -> None:
 
 
 def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, options: dict[str, Any]) -> Ready:
-    from export.pipeline import Form, Target, export_for
+    from export.graph import Form
+    from export.pipeline import Target, export_for
     from export.publishing.triton_config import Serving
     from models.checkpoint import UntrainedBlockWarning
 
@@ -142,6 +142,8 @@ def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, op
 
 
 def _print(ready: Ready, written: Path) -> None:
+    from export.steps import step_lines
+
     exported, config, precision = ready.exported, ready.exported.config, ready.artifact.origin.precision
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
     click.echo(f"Read {relative(exported.checkpoint.path)}: {what}")
@@ -149,7 +151,8 @@ def _print(ready: Ready, written: Path) -> None:
         click.echo(f"Note: taken from the file: {exported.checkpoint.note}", err=True)
     if exported.images.note:
         click.echo(f"Note: {exported.images.note}", err=True)
-    _print_steps(exported)
+    for line in step_lines("as trained", exported.work, " an image", exported.steps):
+        click.echo(line)
     for comparison in exported.comparisons:
         click.echo(f"Proved {comparison} of {exported.images.of}")
     for measured in ready.accuracies:
@@ -190,16 +193,6 @@ def _print_choice(choice: Choice) -> None:
     click.echo(f"Chose for {choice.goal}: {choice.best.candidate}")
     if choice.reason:
         click.echo(f"  {choice.reason}")
-
-
-def _print_steps(exported: Exported) -> None:
-    click.echo(f"  {'as trained':22}{exported.macs:>12,} multiply-accumulates an image")
-    for step in exported.steps:
-        if step.left_out:
-            click.echo(f"  {step.rewrite:22}{'left out':>12}  {step.left_out}")
-        else:
-            where = f"{len(step.layers)} layers, {step.layers[0]} …" if len(step.layers) > 1 else "".join(step.layers)
-            click.echo(f"  {step.rewrite:22}{step.macs:>12,}  {where}")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
     from export.errors import PublishError
-    from export.pipeline import Form, export_checkpoint
+    from export.graph import Form
+    from export.pipeline import export_checkpoint
     from export.publishing.artifact import ONNX_FILE
     from export.publishing.beside import read_beside
 

@@ -17,7 +17,7 @@ from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
 from models.files import typed_command
 from models.metrics import DATASET, Metrics
-from models.vit import LastBlock, VisionTransformer
+from models.vit import LastBlock, VisionTransformer, row_attention
 
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
 
@@ -65,8 +65,10 @@ def adapt(model: nn.Module, images: Tensor, last_block: LastBlock = "all") -> nn
     Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
-    if isinstance(adapted, VisionTransformer):
-        adapted.last_block = last_block
+    if isinstance(adapted, VisionTransformer) and last_block == "row":
+        adapted = VisionTransformer(adapted.config, row_attention)
+        adapted.load_state_dict(model.state_dict())
+        adapted.eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     if not norms:
         raise AdaptationError(f"expected a network with BatchNorm, found {type(model).__name__} without")

@@ -5,8 +5,6 @@ Shapes: B images, N tokens, D features, H heads of size E.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,27 +60,12 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Norm and multi-head self-attention, without the residual: (B, N, D) -> (B, N, D), or with `rows` (B, rows, D).
-
-    `absorbed` computes the same with the normalised tokens as keys and values of all heads. For head h with weights Wq,
-    Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
-
-        score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
-        out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
-
-    The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
-    """
-
-    rows: int | None = None  # only the first rows are queries; None: all
-    absorbed = False
-    alike = False  # all images have the same row 0
-    scale: float  # of the scores; 1 once a rewrite has folded it into the queries
+    """Norm and multi-head self-attention, without the residual: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: ModelConfig, norm: NormFactory) -> None:
         super().__init__()
         self.heads = config.heads
         self.dim_head = config.dim_head
-        self.fused = False
         self.scale = config.dim_head**-0.5
         width = config.heads * config.dim_head
         self.norm = norm(config.dim)
@@ -92,43 +75,56 @@ class Attention(nn.Module):
         self.out: nn.Module = nn.Linear(width, config.dim) if projects else nn.Identity()
         self.out_dropout: nn.Module = nn.Dropout(config.dropout) if projects else nn.Identity()
 
+    def asking(self, x: Tensor) -> Tensor:
+        """The tokens (B, N, D) that ask, one for each row of the result."""
+        return x
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        y: Tensor = self.out_dropout(self._absorbed(x) if self.absorbed else self._projected(x))
+        y: Tensor = self.out_dropout(self.mix(self.norm(x)))
         return y
 
-    def projections(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight (H*E, D) and bias (H*E,) of queries, keys and values."""
-        biases = [None] * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
-        return list(zip(self.qkv.weight.chunk(3), biases, strict=True))
-
-    def project(self, x: Tensor) -> list[Tensor]:
-        """Normalised tokens (B, N, D) -> queries (B, N or rows, H*E), keys and values (B, N, H*E)."""
-        if self.rows is None:
-            return list(self.qkv(x).chunk(3, dim=-1))
-        query, key, value = self.projections()
-        return [F.linear(first_rows(x, self.rows), *query), F.linear(x, *key), F.linear(x, *value)]
-
-    def _projected(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
+        """Normalised tokens (B, N, D) -> (B, N, D)."""
         q, k, v = (
-            part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, N or rows, E)
-            for part in self.project(x)
+            part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, N, E)
+            for part in self.qkv(x).chunk(3, dim=-1)
         )
-        if self.fused:
-            dropout = self.attention_dropout.p if self.training else 0.0
-            heads = fused_attention(q, k, v, self.scale, dropout)  # (B, H, N, E)
-        else:
-            scores = q @ k.transpose(-1, -2) * self.scale  # (B, H, N, N)
-            heads = self.attention_dropout(scores.softmax(dim=-1)) @ v  # (B, H, N, E)
-        y: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, N, D)
+        y: Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))  # (B, N, D)
         return y
 
-    def _absorbed(self, x: Tensor) -> Tensor:
-        if self.rows == 1:
-            return self._absorbed_row(x)
-        (query, query_bias), (key, _), (value, value_bias) = self.projections()
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Each (B, H, N, E) -> (B, H, N, E)."""
+        scores = q @ k.transpose(-1, -2) * self.scale  # (B, H, N, N)
+        heads: Tensor = self.attention_dropout(scores.softmax(dim=-1)) @ v  # (B, H, N, E)
+        return heads
+
+
+class AbsorbedAttention(Attention):
+    """The same with less work: the normalised tokens are keys and values of all heads.
+
+    For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
+
+        score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
+        out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
+
+    The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
+
+    `row`: only token 0 asks, (B, N, D) -> (B, 1, D); `alike`: it is the same for all images.
+    """
+
+    def __init__(self, config: ModelConfig, norm: NormFactory, row: bool = False, alike: bool = False) -> None:
+        super().__init__(config, norm)
+        self.row, self.alike = row, alike
+
+    def asking(self, x: Tensor) -> Tensor:
+        return x[:, :1] if self.row else x
+
+    def mix(self, x: Tensor) -> Tensor:
+        if self.row:
+            return self._mix_row(x)
+        (query, query_bias), (key, _), (value, value_bias) = self._projections()
         if self.training and self.attention_dropout.p > 0 and value_bias is not None:
-            return self._projected(x)  # after dropout the weights do not sum to one
+            return super().mix(x)  # after dropout the weights do not sum to one
         tokens, dim = x.shape[1:]
         if query_bias is not None:
             query_bias = absorbed_query(query_bias[:, None], key, self.heads)[:, 0]
@@ -137,9 +133,9 @@ class Attention(nn.Module):
         means = (self.attention_dropout(scores.softmax(dim=-1)) @ x).reshape(-1, tokens, self.heads * dim)
         return F.linear(means, *absorbed_output(self.out, value, value_bias, self.heads))  # (B, N, D)
 
-    def _absorbed_row(self, x: Tensor) -> Tensor:
+    def _mix_row(self, x: Tensor) -> Tensor:
         """Projects neither keys nor values of the tokens."""
-        (query, query_bias), (key, _), (value, value_bias) = self.projections()
+        (query, query_bias), (key, _), (value, value_bias) = self._projections()
         queries = F.linear(x[: 1 if self.alike else None, 0], query, query_bias)  # (B or 1, H*E)
         queries = absorbed_query(queries.T, key, self.heads).T.unflatten(1, (self.heads, -1))  # (B or 1, H, D)
         scores = F.linear(x, queries[0]).transpose(1, 2) if self.alike else queries @ x.transpose(1, 2)  # (B, H, N)
@@ -150,10 +146,10 @@ class Attention(nn.Module):
         y: Tensor = self.out(values.transpose(0, 1).flatten(1)[:, None])  # (B, 1, D)
         return y
 
-
-def first_rows(x: Tensor, rows: int | None) -> Tensor:
-    """Tokens (B, N, D) -> (B, rows, D), or all."""
-    return x if rows is None else x[:, :rows]
+    def _projections(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight (H*E, D) and bias (H*E,) of queries, keys and values."""
+        biases = [None] * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+        return list(zip(self.qkv.weight.chunk(3), biases, strict=True))
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
@@ -175,17 +171,6 @@ def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: i
         constant = constant + output @ bias
     per_head = output.unflatten(1, (heads, -1)).transpose(0, 1)  # (H, D, E)
     return (per_head @ value.unflatten(0, (heads, -1))).transpose(0, 1).flatten(1), constant
-
-
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-    """softmax(scale q k') v: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
-
-    Exports get it written out: the exporter's own form hides the products behind reshapes.
-    """
-    if torch.compiler.is_exporting():
-        scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)
-        return scores.softmax(dim=-1) @ v  # (B, H, M, E)
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
 
 
 class FeedForward(nn.Module):
@@ -210,17 +195,14 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """(B, N, D) -> (B, N, D), or as many rows as its attention has queries."""
+    """(B, N, D) -> (B, N, D), or as many rows as tokens ask."""
 
-    def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
+    def __init__(self, attention: Attention, ffn: FeedForward) -> None:
         super().__init__()
         self.attention = attention
         self.ffn = ffn
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.close(first_rows(x, cast(Attention, self.attention).rows) + self.attention(x))
-
-    def close(self, x: Tensor) -> Tensor:
-        """Tokens after the attention -> after the block."""
+        x = self.attention.asking(x) + self.attention(x)
         y: Tensor = x + self.ffn(x)
         return y

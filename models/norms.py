@@ -33,8 +33,6 @@ class NeverAffine(NotAffine):
 
 
 class TokenNorm(nn.Module, ABC):
-    mixes_tokens = False  # whether a token's result depends on others
-
     @abstractmethod
     def eval_affine(self) -> Affine:
         """Raises NotAffine."""

@@ -9,14 +9,14 @@ from models.cnn import CNN
 from models.config import ModelConfig
 from models.dnn import DNN
 from models.norms import TokenNorm, anneal
-from models.vit import LastBlock, VisionTransformer
+from models.vit import AttentionOf, VisionTransformer, plain_attention
 
 Network = VisionTransformer | CNN | DNN
 
 
-def build(config: ModelConfig, last_block: LastBlock = "all") -> Network:
+def build(config: ModelConfig, attention: AttentionOf = plain_attention) -> Network:
     if config.is_transformer:
-        return VisionTransformer(config, last_block)
+        return VisionTransformer(config, attention)
     return CNN(config) if config.model == "cnn" else DNN(config)
 
 

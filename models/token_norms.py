@@ -65,7 +65,6 @@ class DynamicTokenNorm(GainedTokenNorm):
     token, which the paper lacks, has no place: it weighs all tokens alike, and no patch sees it.
     """
 
-    mixes_tokens = True
     reason = "it has statistics of each image"
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int]) -> None:

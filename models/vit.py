@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from models.config import ModelConfig, ModelName
 from models.costs import absorbed_attention_macs, attention_macs
-from models.layers import Attention, Block, FeedForward, TokenEmbedding
-from models.norms import DynamicFeatureNorm, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
+from models.layers import AbsorbedAttention, Attention, Block, FeedForward, TokenEmbedding
+from models.norms import DynamicFeatureNorm, NormFactory, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
 from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
 Norm = Callable[[ModelConfig, int], nn.Module]
@@ -68,15 +68,38 @@ NORMS: dict[ModelName, Norms] = {
 
 
 LastBlock = Literal["all", "row"]
+AttentionOf = Callable[[ModelConfig, int, NormFactory], Attention]
+"""Configuration, a block's number and its norm -> the block's attention. All kinds have the same weights."""
+
+
+def plain_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
+    return Attention(config.block(i), norm)
+
+
+def cheaper_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
+    """Absorbed where that is less work: the same answers and gradients."""
+    block, tokens = config.block(i), config.tokens(i)
+    plain = attention_macs(tokens, config.dim, block.heads, block.dim_head)
+    cheaper = absorbed_attention_macs(tokens, config.dim, block.heads) < plain
+    return AbsorbedAttention(block, norm) if cheaper else plain_attention(config, i, norm)
+
+
+def row_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
+    """Of the last block only the row that the head reads, if it reads one; before it as `cheaper_attention`.
+
+    In eval mode the answers of the plain network, to 4e-7, with equal gradients. In training the last FFN's and the
+    last norm's statistics are then those of CLS rows.
+    """
+    if not config.reads_row:
+        return plain_attention(config, i, norm)
+    if i < config.depth - 1:
+        return cheaper_attention(config, i, norm)
+    alike = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
+    return AbsorbedAttention(config.block(i), norm, row=True, alike=alike)
 
 
 class VisionTransformer(nn.Module):
-    """`last_block`: "row" computes of the last block only the row that the head reads, and absorbs the attention of the
-    blocks before where that is cheaper: in eval mode the answers of "all", to 4e-7, with equal gradients. In training
-    the last FFN's and the last norm's statistics are then those of CLS rows.
-    """
-
-    def __init__(self, config: ModelConfig, last_block: LastBlock = "all") -> None:
+    def __init__(self, config: ModelConfig, attention: AttentionOf = plain_attention) -> None:
         super().__init__()
         self.config = config
         norm, ffn_norm, hidden_norm = (partial(norm, config) for norm in NORMS[config.model])
@@ -89,35 +112,10 @@ class VisionTransformer(nn.Module):
         self.embedding_norm = norm(config.dim)
         self.embedding: nn.Module = TokenEmbedding(config)
         self.blocks = nn.ModuleList(
-            Block(Attention(config.block(i), norm), FeedForward(config, ffn_norm, hidden_norm))
-            for i in range(config.depth)
+            Block(attention(config, i, norm), FeedForward(config, ffn_norm, hidden_norm)) for i in range(config.depth)
         )
         self.norm = norm(config.dim)
         self.head = nn.Linear(config.dim, config.num_classes)
-        self.last_block = last_block
-
-    @property
-    def last_block(self) -> LastBlock:
-        return "all" if self._last_attention().rows is None else "row"
-
-    @last_block.setter
-    def last_block(self, last_block: LastBlock) -> None:
-        """Leaves "all" where the head reads more than a row."""
-        row, config, last = last_block == "row" and self.config.reads_row, self.config, self._last_attention()
-        last.rows = 1 if row else None
-        last.alike = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
-        self.absorb(row)
-
-    def absorb(self, absorbed: bool = True) -> None:
-        """The attention of the blocks where that is cheaper, or of none: the same answers and gradients."""
-        for i, block in enumerate(cast(list[Block], list(self.blocks))):
-            attention, tokens, dim = cast(Attention, block.attention), self.config.tokens(i), self.config.dim
-            plain = attention_macs(tokens, dim, attention.heads, attention.dim_head)
-            cheaper = absorbed_attention_macs(tokens, dim, attention.heads) < plain
-            attention.absorbed = absorbed and (attention.rows is not None or cheaper)
-
-    def _last_attention(self) -> Attention:
-        return cast(Attention, self.blocks[-1].get_submodule("attention"))
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.embed(image)  # (B, N, D), or under class attention (B, N-1, D)

@@ -4,11 +4,12 @@ import torch
 
 from models.checkpoint import save
 from models.registry import build, randomise_norms
+from models.vit import plain_attention
 
 
-def network(config, seed=0, last_block="all"):
+def network(config, seed=0, attention=plain_attention):
     torch.manual_seed(seed)
-    model = build(config, last_block).eval()
+    model = build(config, attention).eval()
     randomise_norms(model, seed)
     return model
 

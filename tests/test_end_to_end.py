@@ -120,8 +120,8 @@ def test_the_server_tells_where_its_model_came_from(live_server: Server, trained
     with http.InferenceServerClient(live_server.http_url) as client:
         parameters = client.get_model_config("vitbn")["parameters"]
     assert json.loads(parameters["rewrites"]["string_value"]) == [
-        "fold_batchnorm",
-        "carry_biases",
-        "fold_input_scale",
+        "fold-affine",
+        "carry-biases",
+        "tidy",
     ]
     assert parameters["checkpoint_sha256"]["string_value"] == load(trained).sha256

@@ -15,9 +15,9 @@ from models.registry import build
 EXAMPLE = (torch.zeros(2, 1, 28, 28, dtype=torch.uint8),)
 
 
-def network(scale_folded: bool = False) -> Served:
+def network(model: str = "cnn") -> Served:
     torch.manual_seed(0)
-    return Served(build(ModelConfig(model="cnn")).eval(), scale_folded)
+    return Served(build(ModelConfig(model=model)).eval())
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: li
 CHANGES = {
     "weight": lambda model: next(model.parameters()).data.flatten()[0].add_(1),
     "statistic": lambda model: next(model.buffers()).flatten()[0].add_(1),
-    "attribute": lambda model: setattr(model, "scale_folded", True),
+    "attribute": lambda model: setattr(model, "another", True),
     "options": None,
     "example": None,
     "code": None,

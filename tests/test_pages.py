@@ -261,15 +261,16 @@ def table(name: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
-    from export.rewrites.pipeline import ALL, apply
+    from export.compiler.pipeline import PASSES
+    from export.graph import Form, export
     from models.catalog import shipped
     from models.checkpoint import load
 
     left = []
     for name, digits in (("vitbn", 2), ("vitbn-tiny", 3)):
-        _, steps = apply(load(shipped(name)).model.double(), ALL, ())
+        steps = export(load(shipped(name)), Form("all")).steps
         left.append([f"{step.macs / 1e6:.{digits if step.macs < 1e6 else 2}f}" for step in steps])
-    expected = [[f"`{rewrite.__name__}`", *macs] for rewrite, *macs in zip(ALL, *left, strict=True)]
+    expected = [[f"`{name}`", *macs] for name, *macs in zip(PASSES, *left, strict=True)]
     assert [[row[0], *row[2:]] for row in table("docs/results.md", "What each rewrite saves")] == expected
 
 

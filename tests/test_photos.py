@@ -85,7 +85,7 @@ def test_it_is_proved_on_its_own_pictures(exported: tuple[Path, str]) -> None:
     assert output.count("images of cifar10\n") == 2
     manifest = json.loads((repository / "photos/1/manifest.json").read_text())
     assert manifest["proved_on"] == "cifar10"
-    assert {"fold_batchnorm", "fold_input_scale"} <= {*manifest["rewrites"]}
+    assert {"fold-affine", "tidy"} <= {*manifest["rewrites"]}
     metadata = {entry.key: entry.value for entry in onnx.load(repository / "photos/1/model.onnx").metadata_props}
     assert json.loads(metadata["model_config"])["preprocessing"] == "photo"
     assert metadata["proved_on"] == "cifar10"

@@ -10,7 +10,8 @@ from commands import ok
 from safetensors import safe_open
 
 from export.equivalence import onnx_classifier
-from export.pipeline import Form, export_checkpoint
+from export.graph import Form
+from export.pipeline import export_checkpoint
 from models.calibrate import measure
 from models.catalog import OF_DIGITS, OF_GARMENTS, PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoint import load

@@ -61,13 +61,12 @@ class DrillBench(ExitStack):
 def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
     from export.equivalence import onnx_classifier
-    from export.graph import export
+    from export.graph import Form, export
     from export.images import embedded_sample
-    from export.rewrites.pipeline import ALL
     from models.catalog import shipped
     from models.checkpoint import load
 
-    exported = export(load(shipped(model)), ALL)
+    exported = export(load(shipped(model)), Form("all"))
     for _ in range(versions):
         publish(repository, model, exported.artifact)
     images = embedded_sample(exported.config).images[:BATCH]

@@ -32,7 +32,8 @@ class BulkBench:
     """Call `compared`, then `killed`."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
-        from export.pipeline import Form, export_checkpoint
+        from export.graph import Form
+        from export.pipeline import export_checkpoint
         from export.publishing.beside import write_beside
         from models.catalog import shipped
 

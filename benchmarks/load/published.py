@@ -78,7 +78,8 @@ def publish(
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
     from export.errors import Unavailable
-    from export.pipeline import Form, Target, export_checkpoint, export_for
+    from export.graph import Form
+    from export.pipeline import Target, export_checkpoint, export_for
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
 

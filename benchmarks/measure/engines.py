@@ -89,28 +89,22 @@ IN_ITS_PROVIDER: tuple[Precision, ...] = ("tf32", "fp16")  # no option turns TF3
 ENGINES: dict[str, Engine] = {
     "torch": Engine(
         *("PyTorch eager", eager, "network", ON_CPU, ON_CUDA),
-        runtimes={"torch": ("none", "as published"), "torch-optimized": ("all", "all rewrites")},
+        runtimes={"torch": ("none", "as published")},
     ),
     "torch-sdpa": Engine(
         *("PyTorch eager", eager, "network", ON_CPU, ON_CUDA),
         fused=True,
-        runtimes={
-            "torch-sdpa": ("none", "fused attention"),
-            "torch-sdpa-optimized": ("all", "all rewrites, fused attention"),
-        },
+        runtimes={"torch-sdpa": ("none", "fused attention")},
     ),
     "torch-compile": Engine(
         *("PyTorch compiled", compiled, "network", ON_CPU, ON_CUDA),
-        runtimes={"torch-compile": ("none", "as published"), "torch-compile-optimized": ("all", "all rewrites")},
+        runtimes={"torch-compile": ("none", "as published")},
     ),
     "torch-cudagraphs": Engine(
         *("PyTorch CUDA graphs", cuda_graphs, "network", (), ON_CUDA),
         fused=True,
         graph=True,
-        runtimes={
-            "torch-cudagraphs": ("none", "fused attention"),
-            "torch-cudagraphs-optimized": ("all", "all rewrites, fused attention"),
-        },
+        runtimes={"torch-cudagraphs": ("none", "fused attention")},
     ),
     "onnxruntime": Engine(
         *("ONNX Runtime", onnxruntime, "file", ("fp32", "int8"), IN_ONNX_RUNTIME),
@@ -174,7 +168,7 @@ BASELINE = "torch"
 DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
     "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # all models at batch 5000 in about two minutes
     "cuda": (
-        *("torch", "torch-sdpa", "torch-sdpa-optimized", "torch-compile", "torch-cudagraphs-optimized"),
+        *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
         *("onnx-folded", "onnx-optimized", "tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
     ),
 }

@@ -5,20 +5,19 @@ Each product is one kernel with its bias, norm, GELU and residual; each attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import onnx_ir as ir
 
-from export.rewrites.absorb import AbsorbedAttention
-from models.layers import Attention
-from models.macs import macs_per_image
-from models.registry import Network
+from export.compiler.graph.constants import is_constant
+from export.compiler.graph.shapes import Shapes, number
+from export.compiler.operators.costs import graph_work
+from export.graph import ONE_IMAGE
 
-PRODUCTS = (nn.Linear, nn.Conv2d)
-ATTENTION = (Attention, AbsorbedAttention)
+PRODUCTS = ("MatMul", "Gemm", "Conv")
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "fp16-softmax": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 
@@ -34,60 +33,36 @@ class Work:
     kernels: int
 
 
-def work(model: nn.Module) -> Work:
-    if not isinstance(model, Network):
-        raise TypeError(f"{type(model).__name__}: expected a network of this project")
-    count = kernels = 0
-
-    def product(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal count, kernels
-        count += inputs[0].numel() + output.numel()
+def work(model: ir.Model) -> Work:
+    """Of a graph as the compiler leaves it."""
+    shapes, values, kernels = Shapes(model.graph, ONE_IMAGE), 0, 0
+    fused = {node for node in model.graph if node.op_type == "Softmax"}
+    for node in model.graph:
+        if node.op_type not in PRODUCTS:
+            continue
+        read = [value for value in node.inputs if value is not None and not is_constant(value)]
+        scores, pools = _feeds(node, fused), read[0].producer() in fused
+        if scores:  # the kernel reads queries and keys here, values where it pools
+            values += sum(_size(shapes, value) for value in read)
+            continue
+        if pools:
+            read = read[1:]
+        values += sum(_size(shapes, value) for value in (*read, node.outputs[0]))
         kernels += 1
+    return Work(graph_work(shapes).macs, values, kernels)
 
-    def one_kernel(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal kernels
-        kernels += 1
 
-    def kernel(attention: nn.Module) -> Callable[..., None]:
-        """Reads the projections or the tokens, and writes the input of the output projection."""
+def _feeds(node: ir.Node, fused: Container[ir.Node]) -> bool:
+    """Whether a product of queries and keys makes scores that only a Softmax reads, after a number scales them."""
+    readers = [use.node for use in node.outputs[0].uses()]
+    if len(readers) == 1 and readers[0].op_type in ("Mul", "Div"):
+        readers = [use.node for use in readers[0].outputs[0].uses()]
+    of_two = not any(is_constant(value) for value in node.inputs)
+    return of_two and len(readers) == 1 and readers[0] in fused
 
-        def projected(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            nonlocal count
-            count += inputs[0].numel() if module is attention.get_submodule("out") else output.numel()
 
-        return projected
-
-    def tokens(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal count
-        count += inputs[0].numel()
-
-    def row(attention: Attention, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Projects the query of a row, and all keys and values, in three products."""
-        nonlocal count, kernels
-        tokens, dim = inputs[0].shape[1:]
-        rows = output.shape[1] + 2 * tokens
-        count += rows * (dim + 2 * attention.heads * attention.dim_head)
-        kernels += 3
-
-    hooks: list[Any] = [
-        module.register_forward_hook(product) for module in model.modules() if isinstance(module, PRODUCTS)
-    ]
-    for attention in (module for module in model.modules() if isinstance(module, ATTENTION)):
-        parts = [part for name, part in attention.named_children() if name in ("qkv", "query", "out")]
-        hooks += [part.register_forward_hook(kernel(attention)) for part in parts]
-        hooks.append(attention.register_forward_hook(one_kernel))
-        if isinstance(attention, AbsorbedAttention):  # the tokens are keys and values
-            hooks.append(attention.register_forward_hook(tokens))
-        elif attention.rows is not None:
-            hooks.append(attention.register_forward_hook(row))
-    first = next(model.parameters())
-    try:
-        with torch.inference_mode():
-            model(torch.zeros(1, *model.config.input_shape, dtype=first.dtype, device=first.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return Work(macs_per_image(model), count, kernels)
+def _size(shapes: Shapes, value: ir.Value) -> int:
+    return math.prod(size for size in map(number, shapes.dims(value)) if isinstance(size, int))
 
 
 def floor(work: Work, batch: int, precision: str, graph: bool, limits: Any) -> tuple[float, str]:

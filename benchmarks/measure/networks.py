@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -14,21 +14,19 @@ import torch
 from benchmarks.measure.candidate import Candidate, Precision, Program
 from benchmarks.measure.engines import ENGINES, why_not
 from benchmarks.measure.floors import Work, work
+from benchmarks.measure.fused import with_fused_attention
 from benchmarks.measure.own import Own
 from benchmarks.measure.typed import TYPED, for_tensorrt
+from export.compiler.pipeline import optimise
 from export.equivalence import EquivalenceError, Images, Logits, compare, torch_classifier
 from export.errors import Unavailable
-from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
+from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
 from export.images import COUNT, embedded_sample
 from export.precision import convert, to_fp16
-from export.rewrites import pipeline
-from export.rewrites.errors import DoesNotApply
-from export.rewrites.fuse import fuse_attention
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import Dataset, load_digits
-from models.macs import macs_per_image
 from models.registry import build, randomise_norms
 
 # Relative to the largest logit. Measured on vit, vitbnffn, vitbn and cnn: fp16 0.0008 (TF32 has as many bits), bf16
@@ -43,7 +41,7 @@ TOLERANCES: dict[Precision, float] = {
     "int8": 0.15,
     "fp8": 0.15,
 }
-REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
+REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -59,8 +57,19 @@ class Reference:
     proof: Images
     logits: Logits
     data: Dataset
-    files: dict[object, onnx.ModelProto] = field(default_factory=dict)
-    """Exports in float32, by what was asked for."""
+    _graphs: dict[Form, tuple[onnx.ModelProto, Work]] = field(default_factory=dict)
+
+    @cached_property
+    def plain(self) -> onnx.ModelProto:
+        return to_onnx(self.network, self.config, DEFAULT_OPSET)
+
+    def graph(self, form: Form) -> tuple[onnx.ModelProto, Work]:
+        """In float32; made once."""
+        if form not in self._graphs:
+            rewritten = rewrite(self.plain, form)
+            least = work(rewritten.model)
+            self._graphs[form] = finished(self.plain, rewritten) if rewritten.steps else self.plain, least
+        return self._graphs[form]
 
     def images(self, count: int) -> Images:
         """uint8 (count, C, H, W)."""
@@ -90,7 +99,7 @@ def reference(config: ModelConfig, own: Own | None = None) -> Reference:
         torch.manual_seed(0)
         model = build(config).eval()
         randomise_norms(model)
-    network, proof = Served(model, scale_folded=False), example_images(config, COUNT, own)
+    network, proof = Served(model), example_images(config, COUNT, own)
     return Reference(config, network, proof, torch_classifier(network)(proof), own.data if own else load_digits())
 
 
@@ -108,34 +117,25 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
     if reason := why_not(candidate):
         raise Unavailable(reason)
     engine, precision = ENGINES[candidate.engine], candidate.precision
-    network = _rewritten(of, REWRITES[candidate.rewrites])
-    least = work(network.model)
-    if engine.fused:
-        with suppress(DoesNotApply):  # to a CNN, or to one block whose attention all rewrites have merged away
-            network.model = fuse_attention(network.model)
     if engine.program == "network":
-        return network.to(DTYPES[precision]), least
+        network = copy.deepcopy(of.network)
+        if engine.fused:
+            network.model = with_fused_attention(network.model, of.config)
+        return network.to(DTYPES[precision]), of.graph(Form("none"))[1]
+    proto, least = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
     typed = candidate.engine.startswith("tensorrt") and precision in TYPED
-    return _file(of, network, precision, (candidate.rewrites, engine.fused), typed), least
+    return _file(of, proto, precision, typed), least
 
 
-def rewritten_file(
-    of: Reference, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
-) -> tuple[bytes, int]:
-    network = _rewritten(of, rewrites)
-    return _file(of, network, precision, tuple(rewrites)), macs_per_image(network.model)
+def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
+    """After some of the compiler's passes, in its order."""
+    rewritten = optimise(of.plain, passes, sizes=ONE_IMAGE)
+    macs = rewritten.steps[-1].macs if passes else rewritten.macs
+    return _file(of, finished(of.plain, rewritten), precision), macs
 
 
-def _rewritten(of: Reference, rewrites: Sequence[pipeline.Rewrite]) -> Served:
-    network = copy.deepcopy(of.network)
-    return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
-
-
-def _file(of: Reference, network: Served, precision: Precision, form: object, typed: bool = False) -> bytes:
+def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, typed: bool = False) -> bytes:
     """`typed`: in the types that TensorRT takes."""
-    if form not in of.files:
-        of.files[form] = to_onnx(network, of.config, DEFAULT_OPSET)
-    proto = of.files[form]
     if typed:
         proto = for_tensorrt(proto, precision, of.data.train_images)
     elif precision == "fp16-softmax":

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from benchmarks.measure.candidate import Precision, Program
     from benchmarks.measure.networks import Reference
     from benchmarks.measure.timing import Durations
-    from export.rewrites.pipeline import Rewrite
 
 IMAGES, SEARCHED = 5000, 1280  # that are timed, and that the search for the best way takes
 ROUNDS = 7
@@ -77,26 +76,22 @@ def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
         return candidate, program, work.macs
     precision: Precision = "int8" if form == INT8 else "fp32"
     candidate = Candidate(of.config.model, precision=precision, geometry=of.config)
-    data, macs = networks.rewritten_file(of, rewrites_of(form), precision)
+    data, macs = networks.rewritten_file(of, passes_of(form), precision)
     of.check(f"{of.config.model}, {form}", precision, len(of.proof), start(data, candidate)(of.proof))
     return candidate, data, macs
 
 
-def rewrites_of(form: str) -> tuple[Rewrite, ...]:
-    from export.rewrites import pipeline
-    from export.rewrites.absorb import absorb_attention
-    from export.rewrites.prune import cls_only
+def passes_of(form: str) -> tuple[str, ...]:
+    """Of the compiler."""
+    from export.compiler.pipeline import PASSES
+    from export.graph import Form
 
     if form == PLAIN:
         return ()
     if form in (ALL, INT8):
-        return pipeline.ALL
-    named: dict[str, tuple[Rewrite, ...]] = {
-        "fold": pipeline.FUSE,
-        "absorb": (absorb_attention,),
-        "CLS row": (cls_only,),
-    }
-    return tuple(rewrite for name in form.split(" + ") for rewrite in named[name])
+        return tuple(PASSES)
+    named = {"fold": Form("bn").passes, "absorb": ("absorb-queries",), "CLS row": ("read-rows",)}
+    return tuple(name for part in form.split(" + ") for name in named[part])
 
 
 def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:

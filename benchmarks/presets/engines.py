@@ -62,7 +62,8 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
 def _classifiers(model: str) -> dict[str, Classifier]:
     from benchmarks.measure.engines import start
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
-    from export.pipeline import Form, export_checkpoint
+    from export.graph import Form
+    from export.pipeline import export_checkpoint
 
     data = export_checkpoint(shipped(model), Form(rewrites="all")).onnx
     classifiers = {ORT: start(data), "OpenVINO, float32": openvino_classifier(data, bfloat16=False)}

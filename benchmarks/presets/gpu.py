@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[2]
 OUTPUT = Path("benchmarks/results/gpu")
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
 SERVED_MODELS = ("vitbn", "cnn")
-# PyTorch as its users run it, then rewritten, then the other engines.
+# PyTorch as its users run it, then the other engines.
 RUNTIMES = (
-    *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
-    *("torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
+    *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")

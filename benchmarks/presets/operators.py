@@ -20,7 +20,8 @@ def operators(model: str, json_path: Path | None) -> None:
     from benchmarks.measure.profiling import profile_graph
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from export.pipeline import Form, export_checkpoint
+    from export.graph import Form
+    from export.pipeline import export_checkpoint
     from models.checkpoint import read_config
 
     images = example_images(read_config(shipped(model)), BATCH)

@@ -70,7 +70,7 @@ def networks(dataset: Dataset) -> dict[tuple[str, int], nn.Module]:
     for depth in DEPTHS:
         for model in MODELS:
             torch.manual_seed(0)
-            every[model, depth] = ours = build(dataset.model_config(model, depth), "all")
+            every[model, depth] = ours = build(dataset.model_config(model, depth))
             if model != "vit":
                 every[model + TRANSPOSED, depth] = published = transposed(ours)
                 check(f"{model}, depth {depth}", ours, published, images)

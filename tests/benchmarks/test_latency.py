@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -21,10 +22,9 @@ from benchmarks.measure.networks import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
 from benchmarks.reporting.tables.calls import closing_lines
+from export.compiler.pipeline import Rewritten
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
-from export.graph import Served
-from export.rewrites.pipeline import Step
 from models.config import ModelConfig
 
 QUICK = "--batch 3 --depth 1 --seconds 1 --threads 1 --device cpu"
@@ -71,7 +71,7 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
         assert ratio["ratio"] == pytest.approx(np.median(eager["samples_ns"]) / np.median(row["samples_ns"]))
         assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     assert "ONNX Runtime, norms folded" in result.output
-    assert "Other runtimes: --runtime all, or some of torch-optimized" in result.output
+    assert "Other runtimes: --runtime all, or some of torch-sdpa" in result.output
 
 
 @pytest.mark.slow
@@ -124,9 +124,11 @@ def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> No
 def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = networks.rewrite
 
-    def too_bright(*arguments: object) -> tuple[Served, list[Step]]:
-        served, steps = real(*arguments)
-        return Served(served.model, scale_folded=False), steps
+    def too_bright(*arguments: object) -> Rewritten:
+        done = real(*arguments)
+        for bias in (value for name, value in done.model.graph.initializers.items() if name == "logits_bias"):
+            bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(1), name=bias.name)
+        return done
 
     monkeypatch.setattr(networks, "rewrite", too_bright)
     options = "--model vitbn --runtime torch --runtime onnx-folded"
@@ -141,7 +143,7 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
     def out_of_memory(*arguments: object) -> None:
         raise MemoryError("3 GB are too many\nand more lines")
 
-    monkeypatch.setattr(networks, "to_onnx", out_of_memory)
+    monkeypatch.setattr(networks, "_file", out_of_memory)
     _, written = run(tmp_path / "latency.json", "--model cnn --runtime torch --runtime onnx")
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
@@ -161,9 +163,9 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
         return real(self)
 
     monkeypatch.setattr(Calls, "__call__", failing)
-    _, written = run(tmp_path / "latency.json", "--model cnn --runtime torch --runtime torch-optimized")
-    assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
-    assert written["rows"][0]["ratio_to_torch"] is None
+    _, written = run(tmp_path / "latency.json", "--model cnn --runtime torch --runtime onnx-optimized")
+    (left,) = written["rows"]
+    assert {left["runtime"], written["missing"][0]["runtime"]} == {"torch", "onnx-optimized"}
     assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
 
 
@@ -193,7 +195,7 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(rounds, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
-    options = "--model cnn --runtime torch --runtime torch-optimized --batch 2"
+    options = "--model cnn --runtime torch --runtime onnx-optimized --batch 2"
     _, written = run(tmp_path / "latency.json", options, exit_code=1)
     assert written["rows"] == []
     assert {row["reason"] for row in written["missing"]} == {

@@ -15,7 +15,7 @@ from export.errors import Unavailable
 from models.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
-RUNTIMES = ("torch", "torch-sdpa", "torch-optimized", "torch-compile", "torch-cudagraphs", "torch-cudagraphs-optimized")
+RUNTIMES = ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
 
     config = ModelConfig(depth=1)
     of = reference(config)
-    run = built("torch-cudagraphs-optimized", "fp32", config)
+    run = built("torch-cudagraphs", "fp32", config)
     for order in (slice(None), slice(None, None, -1), slice(7)):
         logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
         assert abs(logits - of.logits[order]).max() < 1e-4

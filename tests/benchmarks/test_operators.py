@@ -7,7 +7,8 @@ from click.testing import CliRunner
 from benchmarks.measure.networks import example_images
 from benchmarks.measure.profiling import flops, nodes_of, profile_graph, together
 from benchmarks.presets import operators as module
-from export.pipeline import Form, export_checkpoint
+from export.graph import Form
+from export.pipeline import export_checkpoint
 from models.catalog import shipped
 from models.checkpoint import read_config
 

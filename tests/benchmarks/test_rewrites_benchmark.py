@@ -7,13 +7,12 @@ from click.testing import CliRunner
 
 from benchmarks.measure import rewritten, workload
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
+from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets import rewrites as presets
-from export.rewrites import pipeline
-from export.rewrites.absorb import absorb_attention
-from export.rewrites.prune import cls_only
+from export.compiler.pipeline import PASSES
+from export.graph import Form
 from models.costs import absorbed_attention_macs, attention_macs
 
 
@@ -49,11 +48,11 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_names_of_the_forms() -> None:
-    assert rewrites_of(PLAIN) == ()
-    assert rewrites_of("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
-    left_out = set(pipeline.ALL) - set(rewrites_of("fold + absorb + CLS row"))
-    assert left_out == {pipeline.absorb_embedding}
-    assert rewrites_of(ALL) == rewrites_of(INT8) == pipeline.ALL
+    assert passes_of(PLAIN) == ()
+    together = passes_of("fold + absorb + CLS row")
+    assert together == (*Form("bn").passes, "absorb-queries", "read-rows")
+    assert set(PASSES) - {*together} == {"absorb-embedding"}
+    assert passes_of(ALL) == passes_of(INT8) == tuple(PASSES)
 
 
 def test_best_is_one_call_where_that_is_quicker() -> None:

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.measure.floors import Work, floor, work
+from benchmarks.measure.floors import Work, floor
+from benchmarks.measure.networks import reference
 from benchmarks.measure.tensorrt_execution import Execution
-from export.graph import rewrite
-from export.rewrites.fuse import fuse_attention
-from export.rewrites.pipeline import ALL
+from export.graph import Form
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.macs import macs_per_image
-from models.registry import build
 
 STREAM = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
 SIZES = (2, 5)
@@ -171,11 +169,10 @@ def test_the_floor_counts_every_layer_once() -> None:
     pixels = int(np.prod(config.input_shape))
     plain = pixels + config.num_patches * dim + dim + config.num_classes  # embedding, head
     plain += tokens * (dim + 3 * inner + inner + dim) + tokens * 4 * inner + 2 * tokens * (dim + hidden)
-    model = build(config).eval()
-    whole = work(model)
-    assert whole == Work(macs_per_image(model), plain, 7)  # embedding, qkv, attention, output, two of the FFN, head
-    served, _ = rewrite(model.double(), (*ALL, fuse_attention), ())
-    assert work(served.model).values < plain / 2
+    of = reference(config)
+    # Embedding, qkv, attention, output, two of the FFN, head.
+    assert of.graph(Form("none"))[1] == Work(macs_per_image(of.network.model), plain, 7)
+    assert of.graph(Form("all", fuse_attention=True))[1].values < plain / 2
 
 
 @pytest.mark.parametrize(
@@ -199,11 +196,10 @@ def test_the_highest_floor_counts(
 @pytest.mark.slow
 def test_the_floor_of_5000_images_on_an_h200() -> None:
     """By hand, at 4,000 GB/s; the products alone take 0.11 ms."""
-    plain = build(ModelConfig(model="vitbn", depth=6)).eval().double()
-    rewritten = rewrite(plain, ALL, ())[0].model
+    of = reference(ModelConfig(model="vitbn", depth=6))
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 5e4, "fp16": 8e5}, "copy_gb_per_s": 4e3}
-    for network, expected_ms in ((rewritten, 0.57), (plain, 1.14)):
-        moved = replace(work(fuse_attention(network)), macs=1)
+    for rewrites, expected_ms in (("all", 0.57), ("none", 1.14)):
+        moved = replace(of.graph(Form(rewrites, fuse_attention=True))[1], macs=1)
         assert floor(moved, 5000, "fp16", False, limits) == (pytest.approx(expected_ms, rel=0.05), "bytes")
-    products = replace(work(rewritten), values=1)
+    products = replace(of.graph(Form("all"))[1], values=1)
     assert floor(products, 5000, "fp16", False, limits) == (pytest.approx(0.11, rel=0.05), "operations")

@@ -11,8 +11,7 @@ from tensorrt_operators import prepared_and_checked
 from benchmarks.measure import typed
 from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.equivalence import onnx_classifier
-from export.graph import rewrite, to_onnx
-from export.rewrites.pipeline import ALL
+from export.graph import Form, export
 from models.catalog import shipped
 from models.checkpoint import load
 from models.data import load_digits
@@ -23,9 +22,7 @@ TOLERANCES = {"bf16": 0.02, "int8": 0.15, "fp8": 0.15}
 
 @pytest.fixture(scope="module", params=["vitbn-tiny", "cnn"])
 def proto(request: pytest.FixtureRequest) -> onnx.ModelProto:
-    loaded = load(shipped(request.param))
-    served, _ = rewrite(loaded.model.double(), ALL, ())
-    return to_onnx(served.float(), loaded.config, 20)
+    return onnx.load_from_string(export(load(shipped(request.param)), Form("all")).onnx)
 
 
 def error(proto: onnx.ModelProto, lowered: onnx.ModelProto) -> float:

@@ -34,7 +34,7 @@ def artifact_of(
     answer: Sequence[float] = tuple(range(10)),
     note: str = "",
     file: str = "model.onnx",
-    origin: Origin = Origin(("fold_batchnorm",)),  # noqa: B008
+    origin: Origin = Origin(("fold-affine",)),  # noqa: B008
     **network: Any,
 ) -> Artifact:
     """`network`: other fields of the trained network than the usual."""
@@ -53,4 +53,4 @@ ARTIFACT = artifact_of()
 
 def engine(smallest: int, largest: int) -> Artifact:
     plan = Plan(Profile(smallest, smallest, largest), max_abs_error=0.004)
-    return artifact_of(file="model.plan", origin=Origin(("fold_batchnorm",), engine=plan))
+    return artifact_of(file="model.plan", origin=Origin(("fold-affine",), engine=plan))

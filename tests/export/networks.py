@@ -1,14 +1,22 @@
-"""Networks of any geometry with norms far from the identity, and their comparison."""
+"""Networks of any geometry with norms far from the identity, and their graphs in float64."""
 
-from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
+import onnx
+import onnx_ir as ir
 import random_networks
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
-from export.rewrites.errors import DoesNotApply
-from export.rewrites.fold import fold_input_scale
-from export.rewrites.pipeline import Rewrite
+from export.compiler.pipeline import Rewritten
+from export.compiler.proof.tolerances import relative_error
+from export.equivalence import double_classifier
+from export.graph import Form, Served, finished, rewrite, to_onnx
+from export.images import embedded_sample
+from export.rewrite_file import without_functions
+from models.checkpoint import Checkpoint
 from models.config import TRANSFORMER_NAMES, ModelConfig
 
 NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
@@ -17,11 +25,33 @@ SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 
 
 def network(config: ModelConfig, seed: int = 0) -> nn.Module:
-    return random_networks.network(config, seed).double()
+    return random_networks.network(config, seed)
 
 
-def pixels(config: ModelConfig) -> torch.Tensor:
-    return torch.randint(0, 256, (3, *config.input_shape), generator=torch.Generator().manual_seed(1)).double()
+def checkpoint(config: ModelConfig) -> Checkpoint:
+    return Checkpoint(Path("random.safetensors"), network(config), config, "0" * 64)
+
+
+@cache
+def plain_bytes(config: ModelConfig, seed: int, opset: int) -> bytes:
+    return to_onnx(Served(network(config, seed)), config, opset).SerializeToString()
+
+
+def plain(config: ModelConfig, seed: int = 0, opset: int = 20) -> onnx.ModelProto:
+    return onnx.load_from_string(plain_bytes(config, seed, opset))
+
+
+def rewritten(config: ModelConfig, form: Form, seed: int = 0) -> onnx.ModelProto:
+    proto = plain(config, seed, form.opset)
+    done = rewrite(proto, form)
+    return finished(proto, done) if done.steps else proto
+
+
+def error(config: ModelConfig, done: Rewritten, seed: int = 0) -> float:
+    """Of the rewritten graph beside the plain graph, in float64, relative to the largest logit."""
+    images = embedded_sample(config).images[:3]
+    before = double_classifier(without_functions(ir.from_proto(plain(config, seed))))(images)
+    return relative_error(before, double_classifier(done.model)(images))
 
 
 def answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -29,25 +59,29 @@ def answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
 
-def error(model: nn.Module, rewritten: nn.Module, config: ModelConfig) -> float:
-    x = pixels(config) / 255
-    return float((answer(model, x) - answer(rewritten, x)).abs().max())
-
-
-def rewritten_in_turn(
-    model: nn.Module, x: torch.Tensor, rewrites: Sequence[Rewrite], bound: float
-) -> tuple[nn.Module, bool]:
-    """The rewritten network, and whether it scales pixels itself.
-
-    After each rewrite the logits of `x`, pixels of 0 to 255, stay within `bound`.
-    """
-    expected = answer(model, x / 255)
-    rewritten, scaled = model, False
-    for rewrite in rewrites:
-        try:
-            rewritten = rewrite(rewritten)
-        except DoesNotApply:
-            continue
-        scaled = scaled or rewrite is fold_input_scale
-        assert (answer(rewritten, x if scaled else x / 255) - expected).abs().max() <= bound, rewrite.__name__
-    return rewritten, scaled
+@st.composite
+def geometries(draw: st.DrawFn) -> ModelConfig:
+    patch = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    grid = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dim, classes = 2 * draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    model, pool = draw(st.sampled_from(TRANSFORMER_NAMES)), draw(st.sampled_from(["cls", "mean"]))
+    late = st.tuples(st.integers(1, 5), st.sampled_from([1, 4, dim])) if pool == "cls" and model != "vit-dtn" else None
+    return ModelConfig(
+        model=model,
+        image_size=(patch[0] * grid[0], patch[1] * grid[1]),
+        patch_size=patch,
+        channels=draw(st.integers(1, 3)),
+        num_classes=classes,
+        dim=dim,
+        depth=draw(st.sampled_from([1, 1, 2, 3])),
+        heads=draw(st.integers(1, 4)),
+        dim_head=draw(st.sampled_from([dim, 4, 9, 32])),
+        mlp_dim=draw(st.integers(1, 40)),
+        pool=pool,
+        pos_emb=draw(st.sampled_from(["learn", "pe1d"])),
+        bn_features=draw(st.sampled_from(["dim", "one"])),
+        qkv_bias=draw(st.booleans()),
+        standardise=draw(st.booleans()),
+        labels=tuple(map(str, range(classes))),
+        class_attention=None if late is None else draw(st.none() | late),
+    )

@@ -151,7 +151,7 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
     origin = read_version(tmp_path / "vitbn/1").origin
     choice = origin.facts["choice"]
     assert (choice["for"], choice["max_accuracy_drop"], len(choice["measured"])) == ("latency", 5.0, 7)
-    assert origin.rewrites[-1] == "fold_input_scale"
+    assert origin.rewrites[-1] == "tidy"
     assert origin.test_accuracy == choice["chosen"]["accuracy"] > 0.9
     config = read_config(tmp_path / "vitbn")
     assert config.parameters["intra_op_thread_count"].string_value == str(choice["chosen"]["threads"])

@@ -19,7 +19,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
     assert states(output) == [("vitbn", "1", "-"), ("vitbn", "2", "yes"), ("vitbn", "3", "default")]
     accuracy = 100 * json.loads((folder / "vitbn/1/manifest.json").read_text())["metrics"]["test_accuracy"]
     assert output.count(f"{accuracy:.2f}") == 3
-    assert output.count("fold_batchnorm") == 3
+    assert output.count("fold-affine") == 3
     assert output.splitlines()[-1] == f"served: by config.pbtxt; no server answers at {NOWHERE}"
 
 

@@ -6,7 +6,8 @@ from commands import invoke
 
 from export import pipeline
 from export.errors import Unavailable
-from export.pipeline import Form, Target, export_checkpoint, export_for, served_name
+from export.graph import Form
+from export.pipeline import Target, export_checkpoint, export_for, served_name
 from export.publishing.triton_config import Serving
 from export.to_onnx import export as command
 from models.catalog import shipped

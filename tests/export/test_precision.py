@@ -10,8 +10,8 @@ from onnx import TensorProto, numpy_helper
 
 from export import precision
 from export.equivalence import onnx_classifier
-from export.graph import Exported
-from export.pipeline import Form, export_checkpoint
+from export.graph import Exported, Form
+from export.pipeline import export_checkpoint
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoint import load

@@ -1,20 +1,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import onnx
 import pytest
+from networks import rewritten
 from onnx import TensorProto, helper, numpy_helper
-from random_networks import network
 from tensorrt_operators import check, prepared_and_checked
 
 from export.engines.tensorrt_engine import EngineError, prepare
 from export.equivalence import onnx_classifier
-from export.graph import Served, rewrite, to_onnx
+from export.graph import Form
 from export.images import embedded_sample
 from export.precision import to_fp16, to_int8
-from export.rewrites.pipeline import ALL, FUSE, Rewrite
 from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
 
@@ -24,23 +22,16 @@ SMALL = ModelConfig(depth=1, dim=24, heads=2, dim_head=8, mlp_dim=40)
 VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
 
 
-def exported(config: ModelConfig, rewrites: Sequence[Rewrite], opset: int = 20) -> onnx.ModelProto:
-    return onnx.load_from_string(serialized(config, tuple(rewrites), opset))
-
-
-@cache
-def serialized(config: ModelConfig, rewrites: tuple[Rewrite, ...], opset: int) -> bytes:
-    model = network(config)
-    served, _ = rewrite(model.double(), rewrites, ()) if rewrites else (Served(model, scale_folded=False), [])
-    return to_onnx(served.float(), config, opset).SerializeToString()
+def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelProto:
+    return rewritten(config, Form(rewrites, opset=opset))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "rewrites"), [*((model, ()) for model in MODEL_NAMES), *((model, ALL) for model in FAMILIES)]
+    ("model", "rewrites"), [*((model, "none") for model in MODEL_NAMES), *((model, "all") for model in FAMILIES)]
 )
-def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) -> None:
-    depth = 2 if rewrites else 1  # a rewritten last block differs
+def test_every_exported_graph_is_taken(model: str, rewrites: str) -> None:
+    depth = 2 if rewrites == "all" else 1  # a rewritten last block differs
     config = replace(OF_TWO_BLOCKS, model=model, depth=depth)
     proto = exported(config, rewrites)
     prepared = prepared_and_checked(proto)
@@ -52,15 +43,15 @@ def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 21])
-@pytest.mark.parametrize("rewrites", [FUSE, ALL], ids=["folded", "all rewrites"])
-def test_of_every_opset_and_option(opset: int, rewrites: Sequence[Rewrite]) -> None:
+@pytest.mark.parametrize("rewrites", ["bn", "all"])
+def test_of_every_opset_and_option(opset: int, rewrites: str) -> None:
     prepared_and_checked(exported(VARIANT, rewrites, opset))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
 def test_and_in_float16(model: str) -> None:
-    lowered = to_fp16(exported(replace(OF_TWO_BLOCKS, model=model), ALL))
+    lowered = to_fp16(exported(replace(OF_TWO_BLOCKS, model=model), "all"))
     prepared = prepared_and_checked(lowered)
     casts = [node for node in prepared.graph.node if "image" in node.input]
     assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)]
@@ -68,7 +59,7 @@ def test_and_in_float16(model: str) -> None:
 
 @pytest.mark.slow
 def test_int8_of_a_cpu_is_refused() -> None:
-    lowered = to_int8(exported(ModelConfig(model="cnn"), ALL), load_digits().train_images)
+    lowered = to_int8(exported(ModelConfig(model="cnn"), "all"), load_digits().train_images)
     with pytest.raises(EngineError, match=r"QuantizeLinear\): expected a type of .*_zero_point that .* found UINT8$"):
         prepared_and_checked(lowered)
 

@@ -15,7 +15,8 @@ from stub_device import make_libraries
 from tensorrt_on_a_stub import ABSENT, BINDINGS_10
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.pipeline import Form, export_checkpoint
+from export.graph import Form
+from export.pipeline import export_checkpoint
 from export.precision import lower
 from export.publishing.beside import write_beside
 from models.catalog import shipped

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from models.config import TRANSFORMER_NAMES, ModelConfig, ModelName
 from models.macs import macs_per_image
 from models.recipe import TrainingOptions
 from models.registry import build
+from models.vit import NORMS, cheaper_attention, row_attention
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
@@ -33,7 +35,7 @@ def answers(model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[t
 
 def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
     """Errors of the logits (relative to the largest) and of the gradients."""
-    return between(network(config), network(config, last_block="row"), config, training)
+    return between(network(config), network(config, attention=row_attention), config, training)
 
 
 def between(plain: nn.Module, other: nn.Module, config: ModelConfig, training: bool) -> tuple[float, float]:
@@ -48,9 +50,7 @@ def between(plain: nn.Module, other: nn.Module, config: ModelConfig, training: b
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
 def test_the_published_form_trains_absorbed_with_the_same_statistics(model: ModelName, in_training: bool) -> None:
     config = ModelConfig(model=model, depth=2)
-    absorbed = network(config)
-    absorbed.absorb()
-    assert absorbed.last_block == "all"
+    absorbed = network(config, attention=cheaper_attention)
     of_logits, of_gradients = between(plain := network(config), absorbed, config, in_training)
     assert of_logits <= 2e-6  # measured: at most 5e-7
     assert of_gradients <= 1e-6  # measured: at most 1.2e-7
@@ -82,22 +82,20 @@ def test_in_training_mode_the_last_statistics_are_those_of_cls_rows() -> None:
     "config", [replace(SMALL, pool="mean"), replace(SMALL, model="vit-dtn"), ModelConfig(model="cnn")]
 )
 def test_a_network_whose_head_reads_more_is_left_as_it_is(config: ModelConfig) -> None:
-    model = build(config, "row")
-    assert getattr(model, "last_block", "all") == "all"
-    assert not any(getattr(module, "absorbed", False) for module in model.modules())
+    model = build(config, row_attention)
+    assert not any(isinstance(module, layers.AbsorbedAttention) for module in model.modules())
 
 
 def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
     """After dropout the weights do not sum to one, so the value bias is no constant."""
     config = replace(SMALL, qkv_bias=True, dropout=0.5)
-    model = network(config)
-    attention = model.get_submodule("blocks.0.attention")
-    assert isinstance(attention, layers.Attention)
+    norm = partial(NORMS[config.model].tokens, config)
+    plain, absorbed = layers.Attention(config, norm), layers.AbsorbedAttention(config, norm)
+    absorbed.load_state_dict(plain.state_dict())
     x = torch.rand(8, 17, 16)
     for in_training in (False, True):
-        attention.train(in_training)
         found = []
-        for attention.absorbed in (False, True):
+        for attention in (plain.train(in_training), absorbed.train(in_training)):
             torch.manual_seed(0)
             found.append(attention(x))
         assert (found[0] - found[1]).abs().max() <= (0 if in_training else 1e-6)
@@ -120,12 +118,12 @@ def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.1), (2, 0.4)])
 def test_how_much_less_work_it_is(depth: int, share: float) -> None:
     model = network(ModelConfig(depth=depth))
-    assert operations(network(ModelConfig(depth=depth), last_block="row")) < share * macs_per_image(model) * 64
+    assert operations(network(ModelConfig(depth=depth), attention=row_attention)) < share * macs_per_image(model) * 64
 
 
 def test_a_training_of_the_published_form_does_less_work_too() -> None:
     config = ModelConfig(depth=2)
-    model = training._start(config, TrainingOptions(last_block="all", device="cpu"), images=100).model
+    model = training._start(config, TrainingOptions(last_block="all", device="cpu"), 100, "key").model
     assert operations(model.eval()) < 0.65 * operations(network(config))
 
 

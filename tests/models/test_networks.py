@@ -155,20 +155,16 @@ def test_positions_are_a_parameter_or_a_buffer(pos_emb, learned):
     assert ("embedding.pos_embedding" in dict(model.named_buffers())) == (not learned)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_attention_is_pytorchs(fused):
+def test_attention_is_pytorchs():
     ours, theirs = attention(), nn.MultiheadAttention(16, 2, batch_first=True).eval()
-    ours.fused = fused
     theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv.weight.data, ours.qkv.bias.data
     theirs.out_proj.load_state_dict(ours.out.state_dict())
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(x), theirs(x, x, x)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_attention_dropout_acts_in_training_alone(fused):
+def test_attention_dropout_acts_in_training_alone():
     layer = attention(dropout=0.5, heads=1, dim_head=16)
-    layer.fused = fused
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
     assert torch.equal(layer(x), layer(x))
     layer.train()

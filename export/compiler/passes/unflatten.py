@@ -79,6 +79,8 @@ class _Moving:
             case "LayerNormalization":
                 vectors = all(value is None or self.shapes.rank(value) == 1 for value in node.inputs[1:])
                 return first in self.tokens and vectors and attribute_int(node, "axis", -1) == -1
+            case "BatchNormalization":  # alone it folds as it is; a sum with its input needs both on tokens
+                return first in self.tokens and first is not None and len(first.uses()) > 1
         return node.op_type in EACH and self._each(node.inputs)
 
     def _each(self, values: Sequence[ir.Value | None]) -> bool:
@@ -107,12 +109,23 @@ class _Moving:
             moved = self._node(node, "MatMul", [given[0], weight], shape)
             if len(given) > 2 and given[2] is not None:
                 moved = self._node(node, "Add", [moved, given[2]], shape)
+        elif node.op_type == "BatchNormalization":  # of axis 1
+            rank = self.shapes.rank(tokens)
+            order, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
+            turned = self._transposed(node, tokens, order)
+            normed = self._node(node, node.op_type, [turned, *given[1:]], turned.shape, list(node.attributes.values()))
+            moved = self._transposed(node, normed, back)
         else:
             moved = self._node(node, node.op_type, given, shape, list(node.attributes.values()))
         flat = self._node(node, "Reshape", [moved, self.constants.add_integers([-1, width], "flat")], out.shape)
         ir.convenience.replace_all_uses_with(out, flat)
         self.tokens[flat] = moved
         self.changed = True
+
+    def _transposed(self, before: ir.Node, value: ir.Value, order: list[int]) -> ir.Value:
+        dims = self.shapes.dims(value)
+        perm = ir.Attr("perm", ir.AttributeType.INTS, order)
+        return self._node(before, "Transpose", [value], ir.Shape([dims[axis] for axis in order]), [perm])
 
     def _node(
         self,

@@ -1,0 +1,27 @@
+"""A PyTorch network whose attention is one fused kernel, `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import ModelConfig
+from models.layers import Attention
+from models.norms import NormFactory
+from models.registry import build
+
+
+class FusedAttention(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, N, E)
+
+
+def fused_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
+    return FusedAttention(config.block(i), norm)
+
+
+def with_fused_attention(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """The same network in eval mode; a network without attention as it is."""
+    fused = build(config, fused_attention).eval()
+    fused.load_state_dict(model.state_dict())
+    return fused

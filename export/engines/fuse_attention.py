@@ -1,0 +1,125 @@
+"""Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax.
+
+In: a graph after the compiler's passes. Out: the same answers:
+
+    s (q k') = (s q) k'              the scores' factor goes to the queries
+    (B, M, N) -> (B, 1, M, N)        absorbed attention is one head of M queries over N shared keys and values
+
+Scores of a query that all images share come from one product with a weight; they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from export.compiler.analyses.attention import given
+from export.compiler.errors import Refused, Site
+from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.constants import Constants, is_constant, number, of_type
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.prepare import settle
+
+CHANGE = "products of rank 4, with the factor in the queries"
+
+
+def fuse_attention(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    """Changes `model`; refusals name what stands where a product or a reader is expected."""
+    sites, refusals = [], []
+    for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
+        try:
+            _Attention(model.graph, softmax, Shapes(model.graph, sizes)).fuse()
+            sites.append(Site(softmax.outputs[0].name or "", "Softmax", CHANGE))
+        except Refused as reason:
+            refusals.append(reason.refusal)
+    settle(model)
+    return Outcome(tuple(sites), tuple(refusals))
+
+
+class _Attention:
+    def __init__(self, graph: ir.Graph, softmax: ir.Node, shapes: Shapes) -> None:
+        """Raises Refused."""
+        self.graph, self.softmax, self.constants = graph, softmax, Constants(graph)
+        scores, self.weights = _unshaped(softmax, shapes)
+        self.scores, self.factor = _unscaled(scores)
+        product, pooling = self.scores.producer(), [use.node for use in self.weights.uses()]
+        if product is None or product.op_type != "MatMul" or is_constant(product.inputs[1]):
+            found = product.op_type if product is not None else "graph input"
+            raise Refused(self.scores.name or "", found, "expected a product of queries and keys")
+        if [node.op_type for node in pooling] != ["MatMul"] or pooling[0].inputs[0] is not self.weights:
+            found = " and ".join(node.op_type for node in pooling)
+            raise Refused(softmax.outputs[0].name or "", found, "expected one product with the values")
+        self.product, self.pooling = product, pooling[0]
+        self.rank = len(shapes.dims(self.scores))
+        if self.rank not in (3, 4):
+            raise Refused(self.scores.name or "", "MatMul", f"expected scores of rank 3 or 4, found {self.rank}")
+        width = shapes.static(self.pooling.outputs[0], -1)
+        if self.rank == 3 and width is None:
+            raise Refused(self.pooling.outputs[0].name or "", "MatMul", "expected values of a known width")
+        self.width = width or 0
+
+    def fuse(self) -> None:
+        if self.factor != 1:
+            dtype = self.scores.dtype or ir.DataType.FLOAT
+            factor = self.constants.add(np.array(self.factor), f"{self.scores.name}_factor", dtype)
+            self._feed(self.product, 0, "Mul", factor)
+        self.softmax.replace_input_with(0, self.scores)
+        self.softmax.attributes["axis"] = ir.AttrInt64("axis", -1)
+        self.softmax.outputs[0].shape = self.scores.shape
+        self.pooling.replace_input_with(0, self.softmax.outputs[0])
+        if self.rank == 3:
+            axis = self.constants.add_integers([1])
+            for node, position in ((self.product, 0), (self.product, 1), (self.pooling, 1)):
+                self._feed(node, position, "Unsqueeze", axis)
+            pooled = self.pooling.outputs[0]
+            sizes = self.constants.add_integers([0, -1, self.width])
+            readers, joined = list(pooled.uses()), self._node("Reshape", pooled, sizes)
+            self.graph.insert_after(self.pooling, joined)
+            for use in readers:
+                use.node.replace_input_with(use.idx, joined.outputs[0])
+            for stale in (self.scores, self.softmax.outputs[0], pooled):
+                stale.shape = None
+
+    def _feed(self, node: ir.Node, position: int, operator: str, second: ir.Value) -> None:
+        """Puts a new node before an input."""
+        new = self._node(operator, given(node, position), second)
+        self.graph.insert_before(node, new)
+        node.replace_input_with(position, new.outputs[0])
+
+    def _node(self, operator: str, value: ir.Value, second: ir.Value) -> ir.Node:
+        new = ir.node(operator, [value, second])
+        new.outputs[0].name = new.name = self.constants.name(f"{value.name}_{operator}")
+        of_type(new.outputs[0], value.dtype)
+        return new
+
+
+def _unshaped(softmax: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
+    """Scores and weights outside a pair of Reshapes around the Softmax that leave its axis. Raises Refused."""
+    scores, weights = given(softmax, 0), softmax.outputs[0]
+    rank = shapes.rank(scores)
+    if (axis := attribute_int(softmax, "axis", -1)) not in (-1, rank - 1):
+        raise Refused(weights.name or "", "Softmax", f"expected its last axis, found {axis}")
+    shaped, readers = scores.producer(), [use.node for use in weights.uses()]
+    if shaped is None or [node.op_type for node in (shaped, *readers)] != ["Reshape", "Reshape"]:
+        return scores, weights
+    before, after = shapes.dims(given(shaped, 0)), shapes.dims(readers[0].outputs[0])
+    back = len(before) == len(after) and all(map(same, before, after))
+    if back and same(before[-1], shapes.dims(scores)[-1]):
+        return given(shaped, 0), readers[0].outputs[0]
+    return scores, weights
+
+
+def _unscaled(scores: ir.Value) -> tuple[ir.Value, float]:
+    """The scores before a number multiplies or divides them, and the factor."""
+    node = scores.producer()
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return scores, 1.0
+    first, second = given(node, 0), given(node, 1)
+    value, other = (second, first) if is_constant(first) and node.op_type == "Mul" else (first, second)
+    factor = number(other) if is_constant(other) else None
+    if not factor:
+        return scores, 1.0
+    return value, factor if node.op_type == "Mul" else 1 / factor

@@ -1,0 +1,29 @@
+"""What each pass of the compiler did, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from export.compiler.operators.costs import Work
+from export.compiler.pipeline import Step
+
+
+def step_lines(before: str, work: Work, of: str, steps: Sequence[Step]) -> Iterator[str]:
+    """`before`, `work`: the network as it was, and its multiply-accumulates `of` what they are counted."""
+    wide = 25 if work.uncounted else 16
+    yield f"  {before:16}{_counted(work):>{wide}} multiply-accumulates{of}"
+    if work.uncounted:
+        names = f"{', '.join(work.uncounted[:3])}{' …' if len(work.uncounted) > 3 else ''}"
+        yield f"  {'not counted':16}{len(work.uncounted):>{wide}}  {names}"
+    for step in steps:
+        if step.left_out:
+            yield f"  {step.name:16}{'left out':>{wide}}  {step.left_out}"
+            continue
+        places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
+        yield f"  {step.name:16}{_counted(step.work):>{wide}}  {places}{step.sites[0]}{' …' if places else ''}"
+        if step.stopped:
+            yield f"  {'':16}{'stopped at':>{wide}}  {step.stopped}"
+
+
+def _counted(work: Work) -> str:
+    return f"{'at least ' if work.uncounted else ''}{work.macs:,}"

@@ -1,0 +1,134 @@
+"""Our networks on the compiler's road: any geometry in any form, what is left of their work, and what is refused."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, network, plain
+
+from export.errors import RewriteError
+from export.graph import Form, check_network, export, rewrite
+from models.config import MODEL_NAMES, ModelConfig
+from models.norms import anneal
+from models.registry import build, randomise_norms
+
+FORMS = [Form("bn"), Form("all"), Form("none", fuse_attention=True), Form("all", fuse_attention=True)]
+NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=25)
+@given(geometries(), st.sampled_from(FORMS), st.integers(0, 1000))
+def test_any_geometry_in_any_form(config: ModelConfig, form: Form, seed: int) -> None:
+    done = rewrite(plain(config, seed), form)
+    assert error(config, done, seed) <= 1e-10  # measured: at most 1e-14
+    assert done.steps[-1].macs <= done.macs
+    norms = Counter(node.op_type for node in done.model.graph)["BatchNormalization"]
+    assert not norms or form.rewrites == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [*FOLD, "cnn", "dnn", "dnnbn"])
+@pytest.mark.parametrize("form", FORMS[:2], ids=["bn", "all"])
+def test_every_network_folds(model: str, form: Form) -> None:
+    config = replace(SMALL, model=model) if model in FOLD else ModelConfig(model=model)
+    done = rewrite(plain(config), form)
+    counts = Counter(node.op_type for node in done.model.graph)
+    assert counts["BatchNormalization"] == 0
+    assert counts["Mul"] == (1 if model in ("vit", "vitbnffn") else 0), "the 1/255 before a LayerNorm"
+    assert counts["LayerNormalization"] == {"vit": 7, "vitbnffn": 5}.get(model, 0)
+    assert error(config, done) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "macs"),
+    [
+        (ModelConfig(depth=1), 63_360),
+        (ModelConfig(depth=6), 8_593_024),
+        (ModelConfig(model="vit", depth=6), 8_593_024),
+        (NARROW, 218_752),
+        (replace(NARROW, depth=2), 3_496_576),
+        (replace(NARROW, depth=2, qkv_bias=True), 3_496_576),
+        (ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)), 559_936),
+    ],
+    ids=["one block", "six", "vit", "narrow", "two narrow", "biases", "late"],
+)
+def test_the_work_that_is_left(config: ModelConfig, macs: int) -> None:
+    """What the rewriter of PyTorch modules left before."""
+    assert rewrite(plain(config), Form("all")).steps[-1].macs <= macs
+
+
+@pytest.mark.parametrize("model", NEVER_FOLD)
+def test_a_norm_that_looks_at_each_image_anew_is_refused_by_name_and_left_out(model: str) -> None:
+    config = replace(SMALL, model=model)
+    with pytest.raises(RewriteError, match=r"patch_norm: expected an affine map in eval mode, found .* statistics"):
+        check_network(network(config), folds=True)
+    check_network(network(config), folds=False)
+
+
+def test_a_norm_that_was_still_changing_is_refused_by_name_with_and_without_rewrites() -> None:
+    changing = checkpoint(replace(SMALL, model="vit-prepbn"))
+    anneal(changing.model, 0.25)
+    for form in (Form("none"), Form("bn"), Form("all")):
+        with pytest.raises(RewriteError, match=r"patch_norm: expected no LayerNorm .* of 0\.688; train to the end"):
+            export(changing, form)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "found"),
+    [
+        ("blocks.0.ffn.linear1.weight", float("nan"), "expected finite numbers, found nan"),
+        ("head.bias", float("-inf"), "expected finite numbers, found -inf"),
+        ("blocks.1.attention.norm.norm.running_var", float("inf"), "expected finite numbers, found inf"),
+        ("norm.norm.running_var", -1.0, "expected variances of at least 0, found -1.0"),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(tensor: str, value: float, found: str) -> None:
+    broken = checkpoint(SMALL)
+    broken.model.state_dict()[tensor].flatten()[0] = value
+    with pytest.raises(RewriteError, match=f"{tensor}: {found}"):
+        export(broken)
+
+
+@pytest.mark.slow
+def test_a_norm_with_nothing_linear_beside_it_is_refused_by_name() -> None:
+    network = checkpoint(SMALL)
+    network.model.get_submodule("blocks.0.ffn").add_module("dropout1", torch.nn.BatchNorm1d(17).eval())
+    with pytest.raises(RewriteError, match="expected a linear layer beside this BatchNormalization, found none"):
+        export(network)
+
+
+@pytest.mark.slow
+def test_the_callers_network_and_graph_are_left_alone() -> None:
+    before = checkpoint(SMALL)
+    weights = {name: tensor.clone() for name, tensor in before.model.state_dict().items()}
+    proto = plain(SMALL)
+    data = proto.SerializeToString()
+    rewrite(proto, Form("all", fuse_attention=True))
+    export(before, Form("all"))
+    assert proto.SerializeToString() == data
+    assert all(torch.equal(weights[name], tensor) for name, tensor in before.model.state_dict().items())
+
+
+@pytest.mark.parametrize("model", [name for name in MODEL_NAMES if name != "dnn"])
+def test_randomised_norms_are_no_identity(model: str) -> None:
+    """The tests above rely on this."""
+    config = ModelConfig(model=model, depth=1)
+    torch.manual_seed(0)
+    fresh = build(config).eval()
+    x = torch.rand(3, 1, 28, 28)
+    with torch.inference_mode():
+        before = fresh(x)
+        randomise_norms(fresh)
+        assert (fresh(x) - before).abs().max() > 1e-2
+
+
+def test_steps_name_places() -> None:
+    done = rewrite(plain(SMALL), Form("bn"))
+    folding, *_ = done.steps
+    assert [step.name for step in done.steps] == ["fold-affine", "carry-biases", "tidy"]
+    assert len(folding.sites) == 10

@@ -21,7 +21,7 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
     exported = export_checkpoint(TINY, Form("all"))
     assert list(tmp_path.iterdir()) == []
     assert exported.artifact.data == exported.onnx
-    assert exported.macs > exported.steps[-1].macs > 0
+    assert exported.work.macs > exported.steps[-1].macs > 0
     assert [each.stages for each in exported.comparisons] == ["rewritten, float64", "ONNX, float32"]
     assert exported.images.note is None
 

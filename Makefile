@@ -11,7 +11,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 1
 setup: .venv/installed
 
 # With the hashes of the files on PyPI, which another index need not have, nor another Python or machine.
-PUBLIC_INDEX = ! $(BIN)/python -m pip config list | grep -qE 'index-url|no-index|find-links'
+PUBLIC_INDEX = ! $(BIN)/python -m pip config list | grep -E 'index-url|no-index|find-links' >/dev/null
 LOCKED_PYTHON = $(BIN)/python -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform.machine()) != (3, 11, "x86_64"))'
 
 # A set-up that broke off leaves no stamp, so the next run repeats it.

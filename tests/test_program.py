@@ -52,7 +52,7 @@ def test_a_mistyped_command_suggests_the_nearest() -> None:
     assert "No such command 'infr'. Did you mean 'infer'?" in output
 
 
-@pytest.mark.parametrize(("command", "names"), [("export", "'vit', 'cnn'"), ("train", "'dnnbn'")])
+@pytest.mark.parametrize(("command", "names"), [("export", "'garments', 'garments-cnn'"), ("train", "'dnnbn'")])
 def test_a_mistyped_model_suggests_the_nearest(command: str, names: str) -> None:
     code, output = run(command, "--model", "vitbm")
     assert code == 2

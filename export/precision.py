@@ -147,11 +147,15 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
-    constants = {tensor.name for tensor in graph.initializer}
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
-    weighted = [node for node in products if any(name in constants for name in node.input)]
+    weighted = [node for node in products if any(name in ranks for name in node.input)]
     activations = [node for node in products if node not in weighted]
-    return [node.name for node in (*activations, weighted[0], weighted[-1])]
+    # ONNX Runtime's int8 product takes no weights of each head, which have three axes, with a scale for each column.
+    headed = [
+        node for node in weighted if node.op_type == "MatMul" and any(ranks.get(name, 0) > 2 for name in node.input)
+    ]
+    return list(dict.fromkeys(node.name for node in (*activations, *headed, weighted[0], weighted[-1])))
 
 
 class _Calibration:

@@ -1,7 +1,7 @@
 """What `vitbn train --dataset FOLDER` reaches without an option, beside scikit-learn on the same pixels.
 
-In: a dataset with a name, of which folders of so many pictures are drawn, each class alike. Out: a table. The folder's
-training pictures train all three; the dataset's own test images judge them.
+In: a dataset with a name and numbers of pictures. A folder of that size is drawn from it, with as many pictures in each
+class. Out: a table. The folder's training pictures train all three; the dataset's own test images judge them.
 
 python benchmarks/studies/own_pictures.py --pictures 60 --pictures 300 --seeds 3
 """

@@ -80,6 +80,7 @@ STUDIES: dict[str, Study] = {
         epochs=30,
         hours=4.8,
         quick=Extent(epochs=3, train_images=2000, test_images=1000),
+        datasets=("mnist", "fashion-mnist"),
         reference={"depth": "6", "model": "vit"},
     ),
     "depths": Study(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 LETTERS_PER_INCH = 18  # of a footnote
+PANELS_IN_A_ROW = 3  # more would shrink the letters, since pages have one width
 
 NAMES: dict[ModelName, str] = {
     "vit": "ViT",
@@ -44,9 +45,9 @@ STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "vit-prepbn": ("#CC79A7", "-", "P"),
     "vit-un": ("#009E73", (0, (4, 1)), "D"),
     "vit-dfn": ("#56B4E9", (0, (2, 1)), "X"),
-    "vit-dtn": ("#E69F00", (0, (5, 2)), "s"),
-    "vit-minmax": ("#56B4E9", (0, (1, 1)), "v"),
-    "vit-zscore": ("#D55E00", (0, (5, 1.5, 1, 1.5)), "D"),
+    "vit-dtn": ("#7F4F24", (0, (5, 2)), "p"),
+    "vit-minmax": ("#7B3294", (0, (1, 1)), "<"),
+    "vit-zscore": ("#7A7A7A", (0, (5, 1.5, 1, 1.5)), "*"),
     "cnn": ("#009E73", (0, (1, 1.5)), "D"),
     "dnn": ("#000000", "-", "o"),
     "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
@@ -67,8 +68,14 @@ def row_of_panels(
     """Labels x and y include units."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
-    row = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    columns = min(len(titles), PANELS_IN_A_ROW)
+    rows = -(-len(titles) // columns)
+    inches = size or (max(8.0, 2.2 + 2.9 * columns), 0.4 + 3.5 * rows)
+    figure = Figure(figsize=inches, layout="constrained", dpi=DPI)
+    every = figure.subplots(rows, columns, sharex=size is None, sharey=True, squeeze=False)
+    row = every.ravel()[: len(titles)]
+    for empty in every.ravel()[len(titles) :]:
+        empty.set_axis_off()
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     letters = int(LETTERS_PER_INCH * figure.get_figwidth())
     footnote = "\n".join(textwrap.fill(line, letters) for line in footnote.splitlines())
@@ -79,7 +86,8 @@ def row_of_panels(
         axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    row[0].set_ylabel(y)
+    for first in every[:, 0]:
+        first.set_ylabel(y)
     return figure, list(row)
 
 
@@ -121,10 +129,22 @@ def accuracy_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     _three_ticks(axes.yaxis)
+    _name_scale(axes, "logarithmic in the errors")
+
+
+def _name_scale(axes: Axes, scale: str) -> None:
+    for each in axes.figure.axes:
+        if label := each.get_ylabel():
+            each.set_ylabel(f"{label}\n{scale}")
 
 
 def from_zero(axes: Axes) -> None:
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # room for the markers of the highest line
+
+
+def from_zero_log_x(axes: Axes) -> None:
+    from_zero(axes)
+    plain_ticks(axes, horizontal=True)
 
 
 def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
@@ -150,19 +170,18 @@ def _three_ticks(axis: Axis) -> None:
 def accuracy_over_cost(
     title: str, footnote: str, points: Sequence[tuple[ModelName, str, float, float]], x: str
 ) -> Figure:
-    """`points`: model, label, work or speed, test accuracy in %."""
+    """`points`: model, network, work or speed, test accuracy in %."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])
         _, labels, xs, ys = zip(*own, strict=True)
-        look = {"label": NAMES[model]}
-        if len(own) > 1:
-            beside_the_line = (5, -13) if ys[-1] > ys[0] else (5, 6)
-            for text, right, up in zip(labels, xs, ys, strict=True):
-                axes.annotate(text, (right, up), beside_the_line, textcoords="offset points", fontsize=9)
-        else:
-            look = {"label": f"{NAMES[model]}{', ' if labels[0] else ''}{labels[0]}", "linestyle": "none"}
-        axes.plot(xs, ys, **style(model) | {"markersize": 8} | look)
+        for text, right, up in zip(labels, xs, ys, strict=True):
+            place: dict[str, Any] = {"xytext": (0, 9), "ha": "left" if right == xs[-1] else "center"}
+            if len(own) == 1:
+                place = {"xytext": (-9, -3), "ha": "right"}
+            axes.annotate(text, (right, up), textcoords="offset points", fontsize=9, **place)
+        alone = {} if len(own) > 1 else {"linestyle": "none"}
+        axes.plot(xs, ys, **style(model) | {"markersize": 8, "label": NAMES[model]} | alone)
     axes.margins(0.14)
     plain_ticks(axes, horizontal=True)
     accuracy_axis(axes)
@@ -185,7 +204,7 @@ def png(figure: Figure, source: str = "") -> bytes:
     return packed.getvalue()
 
 
-SCALES = {"accuracy": accuracy_axis, "log": plain_ticks, "from zero": from_zero}
+SCALES = {"accuracy": accuracy_axis, "log": plain_ticks, "from zero": from_zero, "from zero, log x": from_zero_log_x}
 
 
 @dataclass(frozen=True)
@@ -235,7 +254,7 @@ class Picture:
         for axes, lines in zip(row, self.panels.values(), strict=True):
             for line in lines:
                 label, look = _look(line)
-                looks.setdefault(label, look)
+                look = looks.setdefault(label, _unlike(looks.values(), look))
                 axes.plot(line.xs, line.ys, **look)
                 if line.low:
                     axes.fill_between(line.xs, line.low, line.high, color=look["color"], alpha=0.15, linewidth=0)
@@ -245,6 +264,12 @@ class Picture:
         SCALES[self.scale](row[0])
         legend(figure, row[0])
         return figure
+
+
+def _unlike(others: Collection[Mapping[str, Any]], look: dict[str, Any]) -> dict[str, Any]:
+    """The look, or that of another model where a line of the picture has it."""
+    free = (style(model) for model in STYLES if all(style(model)["color"] != other["color"] for other in others))
+    return look | next(free, {}) if look in others else look
 
 
 def _look(line: Line) -> tuple[str, dict[str, Any]]:

@@ -75,18 +75,15 @@ def garments(run: Run) -> bytes:
 
 
 def _frontier(run: Run, title: str) -> bytes:
-    measured = [(row["model"], _label(row), row["images_per_s"], 100 * test_accuracy(row)) for row in run.rows]
+    measured = [
+        (row["model"], PurePath(row["checkpoint"]).stem, row["images_per_s"], 100 * test_accuracy(row))
+        for row in run.rows
+    ]
     first = run.rows[0]
     rounds, images = len(first["samples_ns"]), first["images"]
     timing = f"Medians of {rounds} interleaved rounds, {images:,} images each, ONNX Runtime, all rewrites."
     speed = "images a second, rewritten, on this machine"
     return png(accuracy_over_cost(title, f"{timing}\n{_machine(run)}.", measured, speed))
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    """What the checkpoint's name says beyond its model, else the depth."""
-    added = PurePath(row["checkpoint"]).stem.removeprefix(row["model"]).strip("-")
-    return added or (f"depth {row['depth']}" if row["depth"] else "")
 
 
 def foreign(run: Run) -> bytes:

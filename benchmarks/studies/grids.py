@@ -30,7 +30,7 @@ class Study:
     """`axes`: by the option that picks choices, outermost first; `fixed`: fields of all runs.
 
     `hours`: of all runs with one seed, on one thread. `reference`: the choices whose times are divided by the others'.
-    `panel` and `x`: the axes of the pictures, if not the first axis and the epoch.
+    `x`: the axis of the pictures, if not the epoch; the first of several axes has a panel for each choice.
     """
 
     question: str
@@ -42,7 +42,6 @@ class Study:
     test_batch: int = 5000
     datasets: Sequence[str] = ("mnist",)
     reference: dict[str, str] = field(default_factory=dict)
-    panel: str = ""
     x: str = "epoch"
 
 
@@ -140,7 +139,6 @@ STUDIES: dict[str, Study] = {
         quick=Extent(epochs=2, train_images=1200, test_images=500),
         fixed=RECIPE | {"lr": 0.003},
         test_batch=100,
-        panel="network",
     ),
     "six-blocks": Study(
         "How accurate are the published networks of six blocks, all trained with one recipe?",
@@ -150,7 +148,6 @@ STUDIES: dict[str, Study] = {
         quick=Extent(epochs=2, train_images=1200, test_images=500),
         fixed=RECIPE | {"lr": 0.0015, "depth": 6},
         test_batch=100,
-        panel="network",
     ),
     "recipe": Study(
         "What does each part of the recipe bring to a network of one block? Each row has the parts above it too.",
@@ -171,7 +168,6 @@ STUDIES: dict[str, Study] = {
             **{"batch_size": 128, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0, "hold_out": 5000},
         },
         test_batch=100,
-        panel="parts",
     ),
     "optimised": Study(
         "How do the models compare when each is trained at its own searched learning rate and batch size?",

@@ -117,7 +117,7 @@ def _spread(percents: Iterable[float]) -> str | None:
 def pictures(result: Result) -> dict[str, Picture]:
     """Accuracy and loss by epoch, or the last accuracy along an axis of three values or more."""
     study, axes = STUDIES[result["study"]], list(result["runs"][0]["at"])
-    panel = study.panel or (axes[0] if len(axes) > 1 else "")
+    panel = axes[0] if len(axes) > 1 else ""
     if study.x == "epoch":
         return {
             "accuracy": _picture(result, panel, "epoch", "test_accuracy"),

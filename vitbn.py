@@ -74,6 +74,7 @@ BENCHMARKS = {
     "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--model vitbn"),
     "faults": Entry("benchmarks.faults", "Break a server, count what its clients see.", "--scenario stub-killed"),
     "foreign": Entry("benchmarks.foreign", "Time rewritten third-party ONNX networks.", "--network bert-2x128"),
+    "steady": Entry("benchmarks.steady", "Watch whether this machine gives the same times again.", "--seconds 20"),
     "report": Entry("benchmarks.report", "Write tables of results, compare two results.", "compare OLD.json NEW.json"),
 }
 

@@ -27,6 +27,10 @@ PACKAGES = (
 )
 
 
+# A CPU's, in the kernel's names, of those that decide which precision is fast.
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve")
+
+
 def describe(threads: int, device: str) -> dict[str, Any]:
     import torch
 
@@ -34,6 +38,7 @@ def describe(threads: int, device: str) -> dict[str, Any]:
     return {
         "cpu": next(iter(_cpuinfo("model name")), platform.processor()),
         "cpu_mhz": [float(mhz) for mhz in _cpuinfo("cpu MHz")],
+        "instruction_sets": instruction_sets(),
         "cores": os.cpu_count(),
         "threads": threads,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
@@ -43,6 +48,12 @@ def describe(threads: int, device: str) -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": _commit(),
     } | gpu
+
+
+def instruction_sets() -> list[str]:
+    """Of INSTRUCTION_SETS, those of the first core; on Linux alone."""
+    flags = {*" ".join([*_cpuinfo("flags")[:1], *_cpuinfo("Features")[:1]]).split()}
+    return [name for name in INSTRUCTION_SETS if name in flags]
 
 
 def _cpuinfo(field: str) -> list[str]:

@@ -25,6 +25,7 @@ Row = Mapping[str, Any]
 No dataclass: the kinds of measurement share little. The schema names the fields of timed calls and of loads.
 """
 
+STEADY = "steady.json"  # of benchmarks/steady.py, beside the results that it speaks of
 DIRTY = "measured from a working tree with uncommitted changes"
 NO_COMMIT = "measured outside a git repository"
 
@@ -106,10 +107,18 @@ class Record:
     def run(self, interrupted: bool = False) -> Run:
         from models.environment import describe
 
-        machine = describe(self.threads, self.device)
+        machine = describe(self.threads, self.device) | self._steadiness()
         commit: str | None = machine.pop("commit")
         doubt = NO_COMMIT if commit is None else DIRTY if commit.endswith("-dirty") else None
         return Run(self.command, commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
+
+    def _steadiness(self) -> dict[str, Any]:
+        """Of the machine, where a file beside the result tells it."""
+        beside = self.path.with_name(STEADY) if self.path else None
+        if beside is None or beside == self.path or not beside.is_file():
+            return {}
+        row = read(beside).rows[0]
+        return {name: row[name] for name in ("steady", "reasons")}
 
 
 @contextmanager

@@ -59,6 +59,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
     run = runs[file]
     machine = run.machine
     where = [f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}"] if machine["cpu"] else []
+    where += ["with " + ", ".join(machine["instruction_sets"])] if machine.get("instruction_sets") else []
     where += [machine["device"]] if machine["device"] not in (None, "cpu") else []
     facts = [f"`{file}`", f"`{run.command}`" if run.command else "", f"commit {run.commit}" if run.commit else ""]
     facts += [str(run.date)[:10] if run.date else "", *where]
@@ -68,6 +69,8 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
     if slower := max((row.get("slower_rounds", 0) for row in run.rows), default=0):
         facts.append(f"up to {slower} rounds left out in which the machine was slower")
     yield f"{'; '.join(filter(None, facts))}."
+    if machine.get("reasons"):
+        yield f"**On an unsteady machine**: {'; '.join(machine['reasons'])}."
     if run.doubt:
         yield f"**To be measured again**: {run.doubt}."
     if run.interrupted:

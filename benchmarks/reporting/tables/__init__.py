@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import answers, calls, networks, served, third_party
+from benchmarks.reporting.tables import answers, calls, machine, networks, served, third_party
 from benchmarks.reporting.tables.text import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
@@ -17,6 +17,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
+        machine.steady,
     )
 } | {
     "foreign_speeds": partial(third_party.foreign, intervals=False),

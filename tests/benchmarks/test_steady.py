@@ -1,0 +1,46 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.measure.run import Record
+from benchmarks.measure.steadiness import Steadiness
+from benchmarks.steady import UNSTEADY, steady
+
+QUIET = Steadiness(2, (100.0, 101.0, 99.0), (190.0, 192.0, 188.0), (0.2, 0.201, 0.202), (1.1, 1.2, 1.1))
+
+
+def test_a_quiet_machine_is_steady() -> None:
+    assert QUIET.reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"gemm_all_threads": (120.0, 121.0, 119.0)}, "2 threads multiply 1.20 times as fast as one, expected"),
+        ({"gemm_one_thread": (100.0, 60.0, 101.0)}, "products of one thread: windows differ by 33%"),
+        ({"singles_p50_ms": (0.2, 0.3, 0.21)}, "single images: windows differ by"),
+        ({"singles_spread": (1.1, 2.0, 2.0)}, "single images: p90 is 2.00 times p50, expected at most 1.3"),
+    ],
+)
+def test_each_unsteadiness_is_named(changed: dict[str, Any], reason: str) -> None:
+    reasons = replace(QUIET, **changed).reasons()
+    assert any(told.startswith(reason) for told in reasons), reasons
+
+
+@pytest.mark.slow
+def test_the_command_tells_the_machine_and_later_results_say_it(tmp_path: Path) -> None:
+    written = tmp_path / "steady.json"
+    done = CliRunner().invoke(steady, ["--seconds", "2", "--json", str(written)])
+    row = json.loads(written.read_bytes())["rows"][0]
+    assert (done.exit_code == 0) == row["steady"]
+    assert done.exit_code in (0, UNSTEADY)
+    assert len(row["singles_p50_ms"]) >= 3
+    with steady.make_context("steady", []):
+        Record(tmp_path / "later.json", 1, "cpu").update([{"network": "any"}])
+    machine = json.loads((tmp_path / "later.json").read_bytes())["machine"]
+    assert machine["steady"] == row["steady"]
+    assert machine["reasons"] == row["reasons"]

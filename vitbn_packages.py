@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
+PACKAGES = ("common", "models", "export", "serving", "clients", "benchmarks")
 
 # Extra -> packages that it brings.
 EXTRAS = {

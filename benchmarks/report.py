@@ -22,7 +22,7 @@ def build(results: Path, check: bool) -> None:
     """Write report.md and its pictures into the folder RESULTS, by default the project's, with its other pages."""
     from benchmarks.measure.run import RunError
     from benchmarks.reporting.pages import PageError, contents, pictures
-    from models.files import write_atomically
+    from common.files import write_atomically
 
     try:
         texts = contents(results)

@@ -26,7 +26,8 @@ from typing import Any, Literal
 import click
 
 from clients.options import parse_headers
-from clients.samples import folder_of, judged, outputs, question, request
+from clients.samples import judged, outputs, question, request
+from common.repository import model_dir
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
 ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
@@ -210,7 +211,7 @@ def _ask_sample(
     server: Server, model: str, version: str, until: float, repositories: Sequence[Path]
 ) -> tuple[State, float | None, str]:
     config = server.json(f"v2/models/{model}/versions/{version}/config")
-    asked = question(config, version, folder_of(repositories, model))
+    asked = question(config, version, model_dir(repositories, model))
     header, content = request(config, asked.inputs)
     answer, length = server.ask(f"v2/models/{model}/versions/{version}/infer", header + content, len(header), until)
     return judged(asked.expected, outputs(answer, length))

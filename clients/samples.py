@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import base64
 import json
-import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -22,9 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from common.repository import MANIFEST_FILE, SAMPLE_FILE, Damaged, read_manifest, versions
+from common.sample import Sample
+
 Array = NDArray[np.generic]
 
-SAMPLE_FILE, MANIFEST_FILE = "sample.npz", "manifest.json"
 DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 DTYPES |= {f"{sign}INT{size}": f"<{sign.lower() or 'i'}{size // 8}" for sign in ("", "U") for size in (8, 16, 32, 64)}
 BYTES = {"BF16": 2, "STRING": 4}  # a string's length
@@ -34,7 +35,7 @@ LOGIT_TOLERANCE = 0.01
 SHARED_BATCH_TOLERANCE = 0.02
 
 Judged = tuple[Literal["right", "wrong", "not compared"], float | None, str]  # state, largest error, reason
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (Damaged, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def question(config: Mapping[str, Any], version: str, model_dir: Path | None) ->
 def _others(model_dir: Path, version: str) -> Iterator[str]:
     """Newest first."""
     with suppress(OSError):
-        names = [path.name for path in model_dir.iterdir() if path.name.isdecimal() and path.name != version]
-        yield from sorted(names, key=int, reverse=True)
+        yield from (str(number) for number in reversed(versions(model_dir)) if str(number) != version)
 
 
 def _stored_beside(config: Mapping[str, Any], folder: Path) -> Question | None:
@@ -92,16 +92,13 @@ def _stored_beside(config: Mapping[str, Any], folder: Path) -> Question | None:
 
 
 def _read(config: Mapping[str, Any], folder: Path) -> Question | None:
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    with np.load(folder / SAMPLE_FILE, allow_pickle=False) as held:
-        arrays = {name: held[name] for name in held.files}
+    manifest, sample = read_manifest(folder / MANIFEST_FILE), Sample.read(folder / SAMPLE_FILE)
     rows = slice(config.get("max_batch_size") or None)
-    inputs = {name.removeprefix("in:"): array[rows] for name, array in arrays.items() if name.startswith("in:")}
-    outputs = {name.removeprefix("out:"): array[rows] for name, array in arrays.items() if name.startswith("out:")}
+    inputs = {name: array[rows] for name, array in sample.inputs.items()}
     served = {each["name"] for each in config["output"]}
     expected = {
-        name: Expected(array, _tolerance(manifest, config, name, array))
-        for name, array in outputs.items()
+        name: Expected(array[rows], _tolerance(manifest, config, name, array[rows]))
+        for name, array in sample.outputs.items()
         if name in served
     }
     return Question(inputs, expected) if inputs and expected else None
@@ -206,8 +203,3 @@ def _largest_error(name: str, expected: Array, found: Array) -> float:
 
 def _same_class(expected: Array, found: Array) -> bool:
     return bool((expected.argmax(-1) == found.reshape(expected.shape).argmax(-1)).all())
-
-
-def folder_of(repositories: Sequence[Path], model: str) -> Path | None:
-    """The first repository wins, as in Triton."""
-    return next((each / model for each in repositories if (each / model).is_dir()), None)

@@ -1,8 +1,12 @@
 """Errors of the stage; the compiler, which imports nothing else of ours, has their root."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.repository import Damaged
 from export.compiler.errors import ExportError
 
-__all__ = ["ExportError", "PublishError", "RewriteError", "Unavailable", "reason"]
+__all__ = ["ExportError", "PublishError", "RewriteError", "Unavailable", "as_published"]
 
 
 class Unavailable(ExportError):
@@ -17,8 +21,10 @@ class PublishError(ExportError):
     """A file or a repository that is not as expected."""
 
 
-def reason(error: Exception) -> str:
-    """Why a file could not be read, without Python's class names."""
-    if isinstance(error, KeyError):
-        return f"no {error}"
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+@contextmanager
+def as_published() -> Iterator[None]:
+    """Turns Damaged into PublishError."""
+    try:
+        yield
+    except Damaged as error:
+        raise PublishError(str(error)) from error

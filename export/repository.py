@@ -121,8 +121,8 @@ def publish(
 ) -> None:
     """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`."""
     with _errors():
+        from common.repository import ONNX_FILE
         from export.publishing import publish as publishing
-        from export.publishing.artifact import ONNX_FILE
         from export.publishing.promote import activate, served
         from export.publishing.triton_config import Serving
 
@@ -217,8 +217,8 @@ OPERATING = ".operating"  # lock, held until the server has loaded or refused th
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
+    from common.repository import versions
     from export.publishing.promote import served
-    from export.publishing.publish import versions
 
     configured = served(model_dir)
     answering = configured if loaded is None else loaded.get(model_dir.name, [])
@@ -229,8 +229,8 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 
 def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
     """With the name of its network; a network of another origin needs `name`."""
+    from common.repository import ONNX_FILE
     from export.errors import PublishError
-    from export.publishing.artifact import ONNX_FILE
     from export.publishing.beside import read_beside
 
     beside = file.with_suffix(".json")
@@ -339,9 +339,9 @@ def _no_problems(repository: Path, problems: int) -> None:
 
 
 def _worth(version_dir: Path) -> str:
+    from common.repository import SAMPLE_FILE
     from export.errors import PublishError
     from export.publishing.artifact import read_version
-    from export.publishing.manifest import SAMPLE_FILE
 
     try:
         manifest = read_version(version_dir).manifest

@@ -14,6 +14,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from common.files import sha256
+from common.repository import ONNX_FILE
+from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import (
@@ -32,13 +35,10 @@ from export.compiler.proof.compare import Comparison, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner, session
-from export.publishing.artifact import ONNX_FILE
 from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
 from export.publishing.manifest import Origin
-from export.publishing.sample import Sample
 from export.timing import Timed, time_both
-from models.files import sha256
 
 
 @dataclass(frozen=True)

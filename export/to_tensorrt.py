@@ -92,10 +92,10 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
+    from common.repository import ONNX_FILE
     from export.errors import PublishError
     from export.graph import Form
     from export.pipeline import export_checkpoint
-    from export.publishing.artifact import ONNX_FILE
     from export.publishing.beside import read_beside
 
     if onnx_file:

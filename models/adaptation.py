@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from common.files import typed_command
 from models import checkpoint
 from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
-from models.files import typed_command
 from models.metrics import DATASET, Metrics
 from models.vit import LastBlock, VisionTransformer, row_attention
 

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from common.files import sha256, write_atomically
 from models import metrics as metrics_json
 from models.config import ConfigError, ModelConfig
-from models.files import sha256, write_atomically
 from models.metrics import Metrics, MetricsError
 from models.reference import UnknownLayoutError, from_reference
 from models.registry import build

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from common.files import sha256, write_atomically
 from models import checkpoint
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset
 from models.evaluation import TEST_BATCH
-from models.files import sha256, write_atomically
 from models.recipe import TrainingError, TrainingOptions
 from models.registry import channels_last
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.files import write_atomically
+from common.files import write_atomically
 from models.recipe import Epoch, TrainingError
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None)
 
 def _check_writable(output: Path) -> None:
     """Raises OSError now, not after the first epoch. Writes nothing: missing folders are made later."""
-    from models.files import naming
+    from common.files import naming
 
     with naming(output):
         TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()

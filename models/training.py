@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.files import typed_command, write_atomically
 from models import checkpoint
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
@@ -34,7 +35,6 @@ from models.evaluation import (
     measure_calibration,
     on_device,
 )
-from models.files import typed_command, write_atomically
 from models.metrics import Metrics
 from models.norms import anneal, start_skips
 from models.recipe import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs

@@ -13,6 +13,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
+from common.repository import model_dir
 from serving.control import SPLIT_BY_SHELL
 from serving.key import GRPC_PREFIX
 
@@ -72,7 +73,7 @@ class ServerOptions:
 
     def folder(self, model: str) -> Path | None:
         """The first repository wins."""
-        return next((each / model for each in self.repositories if (each / model).is_dir()), None)
+        return model_dir(self.repositories, model)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -153,10 +154,10 @@ def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
     return int(text)
 
 
-def check_name(model_dir: Path) -> None:
+def check_name(folder: Path) -> None:
     """Raises ValueError for a model that Triton cannot load, and then never ends."""
-    if SPLIT_BY_SHELL.search(model_dir.name):
-        raise ValueError(f"{model_dir}: expected a name without blanks and signs of a shell, found {model_dir.name!r}")
+    if SPLIT_BY_SHELL.search(folder.name):
+        raise ValueError(f"{folder}: expected a name without blanks and signs of a shell, found {folder.name!r}")
 
 
 def _keys(guards: Iterable[str]) -> dict[str, str]:

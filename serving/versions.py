@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.repository import Damaged, is_ours, versions
 from serving.acts import Acts
 from serving.arguments import ServerOptions
 from serving.healing import ServerLost
 from serving.prober import Failure
-from serving.whole import Broken, Plan, check_version, is_ours, plan, present_versions, state
+from serving.whole import Plan, check_version, plan, state
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
 
@@ -111,7 +112,7 @@ class Versions:
             return []
         try:
             check_version(folder / str(number))
-        except Broken as error:
+        except Damaged as error:
             return [Failure(name, number, str(error), broken=True)]
         return []
 
@@ -126,5 +127,5 @@ class Versions:
 
 def _present(folder: Path) -> list[int]:
     with suppress(OSError):
-        return present_versions(folder)
+        return versions(folder)
     return []

@@ -76,7 +76,7 @@ def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Call
 def test_no_module_shadows_another_when_run_as_a_script() -> None:
     """A script's own folder is first on its import path."""
     files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    folders = {"models", "export", "serving", "clients", "benchmarks"}
+    folders = {"common", "models", "export", "serving", "clients", "benchmarks"}
     siblings = {
         Path(line).stem
         for line in files.stdout.splitlines()

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FLOORS = {"vitbn_packages": 0, "models": 1, "serving": 1, "clients": 1, "export": 2, "benchmarks": 3, "vitbn": 4}
+FLOORS = {
+    "vitbn_packages": 0,
+    "common": 0,
+    "models": 1,
+    "serving": 1,
+    "clients": 1,
+    "export": 2,
+    "benchmarks": 3,
+    "vitbn": 4,
+}
 
 
 def modules(root: Path) -> dict[str, Path]:

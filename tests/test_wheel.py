@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("models", "export", "serving", "clients", "benchmarks")
+PARTS = ("common", "models", "export", "serving", "clients", "benchmarks")
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "vitbn.py", "vitbn_packages.py")
 OLDEST_SETUPTOOLS = 77  # pyproject.toml
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import click
 
 T = TypeVar("T")
-OURS = ("models", "export", "serving", "clients", "benchmarks")
+OURS = ("common", "models", "export", "serving", "clients", "benchmarks")
 
 
 def note(line: str) -> None:

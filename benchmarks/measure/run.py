@@ -95,7 +95,7 @@ class Record:
 
     def update(self, rows: Sequence[Row], limits: Mapping[str, Any] | None = None, interrupted: bool = False) -> None:
         """Writes the file at once: an interrupted run keeps its measurements."""
-        from models.files import write_atomically
+        from common.files import write_atomically
 
         self.rows, self.limits = rows, limits or self.limits
         if self.path:

@@ -15,7 +15,7 @@ from benchmarks.reporting.tables.text import Table
 from benchmarks.studies.page import StudyError
 from benchmarks.studies.published import PICTURES, TABLES
 from benchmarks.studies.results import Results
-from models.files import write_atomically
+from common.files import write_atomically
 
 
 def rows_of(name: str, results: Results) -> list[list[str]]:

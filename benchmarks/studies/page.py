@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.reporting.figures import png
 from benchmarks.reporting.tables.text import Table
-from models.files import write_atomically
+from common.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.grids import Extent, Fields, Study
 from benchmarks.studies.page import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
+from common.files import write_atomically
 from models.catalog import SHIPPED, relative, shipped
 from models.config import ConfigError, ModelConfig
-from models.files import write_atomically
 
 if TYPE_CHECKING:
     from models.data import Dataset

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.files import write_atomically
 from models.config import TRANSFORMER_NAMES, Augmentation, ModelName
-from models.files import write_atomically
 
 if TYPE_CHECKING:
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig

@@ -31,9 +31,9 @@ from benchmarks.studies.search import (
     read,
     write,
 )
+from common.files import write_atomically
 from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
-from models.files import write_atomically
 from models.recipe import DEVICES
 
 SEARCHES = Path("searches")

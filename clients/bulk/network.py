@@ -6,8 +6,6 @@ temperature. Out: labels and probabilities.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from numpy.typing import NDArray
 from clients.description import describe
 from clients.errors import ModelMismatch, ModelNotFound
 from clients.prediction import top_probabilities
+from common.files import sha256
+from common.repository import CONFIG_FILE, MANIFEST_FILE, Damaged, read_config, read_listed, served_versions, versions
 
 BATCH_SIZE = 256  # on a CPU larger batches leave the cache
 _INPUT, _OUTPUT = "image", "logits"
@@ -35,12 +35,12 @@ def find_model(path: Path) -> ModelFile:
     if path.is_file():
         digest = _digest(path)
         return ModelFile(str(path.resolve()), path.stem, digest[:12], digest)
-    folder = path if (path / "manifest.json").is_file() else path / str(_served_version(path))
+    folder = path if (path / MANIFEST_FILE).is_file() else path / str(_served_version(path))
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        file, expected = folder / Path(manifest["file"]).name, str(manifest["files"][manifest["file"]])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error!r}") from error
+        listed = read_listed(folder)
+    except Damaged as error:
+        raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error.found}") from error
+    file, expected = folder / listed.file, listed.files[listed.file]
     if (digest := _digest(file)) != expected:
         raise ModelMismatch(f"{file}: expected the SHA-256 {expected}, found {digest}")
     return ModelFile(str(file.resolve()), folder.resolve().parent.name, folder.name, digest)
@@ -48,25 +48,19 @@ def find_model(path: Path) -> ModelFile:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256(path)
     except OSError as error:
         raise ModelNotFound(f"{path}: expected a model, found {error.strerror}") from error
 
 
 def _served_version(folder: Path) -> int:
     """The highest that config.pbtxt serves."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2 as pb
-
     try:
-        config = text_format.Parse((folder / "config.pbtxt").read_text(), pb.ModelConfig())
-        present = [int(each.name) for each in folder.iterdir() if each.name.isdecimal() and each.is_dir()]
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        served = served_versions(read_config(folder / CONFIG_FILE), versions(folder))
+    except Damaged as error:
         raise ModelNotFound(
-            f"{folder}: expected an ONNX file, a model's folder or a version's, found {' '.join(str(error).split())}"
+            f"{folder}: expected an ONNX file, a model's folder or a version's, found {error.found}"
         ) from error
-    specific = set(config.version_policy.specific.versions)
-    served = [each for each in present if not specific or each in specific]
     if not served:
         raise ModelNotFound(f"{folder}: expected a version, found none")
     return max(served)
@@ -82,7 +76,7 @@ class Network:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # it keeps a copy of all activations for every batch size
         data = Path(model.path).read_bytes()
-        if (digest := hashlib.sha256(data).hexdigest()) != model.sha256:
+        if (digest := sha256(data)) != model.sha256:
             raise ModelMismatch(f"{model.path}: expected the SHA-256 {model.sha256}, found {digest}")
         self.model = model
         try:

@@ -20,14 +20,15 @@ import numpy as np
 import onnx
 from onnx import shape_inference
 
+from common.repository import ONNX_FILE, PLAN_FILE
+from common.sample import Sample
 from export.engines.gpu import Gpu
 from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier
 from export.errors import ExportError
 from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
-from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, classifier_artifact
+from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Plan, Profile
-from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 

@@ -12,27 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.errors import PublishError
+from common.files import sha256
+from common.repository import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, check_hash
+from common.sample import Sample
+from export.errors import PublishError, as_published
 from export.publishing.manifest import (
-    MANIFEST_FILE,
-    SAMPLE_FILE,
     Manifest,
     Network,
     Origin,
     Tensor,
     read_manifest,
 )
-from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
-from models.files import sha256
 
 if TYPE_CHECKING:
     import onnx
 
     from export.equivalence import Images
-
-ONNX_FILE = "model.onnx"
-PLAN_FILE = "model.plan"
 
 Content = bytes | Path
 
@@ -66,7 +62,9 @@ class Artifact:
 
     @property
     def sample(self) -> Sample:
-        return Sample.read(self.contents[SAMPLE_FILE])
+        """Raises PublishError."""
+        with as_published():
+            return Sample.read(self.contents[SAMPLE_FILE])
 
     def telling(self, facts: Mapping[str, Any] | None = None, **fields: Any) -> Artifact:
         """With more `facts`, and other `fields` of its origin."""
@@ -110,13 +108,9 @@ def onnx_artifact(proto: onnx.ModelProto, image: Images, network: Network, origi
 
 def checked(manifest: Manifest, files: Mapping[str, Path]) -> Artifact:
     """Raises PublishError for a file that is missing or has another hash."""
-    for place, expected in manifest.files.items():
-        try:
-            found = sha256(files[place])
-        except OSError as error:
-            raise PublishError(f"{files[place]}: expected {place}, found {error.strerror}") from error
-        if found != expected:
-            raise PublishError(f"{files[place]}: expected the SHA-256 {expected}, found {found}")
+    with as_published():
+        for place, expected in manifest.files.items():
+            check_hash(files[place], expected, place)
     return Artifact(manifest, files)
 
 

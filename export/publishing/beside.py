@@ -10,15 +10,16 @@ import signal
 import sys
 import tempfile
 import threading
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from common.files import naming, writing
+from common.repository import SAMPLE_FILE
+from common.sample import is_sample
 from export.errors import PublishError
 from export.publishing.artifact import Artifact, checked
-from export.publishing.manifest import SAMPLE_FILE, read_manifest
-from models.files import naming, writing
+from export.publishing.manifest import read_manifest
 
 
 def read_beside(file: Path) -> Artifact:
@@ -91,18 +92,10 @@ def _check_replaced(output: Path) -> None:
             known = read_manifest(manifest).files
         except PublishError as error:
             raise FileExistsError(f"{manifest}: expected nothing or the manifest of an export, found a file") from error
-    if sample.exists() and not _is_sample(sample):
+    if sample.exists() and not is_sample(sample):
         raise FileExistsError(f"{sample}: expected nothing or the sample of an export, found a file")
     if weights.exists() and weights.name not in known:
         raise FileExistsError(f"{weights}: expected nothing or the weights of an export, found a file")
-
-
-def _is_sample(file: Path) -> bool:
-    try:
-        with zipfile.ZipFile(file) as held:
-            return bool(held.namelist()) and all(name.startswith(("in:", "out:")) for name in held.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from export.errors import PublishError, reason
+from common import repository
+from common.files import reason
+from common.repository import SAMPLE_FILE, Listed
+from export.errors import PublishError, as_published
 from models.config import ModelConfig
-
-MANIFEST_FILE = "manifest.json"
-SAMPLE_FILE = "sample.npz"
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,9 @@ class Manifest:
     origin: Origin
 
     def __post_init__(self) -> None:
-        _check_type("file", self.file, str)
-        for place, digest in self.files.items():
-            if not isinstance(digest, str) or Path(place).is_absolute() or ".." in Path(place).parts:
-                raise ValueError(f"files {place!r}: {digest!r}")
-        if missing := sorted({self.file, SAMPLE_FILE} - self.files.keys()):
-            raise KeyError(missing[0])
+        Listed.of({"file": self.file, "files": self.files})
+        if SAMPLE_FILE not in self.files:
+            raise KeyError(SAMPLE_FILE)
         for name in self.outputs:
             tolerance = self.sample_tolerance[name]
             if tolerance is not None and not 0 <= tolerance < math.inf:  # NaN fails too
@@ -158,9 +155,11 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Raises PublishError for a missing or wrong field that config.pbtxt, `list` or `verify` reads."""
+    with as_published():
+        held = repository.read_manifest(path)
     try:
-        return _manifest(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return _manifest(held)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PublishError(f"{path}: expected the manifest of an export, found {reason(error)}") from error
 
 

@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.repository import served_versions, versions
 from export.errors import PublishError
-from export.publishing.publish import locked, read_config, remove_model, remove_version, serve, versions
-from export.publishing.triton_config import SERVED_VERSIONS, served_versions
+from export.publishing.publish import locked, read_config, remove_model, remove_version, serve
+from export.publishing.triton_config import SERVED_VERSIONS
 from serving.control import Control, ControlFailed, NotExplicit, Refused, Unreachable
 
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"

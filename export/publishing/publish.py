@@ -19,33 +19,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.errors import PublishError, reason
-from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, open_version, read_version
+from common.files import naming, reason, write_atomically, writing
+from common.repository import (
+    CONFIG_FILE,
+    LABELS_FILE,
+    MANIFEST_FILE,
+    ONNX_FILE,
+    PLAN_FILE,
+    Damaged,
+    is_ours,
+    labels_text,
+    read_labels,
+    served_versions,
+    versions,
+)
+from common.repository import read_config as repository_config
+from export.errors import PublishError
+from export.publishing.artifact import Artifact, open_version, read_version
 from export.publishing.beside import put
-from export.publishing.manifest import MANIFEST_FILE, Manifest, read_manifest
+from export.publishing.described import Version
+from export.publishing.manifest import Manifest
 from export.publishing.replay import replay
 from export.publishing.triton_config import (
-    LABELS_FILE,
+    Model,
     Serving,
-    configure,
-    describe,
+    config_pbtxt,
     engine_of,
     image_shape,
     new_config,
-    serve_versions,
-    served_versions,
-    set_limits,
-    store_probe,
     to_text,
-    warm_up,
+    warm_up_files,
 )
 from models.config import ModelConfig
-from models.files import naming, write_atomically, writing
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
-CONFIG_FILE = "config.pbtxt"
 LOCK_FILE = ".lock"
 STAGING = ".publishing-"
 MOST_LETTERS = 200  # of a model's name; a file system takes 255
@@ -61,55 +70,72 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     check_name(name)
     model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
     with locked(repository), writing(model_dir):
+        engine, held, present, default = str(serving.engine or "onnxruntime"), None, list[int](), list[int]()
         if model_dir.is_dir():
-            message = _next_config(model_dir, manifest, serving)
-            default = served_versions(message, versions(model_dir))[-1:]
-        else:
-            message, default = new_config(name, manifest, serving), []
-        _check_kind(model_dir, message, manifest)
-        if engine_of(message) == "tensorrt":
-            beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
-            set_limits(message, [*beside, manifest])
-        return _add(model_dir, artifact, message, default)
+            held, present = read_config(model_dir), versions(model_dir)
+            engine, default = engine_of(held), served_versions(held, present)[-1:]
+            _check_next(model_dir, held, manifest, serving)
+        _check_kind(model_dir, engine, manifest)
+        present.append(1 + max(present, default=0))
+        model = _model(model_dir, engine, present, default, Version(manifest, artifact.sample))
+        return _add(model_dir, artifact, model, config_pbtxt(model, serving, held))
 
 
-def _next_config(model_dir: Path, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
-    message = read_config(model_dir)
-    check_same_contract(model_dir, message, manifest)
-    if serving.engine and serving.engine != engine_of(message):
+def _check_next(model_dir: Path, held: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
+    check_same_contract(model_dir, held, manifest)
+    if serving.engine and serving.engine != engine_of(held):
         raise PublishError(
-            f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(message)}; "
+            f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(held)}; "
             "publish it under another --name"
         )
-    configure(message, manifest, serving)
-    return message
 
 
-def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
+def _model(
+    model_dir: Path, engine: str, present: Sequence[int], served: Sequence[int], new: Version | None = None
+) -> Model:
+    """`new`: the last of `present`, served beside `served`.
+
+    A broken version is left out: it must not stop a new version. Raises PublishError for a broken default, and for any
+    broken TensorRT engine, as the batch sizes of all count.
+    """
+    numbers = sorted({*served, *(present[-1:] if new else ())})
+    found: dict[int, Version] = {}
+    for number in numbers:
+        try:
+            found[number] = new if new and number == present[-1] else _version(model_dir / str(number))
+        except PublishError:
+            if engine == "tensorrt" or number == numbers[-1]:
+                raise
+    return Model(model_dir.name, present, numbers, found)
+
+
+def _version(folder: Path) -> Version:
+    artifact, sample = open_version(folder), None
+    with suppress(PublishError):
+        sample = artifact.sample
+    return Version(artifact.manifest, sample)
+
+
+def _add(model_dir: Path, artifact: Artifact, model: Model, message: pb.ModelConfig) -> Path:
     """The version first: Triton refuses a config that names a missing version."""
-    manifest, new = artifact.manifest, not model_dir.is_dir()
-    number = 1 if new else 1 + max(versions(model_dir), default=0)
-    files = warm_up(message, artifact.sample.inputs, number) if manifest.config is None else {}
-    describe(message, manifest)
-    store_probe(message, _readable(model_dir, default) | {number: artifact})
+    number, text = model.present[-1], to_text(message).encode()
 
     def write_config(folder: Path) -> None:
-        if number == 1 and manifest.config:
-            labels = "".join(f"{label}\n" for label in manifest.config.labels)
-            write_atomically(folder / LABELS_FILE, labels.encode())
-        for file, array in files.items():
+        if number == 1 and artifact.manifest.config:
+            write_atomically(folder / LABELS_FILE, labels_text(artifact.manifest.config.labels).encode())
+        for file, array in warm_up_files(message, number, artifact.sample.inputs).items():
             put(np.ascontiguousarray(array).tobytes(), folder / WARMUP / file)
-        _write_config(folder, message, [*default, number])
+        write_atomically(folder / CONFIG_FILE, text)
 
-    if new:
+    if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
-            _write_version(staging / "1", artifact, message)
+            _write_version(staging / "1", artifact, text)
             write_config(staging)
             _rename(staging, model_dir)
         return model_dir / "1"
     with _staging(model_dir) as staging:
-        _write_version(staging, artifact, message)
+        _write_version(staging, artifact, text)
         _rename(staging, model_dir / str(number))
     try:
         write_config(model_dir)
@@ -129,20 +155,16 @@ def check_name(name: str) -> None:
 def serve(model_dir: Path, served: Sequence[int]) -> None:
     """Serves exactly these versions; the highest is the default."""
     with locked(model_dir.parent):
-        _write_config(model_dir, read_config(model_dir), served)
-
-
-def versions(model_dir: Path) -> list[int]:
-    """Ascending. Ignores other folders, leading zeros and what needs over 63 bits."""
-    names = (path.name for path in model_dir.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
+        held = read_config(model_dir)
+        model = _model(model_dir, engine_of(held), versions(model_dir), served)
+        message = config_pbtxt(model, Serving(), held)
+        write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
 
 
 def is_published(model_dir: Path) -> bool:
     """Whether this project has written it; an ensemble or a foreign model has neither manifest nor `model_config`."""
     try:
-        manifests = [model_dir / str(number) / MANIFEST_FILE for number in versions(model_dir)]
-        return any(path.exists() for path in manifests) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
+        return is_ours(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
     except OSError:
         return False
 
@@ -187,16 +209,14 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2 as pb
-
+    """Raises PublishError."""
     path = model_dir / CONFIG_FILE
     try:
-        message = text_format.Parse(path.read_text(), pb.ModelConfig())
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise PublishError(f"{path}: expected the config of a published model, found {reason(error)}") from error
-    if not message.input or not message.output:
-        raise PublishError(f"{path}: expected the config of a published model, found no input or no output")
+        message = repository_config(path)
+        if not message.input or not message.output:
+            raise Damaged(path, "inputs and outputs", "no input or no output")
+    except Damaged as error:
+        raise PublishError(f"{path}: expected the config of a published model, found {error.found}") from error
     return message
 
 
@@ -206,13 +226,13 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Mani
         _check_same_tensors(model_dir, message, manifest)
     else:
         _check_same_classes(model_dir, message, manifest.config)
-    _check_kind(model_dir, message, manifest)
+    _check_kind(model_dir, engine_of(message), manifest)
 
 
 def _check_same_tensors(model_dir: Path, held: pb.ModelConfig, manifest: Manifest) -> None:
     if "model_config" in held.parameters:
         raise PublishError(f"{model_dir}: expected a foreign model, found exports; publish it under another --name")
-    message = new_config(held.name, manifest, Serving())
+    message = new_config(held.name, manifest, engine_of(held))
     for kind in ("input", "output"):
         old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(each, kind)] for each in (held, message))
         if old != new:
@@ -230,12 +250,11 @@ def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
 
 
 def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig) -> None:
-    path = model_dir / LABELS_FILE
     try:
-        labels = tuple(path.read_text().splitlines())
+        labels = read_labels(model_dir)
     except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else error
-        raise PublishError(f"{path}: expected the classes of a published model, found {found}") from error
+        path = model_dir / LABELS_FILE
+        raise PublishError(f"{path}: expected the classes of a published model, found {reason(error)}") from error
     shape = image_shape(message)
     if (shape, labels) != (config.input_shape, config.labels):
         raise PublishError(
@@ -248,35 +267,15 @@ def _shown(labels: Sequence[str]) -> str:
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
-def _check_kind(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
-    expected = PLAN_FILE if engine_of(message) == "tensorrt" else ONNX_FILE
+def _check_kind(model_dir: Path, engine: str, manifest: Manifest) -> None:
+    expected = PLAN_FILE if engine == "tensorrt" else ONNX_FILE
     if manifest.file != expected:
         raise PublishError(f"{model_dir}: expected a {expected}, found a {manifest.file}")
 
 
-def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
-    serve_versions(message, served, versions(model_dir))
-    if engine_of(message) == "tensorrt":
-        set_limits(message, [read_manifest(model_dir / str(number) / MANIFEST_FILE) for number in served])
-    describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
-    store_probe(message, _readable(model_dir, served))
-    write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
-
-
-def _readable(model_dir: Path, served: Sequence[int]) -> dict[int, Artifact]:
-    """Skips broken versions: they must not stop a new version."""
-    found = {}
-    for number in sorted(served):
-        with suppress(PublishError):
-            artifact = open_version(model_dir / str(number))
-            _ = artifact.sample
-            found[number] = artifact
-    return found
-
-
-def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """With a config, which a supervisor reads if the model's own is broken."""
-    write_atomically(folder / CONFIG_FILE, to_text(message).encode())
+def _write_version(folder: Path, artifact: Artifact, config: bytes) -> None:
+    """With the model's `config`, which a supervisor reads if the model's own is broken."""
+    write_atomically(folder / CONFIG_FILE, config)
     for place, content in artifact.contents.items():
         put(content, folder / place)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest.to_json())

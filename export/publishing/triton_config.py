@@ -1,30 +1,24 @@
-"""Manifest -> config.pbtxt, through Triton's ModelConfig protobuf, for networks of this project and any other.
+"""Manifests and options -> config.pbtxt, through Triton's protobuf, for networks of this project and any other.
 
+In: a `Model`, what is asked of its serving, its configuration until now. Out: its configuration. Touches no file.
 Source: triton-inference-server/common, protobuf/model_config.proto.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from common.repository import LABELS_FILE, ONNX_FILE
+from common.sample import Arrays
 from export.errors import PublishError
-from export.publishing.artifact import ONNX_FILE, Artifact
+from export.publishing.described import Version, described, probe
 from export.publishing.manifest import Manifest, Tensor
-from export.publishing.sample import Arrays
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.config import INPUT_NAME
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
-
-LABELS_FILE = "labels.txt"
 
 # Larger batches leave a CPU's cache. Clients split them.
 MAX_BATCH_SIZE = 256
@@ -32,8 +26,6 @@ MAX_BATCH_SIZE = 256
 INNER_BATCH = 64
 MAX_QUEUE_SIZE = 16
 STANDBY_PRIORITY = 1000  # the second instance works only while the first does
-# Of a float32 logit. A newer version may allow TF32 to older versions, which moves a logit of 10 by up to 0.005.
-PROBE_TOLERANCE = 0.01
 # Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
 # A new version and the version to fall back to.
@@ -71,26 +63,65 @@ class Serving:
     device: Literal["cpu", "cuda"] | None = None
 
 
-def new_config(name: str, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
-    """`describe`, `set_limits`, `warm_up` and `serve_versions` add what depends on the versions.
+@dataclass(frozen=True)
+class Model:
+    """What config.pbtxt tells of a model.
+
+    `present`, `served`: the numbers of its versions, ascending; the highest served version answers requests that name
+    none. `versions`: the served versions whose manifest is whole, the highest among them.
+    """
+
+    name: str
+    present: Sequence[int]
+    served: Sequence[int]
+    versions: Mapping[int, Version]
+
+    @property
+    def default(self) -> Manifest:
+        return self.versions[max(self.served)].manifest
+
+
+def config_pbtxt(model: Model, serving: Serving, held: pb.ModelConfig | None = None) -> pb.ModelConfig:
+    """`held`, the configuration until now, stays in what neither `serving` nor the versions set.
+
+    Each step owns its fields; no step needs another's. Raises PublishError.
+    """
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    message = pb.ModelConfig()
+    message.CopyFrom(held or new_config(model.name, model.default, serving.engine or "onnxruntime"))
+    asked = serving if held else _with_defaults(serving, model.default)
+    limits = _limits(model, engine_of(message), asked)
+    _set_batches(message, model.default, limits)
+    _set_warm_up(message, model, limits)
+    _set_instances(message, asked)
+    _set_optimization(message, model.default, limits)
+    _set_parameters(message, model, asked, limits)
+    _set_policy(message, model)
+    return message
+
+
+def new_config(name: str, manifest: Manifest, engine: str) -> pb.ModelConfig:
+    """Engine, tensors, and what no option sets.
 
     Triton joins requests only if all inputs and outputs share a free first axis. Raises PublishError.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    own, engine = manifest.config, serving.engine or "onnxruntime"
-    batched = _is_batched(manifest)
+    batched, own = _is_batched(manifest), manifest.config
     # OpenVINO's native backend fixes the batch unless the dims are open. Clients read `max_images`.
     open_dims = engine == "openvino"
     # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
     kind = pb.ModelInstanceGroup.KIND_CPU if open_dims else pb.ModelInstanceGroup.KIND_AUTO
     message = pb.ModelConfig(name=name, instance_group=[pb.ModelInstanceGroup(kind=kind)])
-    for added, forms in ((message.input, manifest.inputs), (message.output, manifest.outputs)):
-        _add_tensors(added, forms, batched and not open_dims)
+    message.input.extend(pb.ModelInput(**each) for each in _tensors(manifest.inputs, batched and not open_dims))
+    message.output.extend(pb.ModelOutput(**each) for each in _tensors(manifest.outputs, batched and not open_dims))
     if engine == "tensorrt":
         message.platform = "tensorrt_plan"
     else:
         message.backend = engine
+    if open_dims:
+        message.default_model_filename = ONNX_FILE  # the backend's default name differs
     if batched:
         message.max_batch_size = 0 if open_dims else MAX_BATCH_SIZE
         message.dynamic_batching.SetInParent()  # without delay: it cost every lone request 0.2 ms
@@ -104,11 +135,6 @@ def new_config(name: str, manifest: Manifest, serving: Serving) -> pb.ModelConfi
         message.parameters["enable_mem_pattern"].string_value = "0"
         if own.is_transformer:
             message.parameters["inner_batch"].string_value = str(INNER_BATCH)
-    if open_dims:
-        message.default_model_filename = ONNX_FILE  # the backend's default name differs
-    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE if own else None)
-    asked = {name: value for name, value in vars(serving).items() if value is not None}
-    configure(message, manifest, replace(defaults, **asked))
     return message
 
 
@@ -123,30 +149,89 @@ def _is_batched(manifest: Manifest) -> bool:
     return len(first) == 1 and isinstance(next(iter(first)), str)
 
 
-def _add_tensors(added: Any, forms: Mapping[str, Tensor], batched: bool) -> None:
+def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[str, Any]]:
+    """Fields of a ModelInput or ModelOutput."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     for name, form in forms.items():
-        dims = [size if isinstance(size, int) else -1 for size in form.shape[1 if batched else 0 :]]
-        entry = added.add(name=name, data_type=pb.DataType.Value(TYPES[form.dtype]), dims=dims or [1])
-        if not dims:  # a number for each row
-            entry.reshape.SetInParent()
+        dims = [size if isinstance(size, int) else -1 for size in form.shape[1 if without_batch else 0 :]]
+        entry = {"name": name, "data_type": pb.DataType.Value(TYPES[form.dtype]), "dims": dims or [1]}
+        yield entry if dims else {**entry, "reshape": pb.ModelTensorReshape()}  # a number for each row
 
 
-def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
-    """Also warms up: no user waits for memory and GPU kernels."""
+def _with_defaults(serving: Serving, manifest: Manifest) -> Serving:
+    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE if manifest.config else None)
+    return replace(defaults, **{name: value for name, value in vars(serving).items() if value is not None})
+
+
+def _limits(model: Model, engine: str, asked: Serving) -> tuple[int, int] | None:
+    """The smallest and the largest batch; None: as until now.
+
+    Every served TensorRT engine must take both; Triton refuses larger limits. Raises PublishError.
+    """
+    if engine != "tensorrt":
+        return None if asked.max_batch is None else (1, asked.max_batch)
+    engines = [each.manifest.origin.engine for each in model.versions.values()]
+    profiles = [each.profile for each in engines if each]
+    if len(profiles) < len(engines):
+        raise PublishError(f"{model.name}: expected the profile of an engine in the manifest, found none")
+    smallest, largest = max(each.min for each in profiles), min(each.max for each in profiles)
+    if smallest > largest:
+        ranges = " and ".join(f"{each.min} to {each.max}" for each in profiles)
+        raise PublishError(
+            f"{model.name}: expected engines that share a batch size, found {ranges}; publish under another --name"
+        )
+    return smallest, largest
+
+
+def _set_batches(message: pb.ModelConfig, manifest: Manifest, limits: tuple[int, int] | None) -> None:
+    if limits is None or (manifest.config and engine_of(message) == "openvino"):  # whose dims include the batch
+        return
+    if not message.max_batch_size:
+        raise PublishError(f"{message.name}: expected a common free first axis for max_batch, found none")
+    message.max_batch_size = limits[1]
+
+
+def _set_warm_up(message: pb.ModelConfig, model: Model, limits: tuple[int, int] | None) -> None:
+    """No user waits for memory and GPU kernels."""
+    if model.default.config is None:
+        _name_samples(message, model)
+    elif limits is not None:
+        message.ClearField("model_warmup")
+        message.model_warmup.extend(_zeros(message, size) for size in sorted({*limits}))
+
+
+def _zeros(message: pb.ModelConfig, size: int) -> pb.ModelWarmup:
     from tritonclient.grpc import model_config_pb2 as pb
 
-    shape, whole = image_shape(message), engine_of(message) == "openvino"  # its dims include the batch
-    if whole:
-        message.parameters["max_images"].string_value = str(largest)
-    else:
-        message.max_batch_size = largest
-    message.ClearField("model_warmup")
-    for size in sorted({smallest, largest}):
-        dims = [size, *shape] if whole else shape
-        image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
-        message.model_warmup.add(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
+    whole = engine_of(message) == "openvino"  # its dims include the batch
+    dims = [size, *image_shape(message)] if whole else image_shape(message)
+    image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
+    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
+
+
+def _name_samples(message: pb.ModelConfig, model: Model) -> None:
+    """The newest version's, as versions may differ in the shape of their inputs."""
+    newest = model.versions.get(max(model.present))
+    files = warm_up_files(message, max(model.present), newest.sample.inputs) if newest and newest.sample else {}
+    for warmup in message.model_warmup:
+        if warmup.name != WARMUP_NAME:
+            continue  # added by the operator
+        for given, (file, array) in zip(message.input, files.items(), strict=False):
+            entry = warmup.inputs[given.name]
+            entry.data_type, entry.input_data_file = given.data_type, file
+            entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
+
+
+def warm_up_files(message: pb.ModelConfig, number: int, inputs: Arrays) -> Arrays:
+    """The files with a version's inputs that `message` names, in its order; none without a warm-up by samples."""
+    if not any(warmup.name == WARMUP_NAME for warmup in message.model_warmup):
+        return {}
+    files = {}
+    for index, given in enumerate(message.input):
+        file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
+        files[file] = inputs[given.name][:1] if message.max_batch_size else inputs[given.name]
+    return files
 
 
 def engine_of(message: pb.ModelConfig) -> str:
@@ -158,81 +243,52 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
     return tuple(message.input[0].dims)[-3:]
 
 
-def configure(message: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
-    """Without batches Triton takes neither their size nor a queue. Raises PublishError."""
+def _set_instances(message: pb.ModelConfig, asked: Serving) -> None:
+    """Their device and number, and the bound on their queue; without batches Triton takes no queue."""
     from tritonclient.grpc import model_config_pb2 as pb
 
-    if serving.max_batch is not None and manifest.config:
-        _take_batches(message, 1, serving.max_batch)
-    elif serving.max_batch is not None:
-        if not message.max_batch_size:
-            raise PublishError(f"{message.name}: expected a common free first axis for max_batch, found none")
-        message.max_batch_size = serving.max_batch
-    for each in message.instance_group if serving.device else ():
-        each.kind = pb.ModelInstanceGroup.KIND_GPU if serving.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
-    if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
-        message.parameters[parameter].string_value = str(serving.threads)
-    if engine_of(message) == serving.engine == "openvino" and serving.bfloat16 is not None:  # else nothing was measured
-        message.parameters.pop("HINT_BF16", None)
-        if serving.bfloat16:
-            message.parameters["HINT_BF16"].string_value = "YES"
-    if serving.instances is not None:
-        _set_instances(message, serving.instances)
-
-
-def _set_instances(message: pb.ModelConfig, count: int) -> None:
-    from tritonclient.grpc import model_config_pb2 as pb
-
+    gpu, engine = pb.ModelInstanceGroup.KIND_GPU, engine_of(message)
+    for each in message.instance_group if asked.device else ():
+        each.kind = gpu if asked.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
+    if asked.instances is None:
+        return
     group = message.instance_group[0] if message.instance_group else pb.ModelInstanceGroup()
     del message.instance_group[:]
-    group.count = count
+    group.count = asked.instances
     group.ClearField("rate_limiter")
     message.instance_group.append(group)
-    if not message.max_batch_size and engine_of(message) != "openvino":  # whose dims include the batch
+    if not message.HasField("dynamic_batching"):
         return
     message.dynamic_batching.ClearField("default_queue_policy")
-    if count == 1 and (engine_of(message) == "tensorrt" or group.kind == pb.ModelInstanceGroup.KIND_GPU):
-        return  # a second instance costs GPU memory
-    if count == 1:
+    if asked.instances == 1:
+        if engine == "tensorrt" or group.kind == gpu:
+            return  # a second instance costs GPU memory
         # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1
-        standby = message.instance_group.add()
-        standby.CopyFrom(group)
-        standby.rate_limiter.priority = STANDBY_PRIORITY
+        message.instance_group.append(group)
+        message.instance_group[1].rate_limiter.priority = STANDBY_PRIORITY
     message.dynamic_batching.default_queue_policy.max_queue_size = MAX_QUEUE_SIZE
 
 
-def warm_up(message: pb.ModelConfig, sample: Arrays, number: int) -> Arrays:
-    """Names the version's own inputs in `message`, as versions may differ in their shape; returns them by file."""
-    files = {}
-    for warmup in message.model_warmup:
-        if warmup.name != WARMUP_NAME:
-            continue  # the operator's
-        for index, given in enumerate(message.input):
-            array = sample[given.name][:1] if message.max_batch_size else sample[given.name]
-            file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
-            entry = warmup.inputs[given.name]
-            entry.data_type, entry.input_data_file = given.data_type, file
-            entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
-            files[file] = array
-    return files
+def _set_optimization(message: pb.ModelConfig, manifest: Manifest, limits: tuple[int, int] | None) -> None:
+    if engine_of(message) == "onnxruntime":
+        _set_tf32(message, manifest.origin.precision)
+    if engine_of(message) == "tensorrt" and limits:
+        _set_cuda_graphs(message, *limits)
 
 
-def set_limits(message: pb.ModelConfig, manifests: Collection[Manifest]) -> None:
-    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
+def _set_tf32(message: pb.ModelConfig, precision: str) -> None:
+    """Forbids float32 models TF32, ONNX Runtime's default on CUDA.
 
-    A batch runs in the CUDA graph of the next power of two. Raises PublishError.
+    Other models keep it: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
     """
-    profiles = [manifest.origin.engine.profile for manifest in manifests if manifest.origin.engine]
-    if len(profiles) < len(manifests):
-        raise PublishError(f"{message.name}: expected the profile of an engine in the manifest, found none")
-    smallest, largest = max(each.min for each in profiles), min(each.max for each in profiles)
-    if smallest > largest:
-        ranges = " and ".join(f"{each.min} to {each.max}" for each in profiles)
-        raise PublishError(
-            f"{message.name}: expected engines that share a batch size, found {ranges}; publish under another --name"
-        )
-    _take_batches(message, smallest, largest)
+    accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
+    cuda = next((each for each in accelerators if each.name == "cuda"), None) or accelerators.add(name="cuda")
+    cuda.parameters["use_tf32"] = "0" if precision == "fp32" else "1"
+
+
+def _set_cuda_graphs(message: pb.ModelConfig, smallest: int, largest: int) -> None:
+    """A batch runs in the graph of the next power of two."""
     cuda = message.optimization.cuda
     cuda.Clear()
     for size in (2**power for power in range(LARGEST_GRAPH.bit_length())):
@@ -244,79 +300,28 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[Manifest]) -> None
     cuda.graphs = bool(cuda.graph_spec)
 
 
-def set_tf32(message: pb.ModelConfig, precision: str) -> None:
-    """Forbids float32 models TF32, ONNX Runtime's default on CUDA.
-
-    Other models keep it: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
-    """
-    accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
-    cuda = next((each for each in accelerators if each.name == "cuda"), None) or accelerators.add(name="cuda")
-    cuda.parameters["use_tf32"] = "0" if precision == "fp32" else "1"
-
-
-def describe(message: pb.ModelConfig, manifest: Manifest) -> None:
-    """Writes what clients and operators read of a network of this project, and whether TF32 is allowed."""
-    if engine_of(message) == "onnxruntime":
-        set_tf32(message, manifest.origin.precision)
-    if manifest.origin.network is None:
-        return
-    origin, network = manifest.origin, manifest.origin.network
-    described = {
-        "model_config": network.config.to_json(),
-        "rewrites": json.dumps(origin.rewrites),
-        "max_abs_error": f"{network.max_abs_error:.3e}",
-        "checkpoint_sha256": network.checkpoint_sha256,
-        "test_accuracy": None if origin.accuracy is None else str(origin.accuracy),
-        "temperature": None if network.temperature is None else str(network.temperature),
-    }
-    for key, value in described.items():
-        if value is None:
-            message.parameters.pop(key, None)
-        else:
-            message.parameters[key].string_value = value
+def _set_parameters(message: pb.ModelConfig, model: Model, asked: Serving, limits: tuple[int, int] | None) -> None:
+    engine, parameters = engine_of(message), described(model.default)
+    if asked.threads is not None and engine in THREADS:
+        parameters[THREADS[engine]] = str(asked.threads)
+    if engine == asked.engine == "openvino" and asked.bfloat16 is not None:  # another engine's does not tell
+        parameters["HINT_BF16"] = "YES" if asked.bfloat16 else None
+    if engine == "openvino" and model.default.config and limits:
+        parameters["max_images"] = str(limits[1])
+    bfloat16 = "HINT_BF16" in message.parameters if "HINT_BF16" not in parameters else bool(parameters["HINT_BF16"])
+    parameters["probe"] = probe(model.versions, bfloat16)
+    for name, text in parameters.items():
+        message.parameters.pop(name, None)
+        if text is not None:
+            message.parameters[name].string_value = text
 
 
-def store_probe(message: pb.ModelConfig, versions: Mapping[int, Artifact]) -> None:
-    """Writes the highest version's image and each version's logits, for a probe without the files.
-
-    A version with another image has it beside its logits. Below float32 processors differ: tolerance null, only the
-    class counts.
-    """
-    message.parameters.pop("probe", None)
-    samples = {number: each.sample for number, each in versions.items() if each.manifest.config is not None}
-    if not samples:
-        return
-    image, answers = samples[max(samples)].inputs[INPUT_NAME], dict[str, dict[str, Any]]()
-    for number, sample in samples.items():
-        exact = versions[number].origin.precision == "fp32" and "HINT_BF16" not in message.parameters
-        logits = sample.outputs[OUTPUT_NAME][0].tolist()
-        answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
-        if not np.array_equal(sample.inputs[INPUT_NAME], image):
-            answers[str(number)]["image"] = _packed(sample.inputs[INPUT_NAME])
-    message.parameters["probe"].string_value = json.dumps({"image": _packed(image), "answers": answers})
-
-
-def _packed(image: NDArray[np.generic]) -> str:
-    return base64.b64encode(zlib.compress(image[0].tobytes(), 9)).decode()
-
-
-def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
-    """Ascending."""
-    policy, ascending = message.version_policy, sorted(present)
-    kind = policy.WhichOneof("policy_choice")
-    if kind == "all":
-        return ascending
-    if kind == "specific":
-        return sorted(set(ascending) & set(policy.specific.versions))
-    return ascending[-(policy.latest.num_versions or 1) :]
-
-
-def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
+def _set_policy(message: pb.ModelConfig, model: Model) -> None:
     message.version_policy.Clear()
-    if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
+    if sorted(model.served) == sorted(model.present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS
     else:
-        message.version_policy.specific.versions.extend(sorted(served))
+        message.version_policy.specific.versions.extend(sorted(model.served))
 
 
 def to_text(message: pb.ModelConfig) -> str:

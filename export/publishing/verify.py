@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.repository import ONNX_FILE, served_versions, versions, wanted_versions
 from export.errors import PublishError
-from export.publishing.artifact import ONNX_FILE, read_version
-from export.publishing.publish import check_same_contract, read_config, versions
+from export.publishing.artifact import read_version
+from export.publishing.publish import check_same_contract, read_config
 from export.publishing.replay import replay
-from export.publishing.triton_config import served_versions
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
     present = versions(model_dir)
-    missing = set(message.version_policy.specific.versions) - set(present)
+    missing = set(wanted_versions(message, present)) - set(present)
     if missing or not served_versions(message, present):
         named = f"version {min(missing)}" if missing else "any version"
         raise PublishError(f"{model_dir}: expected {named}, which config.pbtxt serves, found {present}")

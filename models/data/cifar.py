@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from common.files import write_atomically
 from models.data.dataset import DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
-from models.files import write_atomically
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)  # channels red, green, blue; height, width

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import sha256
 from models.data.dataset import DataError, Part
-from models.files import sha256
 
 MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part is 47 MB
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.files import sha256
 from models.data.dataset import DataError
-from models.files import sha256
 
 # As clients/images/paths.py, so that a picture to train on is a picture to ask about.
 SUFFIXES = frozenset(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +21,7 @@ from benchmarks.measure.timing import Durations
 from benchmarks.presets import gpu
 from benchmarks.presets.gpu import ROOT, Step
 from export.engines.tensorrt_engine import EngineOptions
-from export.publishing import publish
+from export.publishing import publish, triton_config
 
 TWO = ("--runtime", "torch", "--runtime", "tensorrt", "--runtime", "tensorrt-cudagraph")
 LATENCY = Step(
@@ -40,8 +41,8 @@ LOAD = Step(
 )
 
 
-def without_graph_dims(original: Any, message: Any, manifests: Any) -> None:
-    original(message, manifests)
+def without_graph_dims(original: Any, message: Any, *limits: Any) -> None:
+    original(message, *limits)
     for graph in message.optimization.cuda.graph_spec:
         graph.ClearField("input")
         graph.ClearField("graph_lower_bound")
@@ -53,8 +54,9 @@ def with_a_standby(original: Any, *arguments: Any) -> Any:
     return message
 
 
-def bound(function: Any, original: Any) -> Any:
-    return lambda *arguments: function(original, *arguments)
+def defect(module: Any, name: str, function: Any) -> Any:
+    """`function` is told the original before its arguments."""
+    return patch.object(module, name, partial(function, getattr(module, name)))
 
 
 def medians(turns: Any) -> Durations:
@@ -78,9 +80,9 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_dry_run, "_rehearsed", lambda *_: ()):
         yield "2", list(gpu.steps(folder)), ROOT, nullcontext()
     yield "3", [], ROOT, patch.object(timing, "_durations", medians)
-    yield "4", [LOAD], ROOT, patch.object(publish, "set_limits", bound(without_graph_dims, publish.set_limits))
+    yield "4", [LOAD], ROOT, defect(triton_config, "_set_cuda_graphs", without_graph_dims)
     yield "5", [LOAD], ROOT, patch.object(by_perf_analyzer, "program", missing_program)
-    yield "6", [LOAD], ROOT, patch.object(publish, "new_config", bound(with_a_standby, publish.new_config))
+    yield "6", [LOAD], ROOT, defect(publish, "config_pbtxt", with_a_standby)
     yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})
     yield "8", [LATENCY], ROOT, patch.object(rounds.Rounds, "_baseline", in_float32(rounds.Rounds._baseline))
     yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)

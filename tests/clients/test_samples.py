@@ -22,8 +22,10 @@ def version(model: Path, number: int, own: bool = True, tolerance: float | None 
     folder = model / str(number)
     folder.mkdir(parents=True)
     manifest = {
+        "file": "model.onnx",
+        "files": {"model.onnx": ""},
         "sample_tolerance": dict.fromkeys(["logits", "more"], tolerance),
-        **({"model_config": {}} if own else {}),
+        **({"model_config": {"labels": []}} if own else {}),
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     arrays = arrays or {"in:image": IMAGE, "out:logits": LOGITS}

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from common.sample import Sample
 from export.images import embedded_sample
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Network, Origin, Plan, Profile
-from export.publishing.sample import Sample
 from models.config import ModelConfig
 
 

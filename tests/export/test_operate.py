@@ -7,11 +7,12 @@ from artifacts import engine
 from operating import NOWHERE, error, ok, operate, states
 from raw_server import answering
 
+from common.repository import versions
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
 from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import served
-from export.publishing.publish import publish, read_config, serve, versions
+from export.publishing.publish import publish, read_config, serve
 
 
 def test_list_says_what_is_served(folder: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from artifacts import ARTIFACT, artifact_of
 
+from common.repository import served_versions, versions
 from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
-from export.publishing.publish import publish, read_config, serve, sweep, versions
-from export.publishing.triton_config import served_versions
+from export.publishing.publish import publish, read_config, serve, sweep
 from models.config import ModelConfig
 
 

@@ -9,11 +9,13 @@ from artifacts import ARTIFACT, artifact_of, engine
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from common.repository import versions
+from common.sample import Sample
 from export.errors import PublishError
 from export.images import embedded_sample
-from export.publishing.publish import publish, read_config, serve, versions
-from export.publishing.sample import Sample
-from export.publishing.triton_config import Serving, new_config
+from export.publishing.described import Version
+from export.publishing.publish import publish, read_config, serve
+from export.publishing.triton_config import Model, Serving, config_pbtxt
 from models.config import ModelConfig
 
 
@@ -112,9 +114,11 @@ def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
     assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "tensorrt"])
-def test_one_instance_on_a_gpu_has_no_standby(engine: Any) -> None:
-    config = new_config("it", ARTIFACT.manifest, Serving(engine, instances=1, device="cuda"))
+@pytest.mark.parametrize("given", ["onnxruntime", "tensorrt"])
+def test_one_instance_on_a_gpu_has_no_standby(given: Any) -> None:
+    artifact = ARTIFACT if given == "onnxruntime" else engine(1, 8)
+    model = Model("it", [1], [1], {1: Version(artifact.manifest, artifact.sample)})
+    config = config_pbtxt(model, Serving(given, instances=1, device="cuda"))
     assert [group.count for group in config.instance_group] == [1]
 
 

@@ -13,11 +13,12 @@ from onnx.external_data_helper import set_external_data
 from operating import ok
 from tritonclient.grpc import model_config_pb2 as pb
 
+from common.repository import versions
 from export.errors import PublishError
 from export.publishing import foreign
 from export.publishing.beside import read_beside, write_beside
 from export.publishing.foreign import foreign_artifact
-from export.publishing.publish import publish, read_config, versions
+from export.publishing.publish import publish, read_config
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from serving.running import running_server

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.repository import served_versions, versions
 from export.publishing.artifact import read_version
-from export.publishing.publish import read_config, sweep, versions
-from export.publishing.triton_config import served_versions
+from export.publishing.publish import read_config, sweep
 from serving.running import running_server
 
 PUBLISHERS = """

@@ -8,15 +8,16 @@ import pytest
 from artifacts import artifact_of
 from operating import error, ok, operate
 
+from common.files import sha256
+from common.repository import versions
+from common.sample import Sample
 from export.errors import PublishError
 from export.images import embedded_sample
 from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
-from export.publishing.publish import publish, versions
-from export.publishing.sample import Sample
+from export.publishing.publish import publish
 from export.publishing.verify import verify_version
 from models.config import ModelConfig
-from models.files import sha256
 
 
 def test_verify(folder: Path) -> None:

@@ -8,13 +8,13 @@ import random_networks
 import torch
 from PIL import Image
 
+from common.files import typed_command
 from models import adaptation
 from models.adaptation import adapt
 from models.checkpoint import load, save
 from models.config import ModelConfig
 from models.data import load_digits
 from models.evaluation import measure_accuracy
-from models.files import typed_command
 from models.recipe import TrainingOptions
 from models.registry import build
 from models.train import train as command

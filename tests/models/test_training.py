@@ -14,10 +14,10 @@ import torch.nn.functional as F
 import trainings
 from trainings import OPTIONS, assert_identical, first_digits, series, silent
 
+from common.files import typed_command
 from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.evaluation import measure_accuracy
-from models.files import typed_command
 from models.recipe import TrainingError
 from models.training import train
 

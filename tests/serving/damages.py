@@ -99,7 +99,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
     "manifest nested": (
         lambda model: (newest(model) / "manifest.json").write_text("[" * 200_000),
         3,
-        "expected the manifest of an export, found RecursionError",
+        "expected the manifest of an export, found maximum recursion depth exceeded",
     ),
     "config truncated": (lambda model: truncate(model / "config.pbtxt"), None, "expected the configuration"),
     "config empty": (lambda model: (model / "config.pbtxt").write_text(""), None, "expected name 'linear'"),

@@ -92,7 +92,7 @@ def test_a_foreign_model_has_several_files_and_no_labels(tmp_path: Path) -> None
     found = plan(model)
     assert found.versions == (1,)
     (problem,) = found.problems
-    assert re.fullmatch(f"{model}/2: expected the SHA-256 .* of sample.npz, found .*", problem.text)
+    assert re.fullmatch(f"{model}/2/sample.npz: expected the SHA-256 .*, found .*", problem.text)
 
 
 def test_an_unreadable_folder_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

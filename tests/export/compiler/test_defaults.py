@@ -13,8 +13,8 @@ import pytest
 from foreign_networks import parse, run
 from numpy.typing import NDArray
 
+from common.sample import Sample
 from export.compiler.pipeline import rewrite
-from export.publishing.sample import Sample
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 

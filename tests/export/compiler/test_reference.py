@@ -15,10 +15,10 @@ from foreign_networks import parse, run
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from common.sample import Sample
 from export.compiler.errors import ProofFailed
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.proof.compare import Comparison
-from export.publishing.sample import Sample
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from foreign_networks import Encoder, export, parse
 
 from clients.probe import probe_server
+from common.sample import Sample
 from export.publishing.foreign import foreign_artifact
 from export.publishing.promote import served as live_versions
 from export.publishing.publish import publish, read_config
-from export.publishing.sample import Sample
 from export.repository import repository as command
 from export.rewrite import rewrite
 from serving.running import running_server

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from models import files
-from models.files import write_atomically
+from common import files
+from common.files import write_atomically
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from models import files
+from common import files
 files.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
 files.write_atomically(Path(sys.argv[1]), bytes(100_000))
 """

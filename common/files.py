@@ -1,3 +1,5 @@
+"""Files written whole or not at all, their hashes, and errors that name them."""
+
 from __future__ import annotations
 
 import errno
@@ -70,6 +72,14 @@ def sha256(content: bytes | Path) -> str:
         return hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, in one line without Python's class names."""
+    if isinstance(error, KeyError):
+        return f"no {error}"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())
 
 
 def typed_command() -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import PublishError, reason
+from common.files import reason
+from common.repository import Damaged
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -31,16 +32,25 @@ class Sample:
 
     @classmethod
     def read(cls, content: bytes | Path) -> Sample:
-        """Raises PublishError."""
+        """Raises Damaged."""
         where = content if isinstance(content, Path) else "sample"
         try:
             data = io.BytesIO(content if isinstance(content, bytes) else content.read_bytes())
             with np.load(data, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-            raise PublishError(f"{where}: expected the sample of a model, found {reason(error)}") from error
+            raise Damaged(where, "the sample of a model", reason(error)) from error
         parts = [
             {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
             for part in ("in:", "out:")
         ]
         return cls(*parts)
+
+
+def is_sample(file: Path) -> bool:
+    """By the names in it alone."""
+    try:
+        with zipfile.ZipFile(file) as held:
+            return bool(held.namelist()) and all(name.startswith(("in:", "out:")) for name in held.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False

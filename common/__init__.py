@@ -1,0 +1,1 @@
+"""What several folders read and write in one form. Imports no other folder."""

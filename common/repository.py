@@ -1,0 +1,133 @@
+"""The model repository on disk: MODEL/config.pbtxt, MODEL/labels.txt, VERSION/manifest.json and the files it lists.
+
+In: a model's or a version's folder. Out: its versions, the versions that its policy serves, its files with their
+hashes, its labels; `Damaged` for a file that is not as published. export/publishing/ writes them.
+Source: triton-inference-server/server, docs/user_guide/model_repository.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.files import reason, sha256
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+CONFIG_FILE, LABELS_FILE = "config.pbtxt", "labels.txt"
+MANIFEST_FILE, SAMPLE_FILE, ONNX_FILE, PLAN_FILE = "manifest.json", "sample.npz", "model.onnx", "model.plan"
+
+
+class Damaged(Exception):
+    """A file that is missing or not as published; `found`: what stands in its place."""
+
+    def __init__(self, path: Path | str, expected: str, found: str) -> None:
+        super().__init__(f"{path}: expected {expected}, found {found}")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a manifest says of its version's files.
+
+    `file`: the place that Triton loads. `files`: place in the version's folder -> SHA-256. `labels`: None for a network
+    of another origin.
+    """
+
+    file: str
+    files: Mapping[str, str]
+    labels: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Listed:
+        """Raises ValueError, LookupError, TypeError or AttributeError for other JSON."""
+        file, files = manifest["file"], manifest["files"]
+        for place, digest in files.items():
+            if not isinstance(digest, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+                raise ValueError(f"files {place!r}: {digest!r}")
+        if not isinstance(file, str):
+            raise TypeError(f"file {file!r}")
+        if file not in files:
+            raise KeyError(file)
+        described = manifest.get("model_config")
+        return cls(file, files, None if described is None else tuple(str(label) for label in described["labels"]))
+
+
+def model_dir(repositories: Iterable[Path], model: str) -> Path | None:
+    """The first repository wins, as in Triton."""
+    return next((each / model for each in repositories if (each / model).is_dir()), None)
+
+
+def versions(model_dir: Path) -> list[int]:
+    """Ascending. As Triton, ignores other folders, leading zeros and what needs over 63 bits."""
+    names = (path.name for path in model_dir.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
+
+
+def is_ours(model_dir: Path, present: Iterable[int]) -> bool:
+    """Whether this project has published one of the versions `present`."""
+    return any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present)
+
+
+def read_config(path: Path) -> pb.ModelConfig:
+    """Raises Damaged."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    try:
+        return text_format.Parse(path.read_text(), pb.ModelConfig())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise Damaged(path, "the configuration of a model", reason(error)) from error
+
+
+def wanted_versions(config: pb.ModelConfig, present: Iterable[int]) -> list[int]:
+    """Ascending: what the version policy serves, and what it names although it is missing."""
+    policy, ascending = config.version_policy, sorted(present)
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "specific":
+        return sorted(policy.specific.versions)
+    return ascending if kind == "all" else ascending[-(policy.latest.num_versions or 1) :]
+
+
+def served_versions(config: pb.ModelConfig, present: Iterable[int]) -> list[int]:
+    """Ascending; the highest answers requests that name no version."""
+    return [number for number in wanted_versions(config, present) if number in present]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A JSON object whose files and labels `Listed.of` takes. Raises Damaged."""
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        Listed.of(manifest)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(path, "the manifest of an export", reason(error)) from error
+    return manifest
+
+
+def read_listed(folder: Path) -> Listed:
+    """Of a version. Raises Damaged."""
+    return Listed.of(read_manifest(folder / MANIFEST_FILE))
+
+
+def check_hash(path: Path, expected: str, what: str) -> None:
+    """Raises Damaged; `what` a missing file should have been."""
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise Damaged(path, what, reason(error)) from error
+    if found != expected:
+        raise Damaged(path, f"the SHA-256 {expected}", found)
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    return "".join(f"{label}\n" for label in labels)
+
+
+def read_labels(model_dir: Path) -> tuple[str, ...]:
+    """Raises OSError and UnicodeDecodeError."""
+    return tuple((model_dir / LABELS_FILE).read_text().splitlines())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ def read_config(path: Path) -> pb.ModelConfig:
         raise Damaged(path, "the configuration of a model", reason(error)) from error
 
 
-def wanted_versions(config: pb.ModelConfig, present: Iterable[int]) -> list[int]:
+def wanted_versions(config: pb.ModelConfig, present: Collection[int]) -> list[int]:
     """Ascending: what the version policy serves, and what it names although it is missing."""
     policy, ascending = config.version_policy, sorted(present)
     kind = policy.WhichOneof("policy_choice")
@@ -94,7 +94,7 @@ def wanted_versions(config: pb.ModelConfig, present: Iterable[int]) -> list[int]
     return ascending if kind == "all" else ascending[-(policy.latest.num_versions or 1) :]
 
 
-def served_versions(config: pb.ModelConfig, present: Iterable[int]) -> list[int]:
+def served_versions(config: pb.ModelConfig, present: Collection[int]) -> list[int]:
     """Ascending; the highest answers requests that name no version."""
     return [number for number in wanted_versions(config, present) if number in present]
 

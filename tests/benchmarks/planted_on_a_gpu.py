@@ -54,7 +54,7 @@ def with_a_standby(original: Any, *arguments: Any) -> Any:
     return message
 
 
-def defect(module: Any, name: str, function: Any) -> Any:
+def planting(module: Any, name: str, function: Any) -> Any:
     """`function` is told the original before its arguments."""
     return patch.object(module, name, partial(function, getattr(module, name)))
 
@@ -80,9 +80,9 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_dry_run, "_rehearsed", lambda *_: ()):
         yield "2", list(gpu.steps(folder)), ROOT, nullcontext()
     yield "3", [], ROOT, patch.object(timing, "_durations", medians)
-    yield "4", [LOAD], ROOT, defect(triton_config, "_set_cuda_graphs", without_graph_dims)
+    yield "4", [LOAD], ROOT, planting(triton_config, "_set_cuda_graphs", without_graph_dims)
     yield "5", [LOAD], ROOT, patch.object(by_perf_analyzer, "program", missing_program)
-    yield "6", [LOAD], ROOT, defect(publish, "config_pbtxt", with_a_standby)
+    yield "6", [LOAD], ROOT, planting(publish, "config_pbtxt", with_a_standby)
     yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})
     yield "8", [LATENCY], ROOT, patch.object(rounds.Rounds, "_baseline", in_float32(rounds.Rounds._baseline))
     yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)

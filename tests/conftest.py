@@ -120,7 +120,10 @@ def digits() -> "Dataset":
 
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
-    return _there(Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared/data/MNIST/raw")), "MNIST (its idx files, in the folder MNIST_DIR)")
+    return _there(
+        Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared/data/MNIST/raw")),
+        "MNIST (its idx files, in the folder MNIST_DIR)",
+    )
 
 
 @pytest.fixture(scope="session")

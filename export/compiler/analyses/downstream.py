@@ -34,7 +34,8 @@ from export.compiler.graph.attributes import (
 from export.compiler.graph.constants import doubles
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import RESHAPES, demand_of
+from export.compiler.operators.moves import demand_of
+from export.compiler.operators.view import RESHAPES
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:

@@ -24,7 +24,8 @@ from export.compiler.graph.attributes import attribute_int, permutation, reads_s
 from export.compiler.graph.constants import constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
-from export.compiler.operators.moves import RESHAPES, demand_of, gathered
+from export.compiler.operators.moves import demand_of
+from export.compiler.operators.view import RESHAPES, gathered
 
 Array = NDArray[Any]
 

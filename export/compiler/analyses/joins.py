@@ -16,7 +16,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, opset
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import Shapes, groups, same, slices
-from export.compiler.operators.moves import RESHAPES
+from export.compiler.operators.view import RESHAPES
 
 Axes = Mapping[int, int]  # of inputs, by position
 

@@ -22,7 +22,8 @@ from export.compiler.graph.attributes import attribute_int, opset, permutation, 
 from export.compiler.graph.constants import constant, doubles, is_constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import RESHAPES, demand_of
+from export.compiler.operators.moves import demand_of
+from export.compiler.operators.view import RESHAPES
 
 Array = NDArray[Any]
 LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10

@@ -28,7 +28,8 @@ from export.compiler.graph.attributes import attribute_int, permutation, reads_s
 from export.compiler.graph.constants import constant, is_constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import RESHAPES, demand_of
+from export.compiler.operators.moves import demand_of
+from export.compiler.operators.view import RESHAPES
 
 SELECTING = frozenset({"Split", "Slice", "Gather"})
 

@@ -21,8 +21,9 @@ from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.moves import RESHAPES, shape_plan
+from export.compiler.operators.moves import shape_plan
 from export.compiler.operators.rules import BROADCASTING
+from export.compiler.operators.view import RESHAPES
 from export.compiler.passes.materialise import Materialiser
 
 OLDEST_OPSET = 12  # batch_dims of GatherND

@@ -17,8 +17,8 @@ from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant, of_type
 from export.compiler.graph.shapes import Dim, same
-from export.compiler.operators.moves import RESHAPES
 from export.compiler.operators.rules import BROADCASTING
+from export.compiler.operators.view import RESHAPES
 from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.packed_texts import Part, Texts
 

@@ -27,7 +27,8 @@ from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.contrib import DOMAIN, KNOWN
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.moves import RESHAPES, RULES
+from export.compiler.operators.moves import RULES
+from export.compiler.operators.view import RESHAPES
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.unflatten import unflatten

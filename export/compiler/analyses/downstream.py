@@ -17,8 +17,8 @@ from export.compiler.analyses.neighbours import (
     Change,
     expect_channels,
     linear_weight,
+    narrowed,
     old_bias,
-    reshaped,
     scaled,
     shape_of,
 )
@@ -28,14 +28,11 @@ from export.compiler.graph.attributes import (
     attribute_ints,
     attribute_string,
     axes_of,
-    permutation,
     reads_shape_alone,
 )
 from export.compiler.graph.constants import doubles
-from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import demand_of
-from export.compiler.operators.view import RESHAPES
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.view import VIEWS, view_of
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
@@ -63,49 +60,21 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
             if node.op_type == "Conv"
             else [_matrix_after(node, weight, scale, shift)]
         )
-    if node.op_type == "Transpose":
-        order = permutation(node, rank)
-        return after(shapes, node.outputs[0], scale.transpose(order), shift.transpose(order))
-    if node.op_type in RESHAPES:
-        arrays = (reshaped(shapes, array, value, node.outputs[0]) for array in (scale, shift))
-        return after(shapes, node.outputs[0], *arrays)
     if node.op_type in ("ReduceMean", "GlobalAveragePool"):
         return _mean_after(shapes, node, rank, axis, scale, shift)
-    if node.op_type in ("Slice", "Split", "Gather"):
-        return _part_after(shapes, node, value, axis, scale, shift)
+    if node.op_type in VIEWS:
+        return _view_after(shapes, node, scale, shift)
     raise Refused(value.name or "", node.op_type, "reads it and is no linear layer")
 
 
-def _part_after(
-    shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
-) -> Iterable[Change]:
-    """A part of the value gets the same part of the map; a scalar Gather drops its axis."""
-    changes: list[Change] = []
-    indices = node.inputs[1] if node.op_type == "Gather" else None
-    own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
-    if indices is not None and shapes.rank(indices) > 1:
-        raise Refused(value.name or "", "Gather", "picks more than a vector")
+def _view_after(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> Iterable[Change]:
+    """A part of the value gets the same part of the map."""
     for index, output in enumerate(node.outputs):
-        if not output.uses() and not output.is_graph_output():
-            continue
-        chosen = dict(demand_of(shapes, node, index, WHOLE).inputs.get(0, WHOLE))
-        dropped = indices is not None and not shapes.rank(indices)
-        if axis is not None and axis not in chosen:
-            whole = not dropped or own != axis
-            if not whole or not same(
-                shapes.dims(output)[axis - int(dropped and own is not None and own < axis)], shapes.dims(value)[axis]
-            ):
+        if output.uses() or output.is_graph_output():
+            view = view_of(shapes, node, index)
+            if view is None:
                 raise Refused(output.name or "", node.op_type, "picks channels that are not known")
-        cut = [_taken(array, axis, chosen) for array in (scale, shift)]
-        if dropped and own is not None:
-            cut = [np.squeeze(array, own) for array in cut]
-        changes += after(shapes, output, *cut)
-    return changes
-
-
-def _taken(array: Array, axis: int | None, chosen: dict[int, tuple[int, ...]]) -> Array:
-    wanted = axis is not None and axis in chosen and array.shape[axis] > 1
-    return np.take(array, chosen[axis], axis=axis) if wanted and axis is not None else array
+            yield from after(shapes, output, *(narrowed(view.forward(array)) for array in (scale, shift)))
 
 
 def _matrix_after(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:

@@ -22,7 +22,6 @@ from export.compiler.graph.attributes import (
     attribute_int,
 )
 from export.compiler.graph.constants import constant, doubles, is_constant
-from export.compiler.graph.shapes import Shapes, groups
 
 
 @dataclass(frozen=True)
@@ -65,27 +64,12 @@ def old_bias(node: ir.Node) -> Array:
     return bias.astype(np.float64).reshape(-1)
 
 
-def reshaped(shapes: Shapes, array: Array, value: ir.Value, other: ir.Value) -> Array:
-    """Moves an array from the axes of `value` to those of its reshape `other`."""
-    old, new = shapes.dims(value), shapes.dims(other)
-    wanted, result = list(array.shape), [1] * len(new)
-    for left, right in groups(shapes, old, new) or [(list(range(len(old))), list(range(len(new))))]:
-        if any(array.shape[axis] > 1 for axis in left):
-            sizes = [(old[axis]) for axis in left], [(new[axis]) for axis in right]
-            numbers = [[size for size in run if isinstance(size, int)] for run in sizes]
-            if any(len(known) < len(run) for known, run in zip(numbers, sizes, strict=True)):
-                raise Refused(other.name or "", "Reshape", "joins the channels with a free dimension")
-            for axis, size in zip(left, numbers[0], strict=True):
-                wanted[axis] = size
-            for axis, size in zip(right, numbers[1], strict=True):
-                result[axis] = size
-    if np.prod(wanted) != np.prod(result):
-        raise Refused(other.name or "", "Reshape", "joins the channels with others")
-    spread = np.broadcast_to(array, wanted).reshape(result)
-    for axis, size in enumerate(result):  # drop axes along which the array is constant
-        if size > 1 and (spread == spread.take([0], axis)).all():
-            spread = spread.take([0], axis)
-    return spread
+def narrowed(array: Array) -> Array:
+    """Without the axes along which it is alike, which keep size 1."""
+    for axis, size in enumerate(array.shape):
+        if size > 1 and (array == array.take([0], axis)).all():
+            array = array.take([0], axis)
+    return array
 
 
 def expect_channels(node: ir.Node, axis: int | None, channels: int) -> None:

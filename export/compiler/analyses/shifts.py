@@ -16,14 +16,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.compiler.analyses.neighbours import linear_weight, old_bias, reshaped
+from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, opset, permutation, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, opset, reads_shape_alone
 from export.compiler.graph.constants import constant, doubles, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import demand_of
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.view import VIEWS, view_of
 
 Array = NDArray[Any]
 LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
@@ -160,27 +158,11 @@ def _gemm(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     return None
 
 
-def _transpose(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    return shifted[0].transpose(permutation(node, shifted[0].ndim))
-
-
-def _reshape(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    if set(shifted) != {0} or node.inputs[0] is None:
+def _moved(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
+    view = view_of(state.shapes, node)
+    if set(shifted) != {0} or view is None:
         raise Refused(node.outputs[0].name or "", node.op_type, "reads the sum as a shape")
-    return reshaped(state.shapes, shifted[0], node.inputs[0], node.outputs[0])
-
-
-def _part(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    """Of a constant that is the same all along the axes that are cut."""
-    chosen = demand_of(state.shapes, node, 0, WHOLE).inputs.get(0, WHOLE)
-    axis = attribute_int(node, "axis", 0) % shifted[0].ndim
-    indices = node.inputs[1] if node.op_type == "Gather" else None
-    cut = {axis, *(own for own, _ in chosen)} if indices is not None else {own for own, _ in chosen}
-    scalar = indices is not None and state.shapes.rank(indices) == 0
-    flat = indices is None or state.shapes.rank(indices) < 2
-    if set(shifted) != {0} or not flat or any(shifted[0].shape[own] > 1 for own in cut):
-        raise Refused(node.outputs[0].name or "", node.op_type, "picks of a constant that differs")
-    return np.squeeze(shifted[0], axis) if scalar else shifted[0]
+    return narrowed(view.forward(shifted[0]))
 
 
 def _concat(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
@@ -198,9 +180,6 @@ RULES: Mapping[str, Rule] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Softmax": _softmax,
-    "Transpose": _transpose,
-    "Gather": _part,
-    "Slice": _part,
     "Concat": _concat,
-    **dict.fromkeys(RESHAPES, _reshape),
+    **dict.fromkeys(VIEWS.keys() - {"Split"}, _moved),
 }

@@ -17,21 +17,17 @@ from export.compiler.analyses.neighbours import (
     Change,
     expect_channels,
     linear_weight,
+    narrowed,
     old_bias,
     outputs_of,
-    reshaped,
     scaled,
     shape_of,
 )
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, permutation, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import constant, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import demand_of
-from export.compiler.operators.view import RESHAPES
-
-SELECTING = frozenset({"Split", "Slice", "Gather"})
+from export.compiler.operators.view import SELECTING, Places, view_of
 
 
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
@@ -61,11 +57,8 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         return _factor_before(shapes, node, scale)
     if node.op_type == "Add":
         return _bias_before(shapes, node, value, scale, shift)
-    if node.op_type == "Transpose":
-        back = np.argsort(permutation(node, rank))
-        return before(shapes, source, scale.transpose(back), shift.transpose(back), {node})
-    if node.op_type in RESHAPES:
-        scale, shift = (reshaped(shapes, array, value, source) for array in (scale, shift))
+    if (view := view_of(shapes, node)) is not None:
+        scale, shift = (narrowed(view.backward(array)) for array in (scale, shift))
         return before(shapes, source, scale, shift, {node})
     raise Refused(name, node.op_type, "is no linear layer")
 
@@ -103,39 +96,25 @@ def _factor_before(shapes: Shapes, product: ir.Node, scale: Array) -> list[Chang
 
 def _part_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
     """The whole takes up the map of a part: elsewhere it scales by 1 and shifts by 0."""
-    source, name = node.inputs[0], value.name or ""
-    if source is None:
-        raise Refused(name, node.op_type, "expected an input, found none")
-    axis, indices = _picked(shapes, node, value.index() or 0)
+    source, index = node.inputs[0], value.index() or 0
+    view = view_of(shapes, node, index)
+    if source is None or view is None:
+        raise Refused(value.name or "", node.op_type, "expected known places of one axis")
+    axis, places = _picked(shapes, node, index)
     others = [use.node for use in source.uses() if use.node is not node and not reads_shape_alone(use.node)]
     for other in others:
-        if other.op_type not in SELECTING or _picks_of(shapes, other, axis) & {*indices}:
-            raise Refused(name, other.op_type, "reads the same channels, too")
-    if shapes.rank(value) < shapes.rank(source):
-        scale, shift = np.expand_dims(scale, axis), np.expand_dims(shift, axis)
-    size = shapes.static(source, axis)
-    if size is None:
-        raise Refused(name, node.op_type, "picks of a free axis")
-    whole_scale, whole_shift = (
-        _placed(array, axis, indices, size, rest) for array, rest in ((scale, 1.0), (shift, 0.0))
-    )
-    return before(shapes, source, whole_scale, whole_shift, {node, *others})
+        if other.op_type not in SELECTING or _picks_of(shapes, other, axis) & {*places}:
+            raise Refused(value.name or "", other.op_type, "reads the same channels, too")
+    return before(shapes, source, view.backward(scale, rest=1.0), view.backward(shift), {node, *others})
 
 
-def _placed(array: Array, axis: int, indices: tuple[int, ...], size: int, rest: float) -> Array:
-    whole = np.full([size if own == axis else wide for own, wide in enumerate(array.shape)], rest)
-    whole[(slice(None),) * axis + ([*indices],)] = array
-    return whole
-
-
-def _picked(shapes: Shapes, node: ir.Node, index: int) -> tuple[int, tuple[int, ...]]:
+def _picked(shapes: Shapes, node: ir.Node, index: int) -> tuple[int, Places]:
     """The axis that a part is cut from, and its places there."""
-    chosen = demand_of(shapes, node, index, WHOLE).inputs.get(0, WHOLE)
-    indices = node.inputs[1] if node.op_type == "Gather" else None
-    repeated = any(len({*places}) < len(places) for _, places in chosen)
-    if len(chosen) != 1 or repeated or (indices is not None and shapes.rank(indices) > 1):
-        raise Refused(node.outputs[index].name or "", node.op_type, "expected known places of one axis")
-    return chosen[0]
+    view = view_of(shapes, node, index)
+    picked = [(axis, pick.places(None)) for axis, pick in view.picks.items()] if view is not None else []
+    if len(picked) == 1 and picked[0][1] is not None:
+        return picked[0][0], picked[0][1]
+    raise Refused(node.outputs[index].name or "", node.op_type, "expected known places of one axis")
 
 
 def _picks_of(shapes: Shapes, node: ir.Node, axis: int) -> set[int]:

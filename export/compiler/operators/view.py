@@ -125,9 +125,7 @@ class View:
                 raise self._refused("expected known places of one axis")
             if not isinstance(size, int):
                 raise self._refused("picks of a free axis")
-            whole = np.full([size if own == axis else wide for own, wide in enumerate(array.shape)], rest)
-            whole[(slice(None),) * axis + ([*places],)] = array
-            array = whole
+            array = _placed(array, axis, places, size, rest)
         return array
 
     def _moved(self, array: Array, runs: Sequence[Run], before: Sequence[Dim], after: Sequence[Dim]) -> Array:
@@ -152,6 +150,12 @@ class View:
 
     def _refused(self, reason: str) -> Refused:
         return Refused(self.node.outputs[0].name or "", self.node.op_type, reason)
+
+
+def _placed(array: Array, axis: int, places: Places, size: int, rest: float) -> Array:
+    whole = np.full([size if own == axis else wide for own, wide in enumerate(array.shape)], rest)
+    whole[(slice(None),) * axis + ([*places],)] = array
+    return whole
 
 
 def _wide(dims: Sequence[Dim], axes: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from foreign_networks import parse
 from numpy.typing import NDArray
 
-from export.compiler.analyses import upstream
+from export.compiler.operators import view
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import Rewritten, optimise
 
@@ -139,7 +139,7 @@ def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pyte
     expected = answers(original)
     assert np.abs(expected - answers(folded)).max() < 1e-13 * np.abs(expected).max()
     if "Split" in nodes:  # the planted fault scales the keys, too
-        monkeypatch.setattr(upstream, "_placed", lambda array, axis, indices, size, rest: array)
+        monkeypatch.setattr(view, "_placed", lambda array, axis, indices, size, rest: array)
         assert np.abs(expected - answers(fold(original).model)).max() > 1e-3 * np.abs(expected).max()
 
 

@@ -14,12 +14,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, permutation
 from export.compiler.graph.constants import constant, is_constant
-from export.compiler.graph.shapes import Dim, Shapes, groups, same
-from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.moves import demand_of
-from export.compiler.operators.view import RESHAPES
+from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.operators.view import RESHAPES, View, view_of
 
 Array = NDArray[Any]
 
@@ -61,16 +58,12 @@ def trace(shapes: Shapes, value: ir.Value) -> Channels:
     source = node.inputs[0]
     if source is None:
         raise Refused(value.name or "", operator, "expected an input, found none")
-    if operator == "Transpose":
+    view = view_of(shapes, node, value.index() or 0)
+    if view is not None:
         before = trace(shapes, source)
-        order = permutation(node, before.columns.ndim)
-        columns, scale, shift = (array.transpose(order) for array in (before.columns, before.scale, before.shift))
-        places = order.index(before.token_axis), order.index(before.batch_axis)
-        return before.arrange(columns, scale, shift, *places).through(node)
-    if operator in RESHAPES:
-        return _reshape(shapes, trace(shapes, source), source, value).through(node)
-    if operator in ("Gather", "Slice", "Split"):
-        return _select(shapes, node, value).through(node)
+        if operator in RESHAPES:
+            return _reshape(shapes, before, view, value).through(node)
+        return _moved(before, view, value).through(node)
     raise Refused(value.name or "", operator, "no operator that only moves, scales or shifts channels")
 
 
@@ -113,12 +106,14 @@ def _affine(shapes: Shapes, node: ir.Node) -> Channels:
     return replace(before, scale=np.broadcast_to(scale, shape), shift=np.broadcast_to(shift, shape))
 
 
-def _reshape(shapes: Shapes, before: Channels, source: ir.Value, value: ir.Value) -> Channels:
-    old, new = shapes.dims(source), shapes.dims(value)
+def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> Channels:
+    """Batch and heads may share an axis, of a size that is free but for the heads."""
+    old, new = view.before, view.after
     token_axis = batch_axis = -1
     batch = shapes.dims(before.tokens)[0]
     sizes: list[int] = [0] * len(new)
-    for left, right in groups(shapes, old, new) or []:
+    for run in view.runs:
+        left, right = [*run.source], [*run.made]
         wide_left = [axis for axis in left if not same(old[axis], 1)]
         wide_right = [axis for axis in right if not same(new[axis], 1)]
         if before.token_axis in left:
@@ -161,29 +156,9 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
     return Refused(value.name or "", "Reshape", f"joins the {what} with others: {words}")
 
 
-def _select(shapes: Shapes, node: ir.Node, value: ir.Value) -> Channels:
-    source, name = node.inputs[0], value.name or ""
-    if source is None:
-        raise Refused(name, node.op_type, "expected an input, found none")
-    before = trace(shapes, source)
-    chosen = dict(demand_of(shapes, node, value.index() or 0, WHOLE).inputs.get(0, WHOLE))
-    scalar = node.op_type == "Gather" and shapes.rank(value) < shapes.rank(source)
-    if not scalar and shapes.rank(value) != shapes.rank(source):
-        raise Refused(name, node.op_type, "expected one index or a vector of them")
-    if {before.token_axis, before.batch_axis} & chosen.keys():
-        raise Refused(name, node.op_type, "selects tokens or images, not channels")
-    arrays = [before.columns, before.scale, before.shift]
-    for axis, indices in chosen.items():
-        arrays = [np.take(array, indices, axis=axis) for array in arrays]
-    token_axis, batch_axis = before.token_axis, before.batch_axis
-    if scalar:
-        axis = attribute_int(node, "axis", 0) % shapes.rank(source)
-        if axis in (token_axis, batch_axis) or arrays[0].shape[axis] != 1:
-            raise Refused(name, "Gather", "expected one known index of an axis of channels")
-        arrays = [np.squeeze(array, axis) for array in arrays]
-        token_axis, batch_axis = token_axis - (token_axis > axis), batch_axis - (batch_axis > axis)
-    own = [size for axis, size in enumerate(shapes.dims(value)) if axis not in (token_axis, batch_axis)]
-    if own != [size for axis, size in enumerate(arrays[0].shape) if axis not in (token_axis, batch_axis)]:
-        raise Refused(name, node.op_type, "selects what is not known before the graph runs")
-    columns, scale, shift = arrays
-    return before.arrange(columns, scale, shift, token_axis, batch_axis)
+def _moved(before: Channels, view: View, value: ir.Value) -> Channels:
+    places = view.place(before.token_axis), view.place(before.batch_axis)
+    if places[0] is None or places[1] is None:
+        raise Refused(value.name or "", view.node.op_type, "selects tokens or images, not channels")
+    columns, scale, shift = map(view.forward, (before.columns, before.scale, before.shift))
+    return before.arrange(columns, scale, shift, *places)

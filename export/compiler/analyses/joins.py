@@ -14,9 +14,8 @@ from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, opset
-from export.compiler.graph.constants import integers
-from export.compiler.graph.shapes import Shapes, groups, same, slices
-from export.compiler.operators.view import RESHAPES
+from export.compiler.graph.shapes import Shapes, same
+from export.compiler.operators.view import VIEWS, view_of
 
 Axes = Mapping[int, int]  # of inputs, by position
 
@@ -83,59 +82,31 @@ def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
     return Join(done={(0, axis) for axis in joined})
 
 
-def _reshape(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Texts and heads as a single axis, and apart again: the elements of a text stay together."""
-    value, role = node.inputs[0], roles[0]
-    if value is None or role is None or role.batch is None:
+def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Tokens by number; texts and heads as a single axis, and apart again: the elements of a text stay together."""
+    view, role = view_of(shapes, node), roles[0]
+    if view is None or role is None:
         return NOTHING
-    before, after = shapes.dims(value), shapes.dims(node.outputs[0])
-    for left, right in groups(shapes, before, after) or []:
-        inner = [*(before[axis] for axis in left[1:]), *(after[axis] for axis in right[1:])]
-        if role.batch in left[:1] and right and all(isinstance(dim, int) for dim in inner):
-            return Join(axes={right[0]: {0: left[0]}})
-    return NOTHING
-
-
-def _expand(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Keys for several heads of queries: the axes that the input has stay."""
-    value, out = node.inputs[0], node.outputs[0]
-    if value is None:
-        return NOTHING
-    before, after = shapes.dims(value), shapes.dims(out)
-    places = {axis: axis - len(after) + len(before) for axis, dim in enumerate(after) if not isinstance(dim, int)}
-    return Join(axes={a: {0: own} for a, own in places.items() if own >= 0 and same(before[own], after[a])})
+    if {*view.picks} & {*role.tokens}:
+        ((axis, pick), *others) = view.picks.items()
+        if others or pick.numbers is None:
+            raise _refused(node, "it may read hidden tokens")
+        return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
+    axes = {}
+    for run in view.runs:
+        inner = [*(view.before[axis] for axis in run.source[1:]), *(view.after[axis] for axis in run.made[1:])]
+        if not run.source or not run.made or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
+            continue
+        source, made = run.source[0], run.made[0]
+        if source == role.batch or same(view.before[source], view.after[made]):
+            axes[made] = {0: source}
+    return Join(axes=axes)
 
 
 def _concat(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     """Older exporters join a single value."""
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[0])
     return NOTHING if len(node.inputs) > 1 else Join(axes={axis: {0: axis}})
-
-
-def _gather(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Tokens by number."""
-    value, role, picked = node.inputs[0], roles[0], integers(node.inputs[1])
-    if value is None or role is None:
-        return NOTHING
-    axis = attribute_int(node, "axis", 0) % shapes.rank(value)
-    if axis not in role.tokens:
-        return NOTHING
-    places = node.inputs[1]
-    if picked is None or places is None or shapes.rank(places) > 1:
-        raise _refused(node, "it may read hidden tokens")
-    return Join(done={(0, axis)}, rows=tuple(picked), axis=axis)
-
-
-def _slice(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Tokens from the first on, or up to the last, if their number is known."""
-    value, role = node.inputs[0], roles[0]
-    cuts = slices(node, shapes.rank(value)) if value is not None else None
-    if role is None or cuts is None or not {*cuts} & {*role.tokens}:
-        return NOTHING
-    ((axis, (start, _, step)), *others) = cuts.items()
-    if others or step != 1 or shapes.dims(node.outputs[0])[axis] != 1:
-        raise _refused(node, "it may read hidden tokens")
-    return Join(done={(0, axis)}, rows=(start,), axis=axis)
 
 
 def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
@@ -184,11 +155,8 @@ RULES: Mapping[str, Rule] = {
     "MatMul": _product,
     "Softmax": _softmax,
     **dict.fromkeys([*SUMS, *GREATEST, "ReduceMean", "ReduceMin", "ReduceProd", "ReduceLogSum"], _reduce),
-    **dict.fromkeys(RESHAPES, _reshape),
-    "Expand": _expand,
+    **dict.fromkeys(VIEWS, _moved),
     "Concat": _concat,
-    "Gather": _gather,
-    "Slice": _slice,
     "GatherND": _gather_nd,
     "Attention": _attention,
 }

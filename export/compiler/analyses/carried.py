@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, box
-from export.compiler.operators.moves import demand_of
 from export.compiler.operators.rules import clean
+from export.compiler.operators.table import demand_of
 
 
 def carried(shapes: Shapes, node: ir.Node, value: ir.Value, axis: int) -> dict[int, int] | None:

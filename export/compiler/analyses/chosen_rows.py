@@ -18,7 +18,7 @@ from onnx_shape_inference import SYM_DATA_KEY
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import Dim, Shapes, same
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import RESHAPES
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
-from export.compiler.operators.moves import demand_of
 from export.compiler.operators.rules import clean
+from export.compiler.operators.table import demand_of
 
 Demands = dict[ir.Value, list[Box]]
 

@@ -32,7 +32,7 @@ from export.compiler.graph.attributes import (
 )
 from export.compiler.graph.constants import doubles
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.view import VIEWS, view_of
+from export.compiler.operators.table import VIEWS, view_of
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:

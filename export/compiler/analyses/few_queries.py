@@ -24,12 +24,11 @@ from export.compiler.graph.attributes import attribute_int, permutation, reads_s
 from export.compiler.graph.constants import constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
-from export.compiler.operators.moves import demand_of
-from export.compiler.operators.view import RESHAPES, gathered
+from export.compiler.operators.table import RESHAPES, SELECTING, demand_of
+from export.compiler.operators.view import indices_of
 
 Array = NDArray[Any]
 
-SELECTING = frozenset({"Split", "Slice", "Gather"})
 COMBINING: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -222,7 +221,7 @@ def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array 
         array = COMBINING[node.op_type](arrays[0], arrays[1]) if len(arrays) == 2 else None
     elif (
         node.op_type in ("Expand", "Slice")
-        or (node.op_type == "Gather" and gathered(shapes, node) is not None)
+        or (node.op_type == "Gather" and indices_of(shapes, node) is not None)
         or (node.op_type == "Concat" and len(parts) == 1)
     ):
         array = alike(shapes, *parts[0])

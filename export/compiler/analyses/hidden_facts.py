@@ -13,16 +13,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import SUNK, Roles
 from export.compiler.graph.constants import FLOATS, constant
-
-MOVES = "Cast Expand Flatten Gather GatherND Identity Reshape Slice Split Squeeze Transpose Unsqueeze"
-MOVING = frozenset(MOVES.split())
-ZEROS = "Abs Erf Gelu IsInf IsNaN Neg Relu ReduceMax ReduceSum Sign Sin Sqrt Swish Tan Tanh"
-OF_ZERO = frozenset(ZEROS.split())
-QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear"})  # between them 0 is the zero point
-PRODUCTS = frozenset({"Mul", "And", "MatMul"})
-TOGETHER = frozenset({"Add", "Concat", "Max", "Min", "Or", "Sub", "Sum"})  # 0 where all are
-NEVER_NEGATIVE = frozenset({"Abs", "Exp", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
-SIGNED_AS_INPUTS = frozenset({"Add", "Clip", "Concat", "Max", "Min", "Mul", "Sum"}) | MOVING
+from export.compiler.operators.table import Trait, operator_of
 
 
 @dataclass(frozen=True)
@@ -44,15 +35,16 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
         return _where(node, roles, axes)
     if node.op_type == "Not":
         return Facts(zero=given[0].true, true=given[0].zero)
-    if node.op_type in PRODUCTS:
+    traits = operator_of(node).traits
+    if Trait.ZERO_IF_ANY in traits:
         return Facts(zero=any(each.zero for each in given))
     sunk = any(each.sunk for each in given) if node.op_type == "Add" else given[0].sunk
-    if node.op_type in TOGETHER:
+    if Trait.ZERO_IF_ALL in traits:
         sunk = sunk and (node.op_type in ("Add", "Sub") or all(each.sunk for each in given))
         return Facts(all(each.zero for each in given), False, sunk)
-    if node.op_type in MOVING:
+    if Trait.MOVES in traits:
         return given[0]
-    return Facts(zero=given[0].zero and node.op_type in OF_ZERO | QUANTISED | {"Div"})
+    return Facts(zero=given[0].zero and Trait.ZERO in traits)
 
 
 def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
@@ -91,5 +83,6 @@ def is_never_negative(value: ir.Value | None) -> bool:
         numbers = [constant(each) for each in term.inputs] if term is not None and term.op_type == "Add" else []
         above = any(number is not None and bool(np.greater_equal(number, 1).all()) for number in numbers)
         return above and term is not None and all(map(is_never_negative, term.inputs))
-    moved = node.inputs[:1] if node.op_type in MOVING else node.inputs
-    return node.op_type in NEVER_NEGATIVE or (node.op_type in SIGNED_AS_INPUTS and all(map(is_never_negative, moved)))
+    traits = operator_of(node).traits
+    read = node.inputs[:1] if Trait.MOVES in traits else node.inputs
+    return Trait.POSITIVE in traits or (Trait.SIGNED in traits and all(map(is_never_negative, read)))

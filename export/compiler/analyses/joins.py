@@ -15,12 +15,9 @@ from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, opset
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.view import VIEWS, view_of
+from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 
 Axes = Mapping[int, int]  # of inputs, by position
-
-SUMS = frozenset({"ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare"})  # 0 adds nothing
-GREATEST = frozenset({"ReduceMax", "ReduceLogSumExp"})  # a sunk element adds nothing
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,8 @@ def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
     if value is None or role is None or given is None:
         return NOTHING
     joined = {axis % shapes.rank(value) for axis in given} & {*role.tokens}
-    neutral = role.zero if node.op_type in SUMS else role.sunk if node.op_type in GREATEST else frozenset()
+    traits = operator_of(node).traits
+    neutral = role.zero if Trait.SUMS in traits else role.sunk if Trait.GREATEST in traits else frozenset()
     if node.op_type == "ReduceMax" and is_never_negative(value):
         neutral |= role.zero
     if not joined <= neutral:
@@ -154,7 +152,7 @@ def _refused(node: ir.Node, reason: str) -> Refused:
 RULES: Mapping[str, Rule] = {
     "MatMul": _product,
     "Softmax": _softmax,
-    **dict.fromkeys([*SUMS, *GREATEST, "ReduceMean", "ReduceMin", "ReduceProd", "ReduceLogSum"], _reduce),
+    **dict.fromkeys(REDUCING, _reduce),
     **dict.fromkeys(VIEWS, _moved),
     "Concat": _concat,
     "GatherND": _gather_nd,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import constant, is_constant
 from export.compiler.graph.shapes import Dim, Shapes, same
-from export.compiler.operators.view import RESHAPES, View, view_of
+from export.compiler.operators.table import RESHAPES, view_of
+from export.compiler.operators.view import View
 
 Array = NDArray[Any]
 
@@ -157,8 +158,8 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
 
 
 def _moved(before: Channels, view: View, value: ir.Value) -> Channels:
-    places = view.place(before.token_axis), view.place(before.batch_axis)
-    if places[0] is None or places[1] is None:
+    token_axis, batch_axis = view.place(before.token_axis), view.place(before.batch_axis)
+    if token_axis is None or batch_axis is None:
         raise Refused(value.name or "", view.node.op_type, "selects tokens or images, not channels")
     columns, scale, shift = map(view.forward, (before.columns, before.scale, before.shift))
-    return before.arrange(columns, scale, shift, *places)
+    return before.arrange(columns, scale, shift, token_axis, batch_axis)

@@ -21,7 +21,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, opset, reads_shape_alone
 from export.compiler.graph.constants import constant, doubles, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.view import VIEWS, view_of
+from export.compiler.operators.table import VIEWS, view_of
 
 Array = NDArray[Any]
 LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
@@ -181,5 +181,5 @@ RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "Softmax": _softmax,
     "Concat": _concat,
-    **dict.fromkeys(VIEWS.keys() - {"Split"}, _moved),
+    **dict.fromkeys(VIEWS - {"Split"}, _moved),
 }

@@ -14,9 +14,8 @@ from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.moves import RULES, demand_of
+from export.compiler.operators.table import Trait, demand_of, operator_of
 
-PICKING = frozenset({"Gather", "GatherElements", "GatherND"})
 FOLLOWED = "followed are GatherND of pairs (text, row), and Gather of flattened rows at row + length * text"
 
 
@@ -60,7 +59,7 @@ def _widened(shapes: Shapes, demands: Demands) -> list[Refusal]:
             boxes = merged(shapes, output, asked.get(output, [WHOLE]))
             if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE:
                 parts = " and ".join(map(in_words, boxes))
-                rule = "is not computed alone" if node.op_type in RULES else "is not computed alone: it has no rule"
+                rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
                 found.append(Refusal(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
     return found[::-1]
 
@@ -71,7 +70,7 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
     for node in shapes.graph:
         source, indices = [*node.inputs, None, None][:2]
         maker = source.producer() if source is not None else None
-        if node.op_type not in PICKING or node.domain or maker is None or source is None or indices is None:
+        if Trait.PICKS not in operator_of(node).traits or maker is None or source is None or indices is None:
             continue
         if source.dtype in FLOATS and not is_constant(indices) and demands.get(source) == WHOLE_VALUE:
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"

@@ -23,8 +23,7 @@ from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.evaluate import Array
-
-RESIZED = ("Reshape", "Expand")  # their second input is the shape
+from export.compiler.operators.table import RESIZING
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _joined(
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:
-    return position == 1 and not node.domain and node.op_type in RESIZED
+    return position == 1 and not node.domain and node.op_type in RESIZING
 
 
 def _check_output(tokens: Tokens, output: ir.Value) -> None:

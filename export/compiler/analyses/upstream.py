@@ -27,7 +27,8 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import constant, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.view import SELECTING, Places, view_of
+from export.compiler.operators.table import SELECTING, view_of
+from export.compiler.operators.view import Places
 
 
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:

@@ -1,12 +1,9 @@
 """Rules of ONNX Runtime's own operators (com.microsoft) and of integer arithmetic.
 
-In and out: see `rules`. An operator without a rule reads its whole inputs: GroupQueryAttention takes the positions of
-its queries from their number, DynamicQuantizeLinear and DynamicQuantizeMatMul a scale from all rows.
+In and out: see `rules`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -17,25 +14,15 @@ from export.compiler.operators.rules import (
     Demand,
     Rule,
     broadcast,
-    broadcasting,
     clean,
-    elementwise,
     everything,
-    layer_norm,
     matmul,
 )
 
 DOMAIN = "com.microsoft"
 
-WITHOUT_RULE = (
-    "Attention BiasAdd BiasSplitGelu CausalConvWithState DynamicQuantizeLSTM DynamicQuantizeMatMul "
-    "EmbedLayerNormalization "
-    "GatedRelativePositionBias GroupQueryAttention LongformerAttention MoE QAttention QEmbedLayerNormalization QGemm "
-    "QLinearConcat QMoE SparseAttention"
-)
 
-
-def _biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of each element, beside a bias along the last axis."""
     last, bias = shapes.rank(node.outputs[index]) - 1, len(node.inputs) > 1 and node.inputs[1] is not None
     kept = _without(demand, last) if bias else demand
@@ -46,13 +33,13 @@ def _without(demand: Box, axis: int) -> Box:
     return box({own: chosen for own, chosen in demand if own != axis})
 
 
-def _rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A product whose second factor is stored in blocks."""
     kept = _without(demand, shapes.rank(node.outputs[index]) - 1)
     return Demand(kept, {**everything(node).inputs, 0: kept})
 
 
-def _skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """The norm of input + skip, and that sum."""
     out = node.outputs[index]
     if index not in (0, 3) or node.inputs[0] is None or node.inputs[1] is None:
@@ -62,7 +49,7 @@ def _skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
     return Demand(kept, {**everything(node).inputs, **read})
 
 
-def _fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     left, right, rank = node.inputs[0], node.inputs[1], shapes.rank(node.outputs[index])
     turned = [attribute_int(node, name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")]
     if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2 or any(turned[2:]):
@@ -79,7 +66,7 @@ def _fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dem
     return Demand(demand, read) if rank >= 2 else everything(node)
 
 
-def _rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     value, places = node.inputs[0], node.inputs[1]
     if value is None or places is None or attribute_int(node, "is_packed_batching", 0):
         return everything(node)
@@ -94,7 +81,7 @@ def _rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(box(kept), {**everything(node).inputs, 0: box(kept), 1: clean(shapes, places, box(placed))})
 
 
-def _multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A row of the output reads its own query and its own row of the bias."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 8]
     query, key, value, mask, bias, past = *given[:3], given[4], given[5], given[6:]
@@ -113,7 +100,7 @@ def _multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Deman
     return Demand(kept, read)
 
 
-def _gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     indices = node.inputs[1]
     if indices is None or attribute_int(node, "gather_axis", 0):
         return everything(node)
@@ -121,7 +108,7 @@ def _gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> De
     return Demand(kept, {**everything(node).inputs, 1: kept})
 
 
-def _scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """QuantizeLinear and DequantizeLinear: a scale of each element's own, or along one axis."""
     value, scale = node.inputs[0], node.inputs[1]
     if value is None or scale is None or shapes.rank(scale) > 1:
@@ -135,7 +122,7 @@ def _single(shapes: Shapes, value: ir.Value | None) -> bool:
     return value is None or all(dim == 1 for dim in shapes.dims(value))
 
 
-def _integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
+def integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
     """Rows of a product of quantised factors, with one scale and one zero for all rows of the first."""
 
     def rule(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -149,28 +136,6 @@ def _integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
         return Demand(kept, {**everything(node).inputs, factors[0]: kept})
 
     return rule
-
-
-CONTRIB: Mapping[str, Rule] = {
-    **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], _biased),
-    **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _skip_norm),
-    **dict.fromkeys(["LayerNormalization", "SimplifiedLayerNormalization"], layer_norm),
-    "MatMulNBits": _rows,
-    "FusedMatMul": _fused_matmul,
-    "RotaryEmbedding": _rotary,
-    "MultiHeadAttention": _multi_head,
-    "GatherBlockQuantized": _gather_blocks,
-    "MatMulIntegerToFloat": _integer_matmul((0, 1), (2, 4)),
-    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
-    **dict.fromkeys(["QLinearAdd", "QLinearMul"], broadcasting),
-    **dict.fromkeys(["QLinearSigmoid", "QLinearLeakyRelu"], elementwise),
-}
-QUANTISED: Mapping[str, Rule] = {
-    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
-    "MatMulInteger": _integer_matmul((0, 1), (2,)),
-    "QLinearMatMul": _integer_matmul((0, 3), (1, 2)),
-}
-KNOWN = frozenset([*CONTRIB, *WITHOUT_RULE.split()])
 
 
 def is_integer(node: ir.Node) -> bool:

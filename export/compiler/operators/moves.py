@@ -9,37 +9,22 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import constant
 from export.compiler.graph.shapes import Dim, Shapes
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.contrib import CONTRIB, DOMAIN, QUANTISED
-from export.compiler.operators.rules import COMPUTING, Demand, Rule, clean, everything
-from export.compiler.operators.view import RESIZING, VIEWS, view_of
+from export.compiler.operators.rules import Demand, Rule, clean, everything
+from export.compiler.operators.view import Build, built, expanded, gathered, reshaped
 
 
-def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
-    if reads_shape_alone(node):
-        return Demand(WHOLE, {})
-    rules = RULES if node.domain == "" else CONTRIB if node.domain == DOMAIN else {}
-    rule = rules.get(node.op_type)
-    if rule is None:
-        return everything(node)
-    try:
-        demand = rule(shapes, node, index, wanted)
-    except Refused:
-        return everything(node)
-    empty = any(not chosen for read in demand.inputs.values() for _, chosen in read)
-    return everything(node) if empty else demand
+def viewed(build: Build) -> Rule:
+    """Of an operator with such a view."""
+    return lambda shapes, node, index, demand: _moved(shapes, node, index, demand, build)
 
 
-def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    value = node.inputs[0]
-    resized = node.op_type in RESIZING
-    if resized and demand == WHOLE:
-        return everything(node)
-    view = view_of(shapes, node, index)
+def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build) -> Demand:
+    value, resized = node.inputs[0], build in (reshaped, expanded)
+    view = built(shapes, node, index, build) if demand != WHOLE or not resized else None
     if value is None or view is None:
         return everything(node)
     made, source = view.read(demand)
@@ -47,7 +32,7 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if not resized:
         return Demand(box(made), {**everything(node).inputs, 0: read})
     sizes = shape_plan(shapes, view.after, made) if made else None
-    if sizes is None or (node.op_type == "Expand" and -1 in sizes):
+    if sizes is None or (build is expanded and -1 in sizes):
         return everything(node)
     return Demand(box(made), {0: read})
 
@@ -67,21 +52,21 @@ def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequenc
     return sizes
 
 
-def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """By computed indices: of them, too, only those of the wanted rows."""
     value, indices = node.inputs[0], node.inputs[1]
     if value is None or indices is None:
         return everything(node)
     axis, width = attribute_int(node, "axis", 0) % shapes.rank(value), shapes.rank(indices)
     if constant(indices) is not None and width < 2:
-        return _moved(shapes, node, index, demand)
+        return _moved(shapes, node, index, demand, gathered)
     outer = {own: chosen for own, chosen in demand if own < axis}
     outer |= {own - width + 1: chosen for own, chosen in demand if own >= axis + width}
     inner = {own - axis: chosen for own, chosen in demand if axis <= own < axis + width}
     return Demand(demand, {0: clean(shapes, value, box(outer)), 1: box(inner)})
 
 
-def _concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
     rest = {own: chosen for own, chosen in demand if own != axis}
     parts = [(k, value) for k, value in enumerate(node.inputs) if value is not None]
@@ -118,12 +103,3 @@ def _joined(
         if not left:
             return read
     return None
-
-
-RULES: Mapping[str, Rule] = {
-    **COMPUTING,
-    **QUANTISED,
-    **dict.fromkeys(VIEWS, _moved),
-    "Gather": _gather,
-    "Concat": _concat,
-}

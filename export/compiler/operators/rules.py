@@ -1,7 +1,7 @@
-"""One rule per operator: what it must read to compute a part of its output.
+"""Rules of operators that compute: what they must read for a part of an output.
 
-In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. Without a rule an
-operator reads its whole inputs. `moves` has the rules of operators that move elements.
+In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. `table` says
+which operator has which rule; `moves` has the rules of operators that move elements.
 """
 
 from __future__ import annotations
@@ -33,15 +33,6 @@ class Demand:
 
 
 Rule = Callable[[Shapes, ir.Node, int, Box], Demand]
-
-ONE_INPUT = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Elu Erf Exp "
-    "Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu "
-    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
-)
-ELEMENTWISE = frozenset(ONE_INPUT.split())
-MORE_INPUTS = "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor"
-BROADCASTING = frozenset(MORE_INPUTS.split())
 
 
 def everything(node: ir.Node) -> Demand:
@@ -103,7 +94,7 @@ def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(demand, {0: clean(shapes, left, box(rows)), 1: clean(shapes, right, box(columns))})
 
 
-def _gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     read, chosen = dict(everything(node).inputs), dict(demand)
     if 0 in chosen:
         read[0] = box({1 if attribute_int(node, "transA", 0) else 0: chosen[0]})
@@ -114,7 +105,7 @@ def _gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(demand, read)
 
 
-def _conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Chosen channels read chosen filters. Pixels can be chosen only for 1 x 1 filters."""
     read, chosen = dict(everything(node).inputs), dict(demand)
     weight = node.inputs[1]
@@ -137,7 +128,7 @@ def _conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(box(produced), read)
 
 
-def _softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     rank, version = shapes.rank(node.outputs[index]), opset(node)
     axis = attribute_int(node, "axis", 1 if version < 13 else -1) % rank
     mixed = range(axis, rank) if version < 13 else (axis,)
@@ -156,14 +147,14 @@ def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
     return Demand(kept, {**everything(node).inputs, 0: kept})
 
 
-def _batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if index:
         return everything(node)
     kept = box({own: indices for own, indices in demand if own != 1})
     return Demand(kept, {**everything(node).inputs, 0: kept})
 
 
-def _reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     value, given = node.inputs[0], axes_of(node)
     if value is None or given is None:
         return everything(node)
@@ -176,7 +167,7 @@ def _reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(box(kept), {**everything(node).inputs, 0: read})
 
 
-def _einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     left, arrow, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
@@ -191,7 +182,7 @@ def _einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(demand, read)
 
 
-def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A row of the output reads its own query and its own row of the mask."""
     out, mask = node.outputs[0], node.inputs[3] if len(node.inputs) > 3 else None
     cached = any(value is not None for value in node.inputs[4:])
@@ -211,22 +202,3 @@ def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
                 return everything(node)
             read[3] = box({axis: dict(kept)[rows]})
     return Demand(kept, read)
-
-
-COMPUTING: Mapping[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys(BROADCASTING, broadcasting),
-    "MatMul": matmul,
-    "Gemm": _gemm,
-    "Conv": _conv,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "LayerNormalization": layer_norm,
-    "SimplifiedLayerNormalization": layer_norm,
-    "RMSNormalization": layer_norm,
-    "BatchNormalization": _batch_norm,
-    "Einsum": _einsum,
-    "Attention": _attention,
-    **dict.fromkeys(["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"], _reduce),
-    **dict.fromkeys(["ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"], _reduce),
-}

@@ -27,9 +27,6 @@ from export.compiler.operators.boxes import Box
 Array = NDArray[Any]
 Places = tuple[int, ...]
 
-RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-RESIZING = RESHAPES | {"Expand"}  # a part of the output has a shape of its own
-SELECTING = frozenset({"Split", "Slice", "Gather"})
 ALWAYS = {0, -1}  # rows of every axis
 LARGEST_RUN = 1 << 22  # elements of a run that is followed index by index
 
@@ -55,6 +52,9 @@ class Run:
     source: tuple[int, ...]
     made: tuple[int, ...]
     pick: Pick | None = None
+
+
+Build = Callable[[Shapes, ir.Node, int], Sequence[Run] | None]  # of an output; None if too little is known
 
 
 @dataclass(frozen=True)
@@ -190,23 +190,22 @@ def _through(
     return {axis: tuple(indices) for axis, indices in zip(left, picked, strict=True)}
 
 
-def view_of(shapes: Shapes, node: ir.Node, index: int = 0) -> View | None:
-    """Of the output `index`; None of an operator that does more. Raises Refused if a rank is unknown."""
-    runs = VIEWS.get(node.op_type) if not node.domain else None
+def built(shapes: Shapes, node: ir.Node, index: int, build: Build) -> View | None:
+    """Of the output `index`. Raises Refused if a rank is unknown."""
     source, out = node.inputs[0] if node.inputs else None, node.outputs[index]
-    if runs is None or source is None:
+    if source is None:
         return None
     before, after = shapes.dims(source), shapes.dims(out)
-    made = runs(shapes, node, index)
-    return View(node, before, after, tuple(made)) if made is not None else None
+    runs = build(shapes, node, index)
+    return View(node, before, after, tuple(runs)) if runs is not None else None
 
 
-def _transposed(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+def transposed(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
     order = permutation(node, shapes.rank(node.outputs[index]))
     return [Run((axis,), (made,)) for made, axis in enumerate(order)]
 
 
-def _reshaped(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+def reshaped(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
     before, after = _dims(shapes, node, index)
     whole = [(list(range(len(before))), list(range(len(after))))]
     return [Run(tuple(left), tuple(right)) for left, right in groups(shapes, before, after) or whole]
@@ -217,7 +216,7 @@ def _dims(shapes: Shapes, node: ir.Node, index: int) -> tuple[Sequence[Dim], Seq
     return shapes.dims(source) if source is not None else (), shapes.dims(node.outputs[index])
 
 
-def _expanded(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+def expanded(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
     before, after = _dims(shapes, node, index)
     new = len(after) - len(before)
     return [Run((axis - new,) if axis >= new else (), (axis,)) for axis in range(len(after))]
@@ -227,13 +226,13 @@ def _picking(rank: int, picks: Mapping[int, Pick]) -> list[Run]:
     return [Run((axis,), (axis,), picks.get(axis)) for axis in range(rank)]
 
 
-def _gathered(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+def gathered(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
     """By indices of any rank: a number takes its axis away."""
     indices, rank = node.inputs[1], len(_dims(shapes, node, index)[0])
     if indices is None:
         return None
     axis, width = attribute_int(node, "axis", 0) % rank, shapes.rank(indices)
-    numbers, flat = integers(indices), gathered(shapes, node)
+    numbers, flat = integers(indices), indices_of(shapes, node)
 
     def places(wanted: Places | None) -> Places | None:
         if flat is None or wanted is None:
@@ -246,7 +245,7 @@ def _gathered(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
     return [*outer, Run((axis,), tuple(range(axis, axis + width)), pick), *behind]
 
 
-def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
+def indices_of(shapes: Shapes, node: ir.Node) -> list[int] | None:
     """The indices of a Gather; None if unknown, of two axes, or if their guard cannot be built.
 
     On a free axis 0 and -1 always exist; any other index has to be alone, and `Materialiser` guards it.
@@ -262,7 +261,7 @@ def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
     return known if guarded or set(known) <= ALWAYS else None
 
 
-def _sliced(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+def sliced(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
     before, after = _dims(shapes, node, index)
     cuts = slices(node, len(before))
     if cuts is None:  # sizes that differ tell the axes, if no step turns them
@@ -302,7 +301,7 @@ def _cut_places(
     return wanted if max(wanted) < 0 and start <= 0 and end >= FAR and step == 1 else None
 
 
-def _split(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+def split(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
     rank = shapes.rank(node.outputs[index])
     axis = attribute_int(node, "axis", 0) % rank
     sizes = [shapes.static(out, axis) for out in node.outputs[: index + 1]]
@@ -315,13 +314,3 @@ def _split(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
         return tuple(start + row for row in (range(known[index]) if wanted is None else wanted))
 
     return _picking(rank, {axis: Pick(places)})
-
-
-VIEWS: Mapping[str, Callable[[Shapes, ir.Node, int], list[Run] | None]] = {
-    "Transpose": _transposed,
-    **dict.fromkeys(RESHAPES, _reshaped),
-    "Expand": _expanded,
-    "Gather": _gathered,
-    "Slice": _sliced,
-    "Split": _split,
-}

@@ -23,7 +23,7 @@ from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import attribute_int, opset, permutation, reads_shape_alone
 from export.compiler.graph.constants import Constants, constant, of_type
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 
 OLDEST_OPSET = 11  # pads as an input

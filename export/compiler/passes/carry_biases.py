@@ -19,7 +19,7 @@ from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants, constant, is_constant
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 
 ROUNDING = 1e4 * np.finfo(np.float64).eps  # of a solution, relative to the bias

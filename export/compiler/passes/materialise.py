@@ -17,8 +17,9 @@ from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
-from export.compiler.operators.moves import demand_of, shape_plan
-from export.compiler.operators.view import ALWAYS, RESHAPES, gathered
+from export.compiler.operators.moves import shape_plan
+from export.compiler.operators.table import RESHAPES, demand_of
+from export.compiler.operators.view import ALWAYS, indices_of
 
 
 class Materialiser:
@@ -203,7 +204,7 @@ class Materialiser:
                 if rows is not None and not isinstance(self.shapes.dims(value)[axis], int):
                     rows = self._existing(rows, axis, cuts[axis][0], self.shapes.dims(source)[axis])
             return rows
-        if node.op_type == "Gather" and (places := gathered(self.shapes, node)) is not None:
+        if node.op_type == "Gather" and (places := indices_of(self.shapes, node)) is not None:
             row = self.part(source, read[0])
             if node.inputs[1] is not None and self.shapes.rank(node.inputs[1]):
                 return row

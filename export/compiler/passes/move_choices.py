@@ -16,14 +16,13 @@ from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import opset, reads_shape_alone
-from export.compiler.graph.inference import infer_new
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.inference import infer_new
 from export.compiler.operators.moves import shape_plan
-from export.compiler.operators.rules import BROADCASTING
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import BROADCASTING, RESHAPES
 from export.compiler.passes.materialise import Materialiser
 
 OLDEST_OPSET = 12  # batch_dims of GatherND

@@ -17,12 +17,10 @@ from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant, of_type
 from export.compiler.graph.shapes import Dim, same
-from export.compiler.operators.rules import BROADCASTING
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import BROADCASTING, RESIZING
 from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.packed_texts import Part, Texts
 
-MOVES = RESHAPES | {"Expand"}  # a shape of their own
 OLDEST_OPSET = 12  # batch_dims of GatherND
 NARROW = {ir.DataType.INT8, ir.DataType.UINT8}
 TAIL_ALIGNED = BROADCASTING | {"MatMul"}
@@ -208,7 +206,7 @@ class Body:
     def _copy(self, node: ir.Node, packed: bool) -> None:
         inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]
         operator, attributes = node.op_type, [*node.attributes.values()]
-        if operator in MOVES and not node.domain:
+        if operator in RESIZING and not node.domain:
             operator = "Expand" if operator == "Expand" else "Reshape"
             inputs, attributes = [inputs[0], self._shape(node.outputs[0], packed)], []
         new = ir.Node(node.domain, operator, inputs, attributes, num_outputs=len(node.outputs))

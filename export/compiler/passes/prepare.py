@@ -22,21 +22,16 @@ from onnx_ir.passes.common import (
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
-from export.compiler.graph.inference import infer
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
-from export.compiler.operators.contrib import DOMAIN, KNOWN
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.moves import RULES
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.inference import infer
+from export.compiler.operators.table import RESHAPES, UNKNOWN, Trait, operator_of
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_FOLDED = 1 << 24  # elements
@@ -99,10 +94,9 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
-    own = {"": node.op_type in RULES or onnx.defs.has(node.op_type), DOMAIN: node.op_type in KNOWN}
-    if not own.get(node.domain):
+    if operator_of(node) is UNKNOWN and (node.domain or not onnx.defs.has(node.op_type)):
         yield f"expected an operator of ONNX, or of ONNX Runtime that is known, found {operator}"
-    if node.op_type in RANDOM:
+    if Trait.RANDOM in operator_of(node).traits:
         yield f"expected a graph that always gives the same, found {operator}"
     if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):
         yield f"expected tensors, found {operator}"

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import Constants, is_constant, of_type
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.rules import ELEMENTWISE
+from export.compiler.operators.table import ELEMENTWISE
 
 ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}
 

@@ -23,7 +23,7 @@ from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation, reads_shape_alone
 from export.compiler.graph.constants import Constants, constant, integers, is_constant, of_type
 from export.compiler.graph.shapes import Dim, Shapes, same
-from export.compiler.operators.view import RESHAPES
+from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one

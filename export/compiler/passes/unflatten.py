@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_float, attribute_int
 from export.compiler.graph.constants import Constants, of_type
 from export.compiler.graph.shapes import Dim, Shapes, product, same
-from export.compiler.operators.rules import BROADCASTING, ELEMENTWISE
+from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
 EACH = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
 

@@ -22,26 +22,10 @@ from numpy.typing import NDArray
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.defaults import default
+from export.compiler.operators.table import Trait, operator_of
 from export.compiler.proof.memory import free_memory
 
 Feeds = dict[str, NDArray[np.generic]]
-
-PASSING = frozenset(
-    {
-        "Cast",
-        "Clip",
-        "Concat",
-        "Expand",
-        "Flatten",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
 
 # Sizes of first axes and of others, per round; some networks accept only 224.
 FIRST = (1, 2, 3)
@@ -276,7 +260,7 @@ def table_rows(value: ir.Value) -> int | None:
                 axis = attribute_int(node, "axis", 0)
                 size = table.shape.dims[axis] if table.shape is not None else None
                 rows += [size] if isinstance(size, int) else []
-            elif node.op_type in PASSING:
+            elif Trait.MOVES in operator_of(node).traits or node.op_type in ("Clip", "Concat"):
                 waiting += [output for output in node.outputs if output not in seen]
                 seen |= set(node.outputs)
     return min(rows, default=None)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from export.compiler.analyses.demand import analyse
 from export.compiler.errors import NothingToRewrite, NotSupported
-from export.compiler.graph.inference import infer
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
+from export.compiler.operators.inference import infer
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite

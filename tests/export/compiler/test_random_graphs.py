@@ -16,7 +16,7 @@ from test_onnx_operators import part, runner
 
 from export.compiler.errors import BadRequest
 from export.compiler.graph.reads import Read
-from export.compiler.operators import moves
+from export.compiler.operators import table
 from export.compiler.operators.rules import elementwise
 from export.compiler.passes import unflatten
 
@@ -160,7 +160,7 @@ def test_no_random_graph_gives_a_wrong_part() -> None:
 
 
 def plant_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(moves.RULES, "Softmax", elementwise)
+    monkeypatch.setitem(table.STANDARD, "Softmax", table.Operator(elementwise))
 
 
 def plant_gemm(monkeypatch: pytest.MonkeyPatch) -> None:

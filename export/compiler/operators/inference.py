@@ -19,11 +19,9 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, number, product, same, slices
+from export.compiler.operators.table import BROADCASTING
 
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
-
-ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
-COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
 
 
 def infer_new(model: ir.Model) -> None:
@@ -235,7 +233,7 @@ def _register() -> None:
     grouped = registry.get("com.microsoft", "GroupQueryAttention", 1)
     if grouped is not None:
         registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
-    wrappers = dict.fromkeys([*ARITHMETIC.split(), *COMPARING.split()], _careful) | {
+    wrappers = dict.fromkeys([*BROADCASTING, "Expand", "MatMul"], _careful) | {
         "Min": lambda library: _careful(_least(library)),
         "Reshape": _reshape,
         "Split": _split,

@@ -1,0 +1,98 @@
+"""Formulas of multiply-accumulates.
+
+In: the shapes of a graph and a node that multiplies. Out: a number, with sizes that are free as `Shapes.nominal` has
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from export.compiler.graph.attributes import attribute_int, attribute_string
+from export.compiler.graph.shapes import Dim, Shapes
+
+Macs = Callable[[Shapes, ir.Node], int]
+
+
+def no_formula(shapes: Shapes, node: ir.Node) -> int:
+    """Of an operator that multiplies nevertheless."""
+    return 0
+
+
+def _sizes(shapes: Shapes, value: ir.Value | None) -> list[int]:
+    return [shapes.nominal(dim) for dim in shapes.dims(value)] if value is not None else []
+
+
+def _inputs(shapes: Shapes, node: ir.Node) -> list[list[int]]:
+    return [_sizes(shapes, value) for value in node.inputs]
+
+
+def _out(shapes: Shapes, node: ir.Node) -> int:
+    return math.prod(_sizes(shapes, node.outputs[0]))
+
+
+def matrices(left: int, right: int) -> Macs:
+    """Of the inputs at these places."""
+
+    def count(shapes: Shapes, node: ir.Node) -> int:
+        """The axis over which a product sums; a weight knows it where the other factor does not."""
+        first, second = node.inputs[left], node.inputs[right]
+        dims: list[Dim] = [shapes.dims(first)[-1]] if first is not None else []
+        dims += [shapes.dims(second)[-2:][0]] if second is not None else []
+        return _out(shapes, node) * shapes.nominal(next((dim for dim in dims if isinstance(dim, int)), dims[0]))
+
+    return count
+
+
+def filters(weight: int) -> Macs:
+    return lambda shapes, node: _out(shapes, node) * math.prod(_sizes(shapes, node.inputs[weight])[1:])
+
+
+def filters_of_input(shapes: Shapes, node: ir.Node) -> int:
+    image, weight = _inputs(shapes, node)[:2]
+    return math.prod(image) * math.prod(weight[1:])
+
+
+def gemm(shapes: Shapes, node: ir.Node) -> int:
+    return _out(shapes, node) * _sizes(shapes, node.inputs[0])[0 if attribute_int(node, "transA", 0) else 1]
+
+
+def fused(shapes: Shapes, node: ir.Node) -> int:
+    return _out(shapes, node) * _sizes(shapes, node.inputs[0])[-2 if attribute_int(node, "transA", 0) else -1]
+
+
+def blocks(shapes: Shapes, node: ir.Node) -> int:
+    return _out(shapes, node) * attribute_int(node, "K", 0)
+
+
+def recurrent(shapes: Shapes, node: ir.Node) -> int:
+    """Of each step: the input and the state before it."""
+    sizes = _inputs(shapes, node)
+    return math.prod(sizes[0][:2]) * (math.prod(sizes[1]) + math.prod(sizes[2]))
+
+
+def attention(shapes: Shapes, node: ir.Node) -> int:
+    """Scores, then the weighted sum of the values."""
+    sizes, heads = _inputs(shapes, node), attribute_int(node, "q_num_heads", 0)
+    scores = math.prod(sizes[0]) * sizes[1][-2]
+    return scores + (_out(shapes, node) if heads or len(sizes[0]) == 4 else 0) * sizes[1][-2]
+
+
+def multi_head(shapes: Shapes, node: ir.Node) -> int:
+    sizes = _inputs(shapes, node)
+    return 2 * _out(shapes, node) * (sizes[1] or sizes[0])[1]
+
+
+def grouped(shapes: Shapes, node: ir.Node) -> int:
+    """Over the new and the past tokens."""
+    sizes = _inputs(shapes, node)
+    return 2 * _out(shapes, node) * (sizes[0][1] + (sizes[3][2] if len(sizes) > 3 and sizes[3] else 0))
+
+
+def einsum(shapes: Shapes, node: ir.Node) -> int:
+    terms = attribute_string(node, "equation", "").replace(" ", "").partition("->")[0].split(",")
+    named = zip(terms, _inputs(shapes, node), strict=False)
+    return math.prod({letter: size for term, dims in named for letter, size in zip(term, dims, strict=False)}.values())

@@ -6,8 +6,9 @@ gates * hidden, hidden), B (directions, 2 * gates * hidden). Behind its length a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,120 +50,40 @@ def _scan(x: Array, lengths: Array | None, step: Step, states: States, backwards
     return out, states
 
 
-def _run(
-    x: Array,
-    w: Array,
-    lengths: Array | None,
-    initial: list[Array | None],
-    direction: str | None,
-    layout: int | None,
-    step_of: Callable[[int], Step],
-    hidden: int,
-) -> tuple[Array, ...]:
-    """Y, and the last states."""
-    steps = x.swapaxes(0, 1) if layout else x
-    zeros = np.zeros((len(w), steps.shape[1], hidden))
-    begin = [zeros if array is None else array.swapaxes(0, 1) if layout else array for array in initial]
-    outs, lasts = [], []
-    for k in range(len(w)):
-        backwards = direction == "reverse" or k == 1
-        out, last = _scan(steps, lengths, step_of(k), tuple(array[k] for array in begin), backwards)
-        outs.append(out)
-        lasts.append(last)
-    y = np.stack(outs, 1)  # (steps, directions, batch, hidden)
-    ends = [np.stack(arrays) for arrays in zip(*lasts, strict=True)]
-    return (y.transpose(2, 0, 1, 3), *(end.swapaxes(0, 1) for end in ends)) if layout else (y, *ends)
+class Attributes(TypedDict, total=False):
+    activation_alpha: list[float] | None
+    activation_beta: list[float] | None
+    activations: list[str] | None
+    clip: float | None
+    direction: str | None
+    hidden_size: int | None
+    input_forget: int | None
+    layout: int | None
+    linear_before_reset: int | None
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction's weights: w (gates * hidden, input), r (gates * hidden, hidden), their biases (gates * hidden),
+    peepholes (3 * hidden).
+    """
+
+    w: Array
+    r: Array
+    wb: Array
+    rb: Array
+    peepholes: Array
+    functions: Sequence[Callable[[Array], Array]]
+    attributes: Attributes
 
 
 class _Recurrent(OpRun):
     op_domain = ""
-    gates = 1
+    functions: tuple[str, ...] = ()
+    states = 1
 
-    def outputs(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Those that the node names."""
-        return arrays[: len(self.onnx_node.output)]
-
-    def biases(self, b: Array | None, directions: int, hidden: int) -> tuple[Array, Array]:
-        """Of W and of R, (directions, gates * hidden)."""
-        both = np.zeros((directions, 2 * self.gates * hidden)) if b is None else b
-        return both[:, : self.gates * hidden], both[:, self.gates * hidden :]
-
-
-class RNN(_Recurrent):
-    """h' = f(W x + R h + b)"""
-
-    def _run(
-        self,
-        x: Array,
-        w: Array,
-        r: Array,
-        b: Array | None = None,
-        lengths: Array | None = None,
-        initial: Array | None = None,
-        activation_alpha: list[float] | None = None,
-        activation_beta: list[float] | None = None,
-        activations: list[str] | None = None,
-        clip: float | None = None,
-        direction: str | None = None,
-        hidden_size: int | None = None,
-        layout: int | None = None,
-    ) -> tuple[Array, ...]:
-        _check_plain(clip, activation_alpha, activation_beta)
-        wb, rb = self.biases(b, len(w), r.shape[2])
-        functions = _functions(activations, ["tanh"], len(w))
-
-        def step_of(k: int) -> Step:
-            return lambda given, states: (functions[k][0](given @ w[k].T + states[0] @ r[k].T + wb[k] + rb[k]),)
-
-        return self.outputs(_run(x, w, lengths, [initial], direction, layout, step_of, r.shape[2]))
-
-
-class GRU(_Recurrent):
-    """z, u = f(...); n = g(W x + b + u (R h + b)) or g(W x + b + R (u h) + b); h' = (1 - z) n + z h"""
-
-    gates = 3
-
-    def _run(
-        self,
-        x: Array,
-        w: Array,
-        r: Array,
-        b: Array | None = None,
-        lengths: Array | None = None,
-        initial: Array | None = None,
-        activation_alpha: list[float] | None = None,
-        activation_beta: list[float] | None = None,
-        activations: list[str] | None = None,
-        clip: float | None = None,
-        direction: str | None = None,
-        hidden_size: int | None = None,
-        layout: int | None = None,
-        linear_before_reset: int | None = None,
-    ) -> tuple[Array, ...]:
-        _check_plain(clip, activation_alpha, activation_beta)
-        hidden = r.shape[2]
-        wb, rb = self.biases(b, len(w), hidden)
-        functions = _functions(activations, ["sigmoid", "tanh"], len(w))
-
-        def step_of(k: int) -> Step:
-            (f, g), last = functions[k], slice(2 * hidden, None)
-
-            def step(given: Array, states: States) -> States:
-                (h,) = states
-                own, back = given @ w[k].T + wb[k], h @ r[k].T + rb[k]
-                z, u = np.split(f(own[:, : 2 * hidden] + back[:, : 2 * hidden]), 2, axis=1)
-                again = u * back[:, last] if linear_before_reset else (u * h) @ r[k][last].T + rb[k][last]
-                return ((1 - z) * g(own[:, last] + again) + z * h,)
-
-            return step
-
-        return self.outputs(_run(x, w, lengths, [initial], direction, layout, step_of, hidden))
-
-
-class LSTM(_Recurrent):
-    """i, o, f, c~ = ...; c' = f c + i c~; h' = o h(c'), with peepholes P (directions, 3 * hidden) for i, o, f"""
-
-    gates = 4
+    def step(self, of: Direction) -> Step:
+        raise NotImplementedError
 
     def _run(
         self,
@@ -174,38 +95,81 @@ class LSTM(_Recurrent):
         initial: Array | None = None,
         initial_cell: Array | None = None,
         p: Array | None = None,
-        activation_alpha: list[float] | None = None,
-        activation_beta: list[float] | None = None,
-        activations: list[str] | None = None,
-        clip: float | None = None,
-        direction: str | None = None,
-        hidden_size: int | None = None,
-        input_forget: int | None = None,
-        layout: int | None = None,
+        **attributes: Unpack[Attributes],
     ) -> tuple[Array, ...]:
-        _check_plain(clip, activation_alpha, activation_beta)
-        if input_forget:
+        """Those of Y and the last states that the node names."""
+        if attributes.get("clip") or attributes.get("activation_alpha") or attributes.get("activation_beta"):
+            raise NotImplementedError("expected no clip and no parameters of activations")
+        if attributes.get("input_forget"):
             raise NotImplementedError("expected no coupled gates")
-        hidden = r.shape[2]
-        wb, rb = self.biases(b, len(w), hidden)
-        functions = _functions(activations, ["sigmoid", "tanh", "tanh"], len(w))
-        peepholes = np.zeros((len(w), 3 * hidden)) if p is None else p
+        directions, wide, hidden = w.shape[0], w.shape[1], r.shape[2]
+        biases = np.zeros((directions, 2 * wide)) if b is None else b
+        peepholes = np.zeros((directions, 3 * hidden)) if p is None else p
+        functions = _functions(attributes.get("activations"), [*self.functions], directions)
+        first = bool(attributes.get("layout"))  # the batch comes first
+        steps = x.swapaxes(0, 1) if first else x
+        zeros = np.zeros((directions, steps.shape[1], hidden))
+        given = [
+            zeros if array is None else array.swapaxes(0, 1) if first else array for array in (initial, initial_cell)
+        ]
+        outs, lasts = [], []
+        for k in range(directions):
+            step = self.step(
+                Direction(w[k], r[k], biases[k, :wide], biases[k, wide:], peepholes[k], functions[k], attributes)
+            )
+            backwards = attributes.get("direction") == "reverse" or k == 1
+            out, last = _scan(steps, lengths, step, tuple(array[k] for array in given[: self.states]), backwards)
+            outs.append(out)
+            lasts.append(last)
+        y = np.stack(outs, 1)  # (steps, directions, batch, hidden)
+        ends = [np.stack(arrays) for arrays in zip(*lasts, strict=True)]
+        made = (y.transpose(2, 0, 1, 3), *(end.swapaxes(0, 1) for end in ends)) if first else (y, *ends)
+        return made[: len(self.onnx_node.output)]
 
-        def step_of(k: int) -> Step:
-            (f, g, h), (at_input, at_output, at_forget) = functions[k], np.split(peepholes[k], 3)
 
-            def step(given: Array, states: States) -> States:
-                before, cell = states
-                made = np.split(given @ w[k].T + wb[k] + before @ r[k].T + rb[k], 4, axis=1)
-                kept, added = f(made[2] + at_forget * cell), f(made[0] + at_input * cell)
-                new = kept * cell + added * g(made[3])
-                return f(made[1] + at_output * new) * h(new), new
+class RNN(_Recurrent):
+    """h' = f(W x + R h + b)"""
 
-            return step
+    functions = ("tanh",)
 
-        return self.outputs(_run(x, w, lengths, [initial, initial_cell], direction, layout, step_of, hidden))
+    def step(self, of: Direction) -> Step:
+        return lambda given, states: (of.functions[0](given @ of.w.T + states[0] @ of.r.T + of.wb + of.rb),)
 
 
-def _check_plain(clip: float | None, *given: list[float] | None) -> None:
-    if clip or any(given):
-        raise NotImplementedError("expected no clip and no parameters of activations")
+class GRU(_Recurrent):
+    """z, u = f(...); n = g(W x + b + u (R h + b)) or g(W x + b + R (u h) + b); h' = (1 - z) n + z h"""
+
+    functions = ("sigmoid", "tanh")
+
+    def step(self, of: Direction) -> Step:
+        (f, g), hidden = of.functions, of.r.shape[1]
+        last = slice(2 * hidden, None)
+
+        def step(given: Array, states: States) -> States:
+            (h,) = states
+            own, back = given @ of.w.T + of.wb, h @ of.r.T + of.rb
+            z, u = np.split(f(own[:, : 2 * hidden] + back[:, : 2 * hidden]), 2, axis=1)
+            late = of.attributes.get("linear_before_reset")
+            again = u * back[:, last] if late else (u * h) @ of.r[last].T + of.rb[last]
+            return ((1 - z) * g(own[:, last] + again) + z * h,)
+
+        return step
+
+
+class LSTM(_Recurrent):
+    """i, o, f, c~ = ...; c' = f c + i c~; h' = o h(c'), with peepholes for i, o, f"""
+
+    functions = ("sigmoid", "tanh", "tanh")
+    states = 2
+
+    def step(self, of: Direction) -> Step:
+        (f, g, h), (at_input, at_output, at_forget) = of.functions, np.split(of.peepholes, 3)
+
+        def step(given: Array, states: States) -> States:
+            before, cell = states
+            made = np.split(given @ of.w.T + of.wb + before @ of.r.T + of.rb, 4, axis=1)
+            kept, added = f(made[2] + at_forget * cell), f(made[0] + at_input * cell)
+            new = kept * cell + added * g(made[3])
+            return f(made[1] + at_output * new) * h(new), new
+
+        return step

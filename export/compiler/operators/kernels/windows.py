@@ -6,7 +6,7 @@ In onnx 1.23 Conv is a Python loop; ConvTranspose is wrong with groups and fails
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,26 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_max_pool import MaxPool as LibraryMaxPool
 
 Array = NDArray[Any]
+
+
+class Window(TypedDict, total=False):
+    auto_pad: str | None
+    ceil_mode: int | None
+    count_include_pad: int | None
+    dilations: list[int] | None
+    group: int | None
+    kernel_shape: list[int] | None
+    output_padding: list[int] | None
+    output_shape: list[int] | None
+    p: int | None
+    pads: list[int] | None
+    storage_order: int | None
+    strides: list[int] | None
+
+
+def _steps(given: Window, axes: int) -> tuple[list[int], list[int]]:
+    """Strides and dilations."""
+    return list(given.get("strides") or [1] * axes), list(given.get("dilations") or [1] * axes)
 
 
 def _columns(image: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
@@ -27,21 +47,19 @@ def _columns(image: Array, kernel: Sequence[int], strides: Sequence[int], dilati
     return np.moveaxis(thinned, axes, tuple(axis + len(axes) for axis in axes))
 
 
-def _sides(
-    image: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int] | None,
-    auto_pad: str | None,
-) -> list[tuple[int, int]]:
+def _pads(given: Window, axes: int) -> list[tuple[int, int]]:
+    """Padding before and after each axis, if the node writes it."""
+    pads = list(given.get("pads") or [0] * 2 * axes) if given.get("auto_pad") != "VALID" else [0] * 2 * axes
+    return [(pads[k], pads[k + axes]) for k in range(axes)]
+
+
+def _sides(image: Sequence[int], kernel: Sequence[int], given: Window) -> list[tuple[int, int]]:
     """Padding before and after each axis."""
-    axes = len(kernel)
+    auto_pad = given.get("auto_pad")
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        given = list(pads or [0] * 2 * axes) if auto_pad != "VALID" else [0] * 2 * axes
-        return [(given[k], given[k + axes]) for k in range(axes)]
+        return _pads(given, len(kernel))
     sides = []
-    for size, own, step, wide in zip(image, kernel, strides, dilations, strict=True):
+    for size, own, step, wide in zip(image, kernel, *_steps(given, len(kernel)), strict=True):
         total = max((-(-size // step) - 1) * step + (own - 1) * wide + 1 - size, 0)
         sides.append((total // 2, total - total // 2) if auto_pad == "SAME_UPPER" else (total - total // 2, total // 2))
     return sides
@@ -52,24 +70,13 @@ class Conv(OpRun):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Array,
-        w: Array,
-        b: Array | None = None,
-        auto_pad: str | None = None,
-        dilations: list[int] | None = None,
-        group: int | None = None,
-        kernel_shape: list[int] | None = None,
-        pads: list[int] | None = None,
-        strides: list[int] | None = None,
-    ) -> tuple[Array]:
+    def _run(self, x: Array, w: Array, b: Array | None = None, **given: Unpack[Window]) -> tuple[Array]:
         axes = w.ndim - 2
-        step, spread = list(strides or [1] * axes), list(dilations or [1] * axes)
-        sides = _sides(x.shape[2:], w.shape[2:], step, spread, pads, auto_pad)
+        step, spread = _steps(given, axes)
+        sides = _sides(x.shape[2:], w.shape[2:], given)
         image = np.pad(x, [(0, 0), (0, 0), *sides])
         columns = _columns(image, w.shape[2:], step, spread)
-        groups, shape = group or 1, columns.shape[2 + axes :]
+        groups, shape = given.get("group") or 1, columns.shape[2 + axes :]
         filters = w.reshape(groups, len(w) // groups, -1)
         images = [filters @ each.reshape(groups, filters.shape[2], -1) for each in columns]  # one copied at a time
         whole = np.stack(images).reshape(len(x), len(w), *shape)
@@ -81,23 +88,10 @@ class ConvTranspose(OpRun):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Array,
-        w: Array,
-        b: Array | None = None,
-        auto_pad: str | None = None,
-        dilations: list[int] | None = None,
-        group: int | None = None,
-        kernel_shape: list[int] | None = None,
-        output_padding: list[int] | None = None,
-        output_shape: list[int] | None = None,
-        pads: list[int] | None = None,
-        strides: list[int] | None = None,
-    ) -> tuple[Array]:
-        axes, groups = w.ndim - 2, group or 1
-        step, spread = list(strides or [1] * axes), list(dilations or [1] * axes)
-        more, kernel = list(output_padding or [0] * axes), w.shape[2:]
+    def _run(self, x: Array, w: Array, b: Array | None = None, **given: Unpack[Window]) -> tuple[Array]:
+        axes, groups = w.ndim - 2, given.get("group") or 1
+        step, spread = _steps(given, axes)
+        more, kernel = list(given.get("output_padding") or [0] * axes), w.shape[2:]
         reach = [(kernel[k] - 1) * spread[k] + 1 for k in range(axes)]
         whole = [(x.shape[k + 2] - 1) * step[k] + reach[k] + more[k] for k in range(axes)]
         filters = w.reshape(groups, len(w) // groups, -1).swapaxes(1, 2)  # (groups, columns * places, channels)
@@ -110,50 +104,32 @@ class ConvTranspose(OpRun):
                 for at, wide, size, stride in zip(place, spread, x.shape[2:], step, strict=True)
             ]
             out[(slice(None), slice(None), *cut)] += made[(slice(None), slice(None), *place)]
-        for k, (before, size) in enumerate(_cropped(whole, x.shape[2:], step, pads, auto_pad, output_shape)):
+        for k, (before, size) in enumerate(_cropped(whole, x.shape[2:], given)):
             missing = max(before + size - out.shape[k + 2], 0)
             out = np.pad(out, [(0, missing if axis == k + 2 else 0) for axis in range(out.ndim)])
             out = np.take(out, range(before, before + size), axis=k + 2)
         return (out if b is None else out + b.reshape(-1, *[1] * axes),)
 
 
-def _cropped(
-    whole: Sequence[int],
-    image: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int] | None,
-    auto_pad: str | None,
-    output_shape: Sequence[int] | None,
-) -> list[tuple[int, int]]:
+def _cropped(whole: Sequence[int], image: Sequence[int], given: Window) -> list[tuple[int, int]]:
     """What ConvTranspose crops before each axis, and the size that it leaves."""
     axes = len(whole)
-    same = auto_pad in ("SAME_UPPER", "SAME_LOWER")
-    if not output_shape and not same:
-        given = list(pads or [0] * 2 * axes) if auto_pad != "VALID" else [0] * 2 * axes
-        return [(given[k], whole[k] - given[k] - given[k + axes]) for k in range(axes)]
-    sizes = output_shape[-axes:] if output_shape else [size * step for size, step in zip(image, strides, strict=True)]
+    auto_pad, wanted, strides = given.get("auto_pad"), given.get("output_shape"), _steps(given, axes)[0]
+    if not wanted and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        return [(before, whole[k] - before - after) for k, (before, after) in enumerate(_pads(given, axes))]
+    sizes = wanted[-axes:] if wanted else [size * step for size, step in zip(image, strides, strict=True)]
     total = [max(whole[k] - sizes[k], 0) for k in range(axes)]
     upper = auto_pad == "SAME_UPPER"
     return [(total[k] // 2 if upper else total[k] - total[k] // 2, sizes[k]) for k in range(axes)]
 
 
-def _pooled(
-    x: Array,
-    kernel: list[int],
-    strides: list[int] | None,
-    dilations: list[int] | None,
-    pads: list[int] | None,
-    auto_pad: str | None,
-    ceil_mode: int | None,
-    fill: float,
-    behind: float | None = None,
-) -> Array:
+def _pooled(x: Array, given: Window, fill: float, behind: float | None = None) -> Array:
     """The windows (batch, channels, *kernel, *output). `fill`: the padding. `behind`: what `ceil_mode` adds to it."""
-    axes = len(kernel)
-    step, spread = list(strides or [1] * axes), list(dilations or [1] * axes)
-    sides = _sides(x.shape[2:], kernel, step, spread, pads, auto_pad)
-    more = [0] * axes
-    if ceil_mode and auto_pad in (None, "", "NOTSET"):
+    kernel = list(given.get("kernel_shape") or [])
+    step, spread = _steps(given, len(kernel))
+    sides = _sides(x.shape[2:], kernel, given)
+    more = [0] * len(kernel)
+    if given.get("ceil_mode") and given.get("auto_pad") in (None, "", "NOTSET"):
         for k, (before, after) in enumerate(sides):
             left = x.shape[k + 2] + before + after - (kernel[k] - 1) * spread[k] - 1
             last = -(-left // step[k]) * step[k]
@@ -163,29 +139,26 @@ def _pooled(
     return _columns(np.pad(padded, longer, constant_values=fill if behind is None else behind), kernel, step, spread)
 
 
+def _places(x: Array) -> tuple[int, ...]:
+    """The axes of pixels, and of a window's."""
+    return tuple(range(2, x.ndim))
+
+
+def _power(p: int | None) -> int:
+    return 2 if p is None else p
+
+
 class MaxPool(OpRun):
     """The places of the largest are the library's."""
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Array,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = None,
-        dilations: list[int] | None = None,
-        kernel_shape: list[int] | None = None,
-        pads: list[int] | None = None,
-        storage_order: int | None = None,
-        strides: list[int] | None = None,
-    ) -> tuple[Array, ...]:
+    def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array, ...]:
         if len(self.onnx_node.output) > 1 and self.onnx_node.output[1]:
             library: Any = LibraryMaxPool(self.onnx_node, self.run_params)
             return tuple(np.asarray(array) for array in library.run(x))
-        kernel = list(kernel_shape or [])
         lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else float(np.iinfo(x.dtype).min)
-        windows = _pooled(x, kernel, strides, dilations, pads, auto_pad, ceil_mode, lowest)
-        return (windows.max(tuple(range(2, 2 + len(kernel)))),)
+        return (_pooled(x, given, lowest).max(_places(x)),)
 
 
 class AveragePool(OpRun):
@@ -193,22 +166,10 @@ class AveragePool(OpRun):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Array,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = None,
-        count_include_pad: int | None = None,
-        dilations: list[int] | None = None,
-        kernel_shape: list[int] | None = None,
-        pads: list[int] | None = None,
-        strides: list[int] | None = None,
-    ) -> tuple[Array]:
-        kernel = list(kernel_shape or [])
-        over = tuple(range(2, 2 + len(kernel)))
-        window = kernel, strides, dilations, pads, auto_pad, ceil_mode
-        counted = _pooled(np.ones((1, 1, *x.shape[2:])), *window, 1.0 if count_include_pad else 0.0, behind=0.0)
-        return (_pooled(x, *window, 0.0).sum(over) / counted.sum(over),)
+    def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array]:
+        padding = 1.0 if given.get("count_include_pad") else 0.0
+        counted = _pooled(np.ones((1, 1, *x.shape[2:])), given, padding, behind=0.0)
+        return (_pooled(x, given, 0.0).sum(_places(x)) / counted.sum(_places(x)),)
 
 
 class LpPool(OpRun):
@@ -216,25 +177,14 @@ class LpPool(OpRun):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: Array,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = None,
-        dilations: list[int] | None = None,
-        kernel_shape: list[int] | None = None,
-        p: int | None = None,
-        pads: list[int] | None = None,
-        strides: list[int] | None = None,
-    ) -> tuple[Array]:
-        kernel, power = list(kernel_shape or []), 2 if p is None else p
-        windows = _pooled(np.abs(x) ** power, kernel, strides, dilations, pads, auto_pad, ceil_mode, 0.0)
-        return (windows.sum(tuple(range(2, 2 + len(kernel)))) ** (1 / power),)
+    def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array]:
+        power = _power(given.get("p"))
+        return (_pooled(np.abs(x) ** power, given, 0.0).sum(_places(x)) ** (1 / power),)
 
 
 class GlobalLpPool(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, p: int | None = None) -> tuple[Array]:
-        power = 2 if p is None else p
-        return ((np.abs(x) ** power).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / power),)
+        power = _power(p)
+        return ((np.abs(x) ** power).sum(_places(x), keepdims=True) ** (1 / power),)

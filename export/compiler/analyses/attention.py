@@ -133,17 +133,15 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     scores = scale * q K' + mask; a boolean mask becomes 0 and -inf. As in ONNX Runtime the lowest float masks, too, and
     a query without a key gives zeros.
     """
-    graph, constants = shapes.graph, Constants(shapes.graph)
+    constants = Constants(shapes.graph)
     query, key, value = (given(node, position) for position in range(3))
     features = shapes.static(query, 3)
     if features is None or query.dtype is None:
         raise Refused(node.outputs[0].name or "", "Attention", "expected a known number of features")
 
     def add(operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        new = ir.node(operator, inputs, attributes=attributes)
-        graph.insert_before(node, new)
-        new.outputs[0].name = constants.name(f"{node.outputs[0].name}_{operator}")
-        return of_type(new.outputs[0], query.dtype)
+        name = f"{node.outputs[0].name}_{operator}"
+        return constants.node(operator, inputs, name, query.dtype, attributes, node)
 
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
     scores = add("MatMul", add("Mul", query, scale), add("Transpose", key, perm=[0, 1, 3, 2]))

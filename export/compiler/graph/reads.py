@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import BadRequest
-from export.compiler.graph.constants import Constants, of_type
+from export.compiler.graph.constants import Constants
 
 Index = int | slice | tuple[int, ...]
 
@@ -147,14 +147,14 @@ def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) ->
             if (index.start, index.stop) != (None, None):
                 stop = np.iinfo(np.int64).max if index.stop is None else index.stop
                 ends = [constants.add_integers([end]) for end in (index.start or 0, stop, axis)]
-                part = _add(graph, ir.node("Slice", [part, *ends]), constants, name)
+                part = constants.node("Slice", [part, *ends], f"{name}_part", dtype)
         else:
             at = constants.add(np.array(index, np.int64), "row")
-            part = _add(graph, ir.node("Gather", [part, at], attributes={"axis": axis}), constants, name)
+            part = constants.node("Gather", [part, at], f"{name}_part", dtype, {"axis": axis})
     if part is not value:
         if value.is_graph_input():
             raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
-        value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
+        value.name, part.name = constants.name(f"{name}_whole"), name
     return part
 
 
@@ -165,15 +165,9 @@ def _seen(graph: ir.Graph, value: ir.Value, by: str | None, constants: Constants
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
     wide = constants.add_integers([0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
     zero = constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
-    part, kind = _add(graph, ir.node("Reshape", [mask, wide]), constants, str(by)), int(ir.DataType.BOOL)
-    part = _add(graph, ir.node("Cast", [part], attributes={"to": kind}), constants, str(by))
-    part = _add(graph, ir.node("Where", [part, value, zero]), constants, str(value.name))
-    name, dtype = value.name, value.dtype
-    value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
+    boolean, name = ir.DataType.BOOL, value.name
+    part = constants.node("Reshape", [mask, wide], f"{by}_part", mask.dtype)
+    part = constants.node("Cast", [part], f"{by}_part", boolean, {"to": int(boolean)})
+    part = constants.node("Where", [part, value, zero], f"{name}_part", value.dtype)
+    value.name, part.name = constants.name(f"{name}_whole"), name
     return part
-
-
-def _add(graph: ir.Graph, node: ir.Node, constants: Constants, name: str) -> ir.Value:
-    graph.append(node)
-    node.outputs[0].name = constants.name(f"{name}_part")
-    return node.outputs[0]

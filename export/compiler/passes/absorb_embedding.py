@@ -21,7 +21,7 @@ from export.compiler.analyses.embedded import Array, Embedded, embedded
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import attribute_int, opset, permutation, reads_shape_alone
-from export.compiler.graph.constants import Constants, constant, of_type
+from export.compiler.graph.constants import Constants, constant
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
@@ -142,10 +142,7 @@ class _Builder:
                 ir.convenience.replace_all_uses_with(value, self._constant(array, "shared"))
         scores, output = self.attention.scores.outputs[0], self.attention.output.outputs[0]
         ir.convenience.replace_all_uses_with(scores, self._scores())
-        new = self._output()
-        if output.is_graph_output():
-            new.name, output.name, new.type = output.name, self.constants.name(f"{output.name}_absorbed"), output.type
-        ir.convenience.replace_all_uses_with(output, new, replace_graph_outputs=True)
+        self.constants.replace(output, self._output(), "absorbed")
 
     def _scores(self) -> ir.Value:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
@@ -178,10 +175,8 @@ class _Builder:
         return self._node("MatMul", joined, self._constant(weights.reshape(heads * wide, columns), name))
 
     def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        new = ir.node(operator, inputs, attributes=attributes)
-        new.outputs[0].name = new.name = self.constants.name(f"{self.attention.output.outputs[0].name}_{operator}")
-        self.graph.append(new)
-        return of_type(new.outputs[0], self.attention.tokens.patches.dtype)
+        name = f"{self.attention.output.outputs[0].name}_{operator}"
+        return self.constants.node(operator, inputs, name, self.attention.tokens.patches.dtype, attributes)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         base = f"{self.attention.output.outputs[0].name}_{name}"

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.few_queries import Array, FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import Constants, of_type
+from export.compiler.graph.constants import Constants
 
 
 class Absorber:
@@ -32,9 +32,7 @@ class Absorber:
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
             old, new = pooled.outputs[0], self._pooled(weights)
-        if old.is_graph_output():
-            new.name, old.name, new.type = old.name, self.constants.name(f"{old.name}_absorbed"), old.type
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        self.constants.replace(old, new, "absorbed")
 
     def _is_plain(self, scores: ir.Node, weights: ir.Value) -> bool:
         """Whether queries and keys have merged, nothing but the Softmax stands between the products, and the order of
@@ -169,11 +167,9 @@ class Absorber:
         return self._node("ReduceSum", weights, self._sizes(-1), keepdims=1)
 
     def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        new = ir.node(operator, inputs, attributes=attributes)
-        new.outputs[0].name = self.constants.name(f"{self.parts.pooled.name}_{operator}")
-        new.name = new.outputs[0].name
-        self.graph.append(new)
-        return of_type(new.outputs[0], self.tokens.dtype)
+        return self.constants.node(
+            operator, inputs, f"{self.parts.pooled.name}_{operator}", self.tokens.dtype, attributes
+        )
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         return self.constants.add(array, f"{self.parts.pooled.name}_{name}", self.tokens.dtype)

@@ -79,11 +79,6 @@ def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | 
         if is_constant(value):
             parts.append(constants.add_integers([(integers(value) or [])[position]], "size"))
             continue
-        new = ir.node("Gather", [value, constants.add_integers([position])], attributes={"axis": 0})
-        new.outputs[0].name = constants.name(f"{value.name}_size")
-        graph.insert_before(node, new)
-        parts.append(new.outputs[0])
-    joined = ir.node("Concat", parts, attributes={"axis": 0})
-    joined.outputs[0].name = constants.name(f"{node.outputs[0].name}_sizes")
-    graph.insert_before(node, joined)
-    return joined.outputs[0]
+        place = constants.add_integers([position])
+        parts.append(constants.node("Gather", [value, place], f"{value.name}_size", value.dtype, {"axis": 0}, node))
+    return constants.node("Concat", parts, f"{node.outputs[0].name}_sizes", node.outputs[0].dtype, {"axis": 0}, node)

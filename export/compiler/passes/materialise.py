@@ -7,6 +7,7 @@ readers of less select it with Gather or Slice.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from export.compiler.graph.constants import Constants, is_constant, of_type, sto
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import shape_plan
-from export.compiler.operators.table import RESHAPES, demand_of
+from export.compiler.operators.table import RESIZING, demand_of
 from export.compiler.operators.view import ALWAYS, indices_of
 
 
@@ -151,11 +152,7 @@ class Materialiser:
         like: ir.Value,
         attributes: Mapping[str, int | Sequence[int]] | None = None,
     ) -> ir.Value:
-        new = ir.node(operator, inputs, attributes=attributes)
-        new.outputs[0].name = self.constants.name(f"{like.name}_rows")
-        new.name = new.outputs[0].name
-        self.graph.append(new)
-        return of_type(new.outputs[0], like.dtype)
+        return self.constants.node(operator, inputs, f"{like.name}_rows", like.dtype, attributes)
 
     def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
         """The box `wanted` of `value`, computed from the boxes `read` of the node's inputs."""
@@ -184,10 +181,9 @@ class Materialiser:
         source = node.inputs[0]
         if source is None or node.domain:
             return None
-        if node.op_type in RESHAPES and wanted != WHOLE:
-            return self.node("Reshape", [self.part(source, read[0]), self._sizes(value, wanted)], value)
-        if node.op_type == "Expand" and wanted != WHOLE:
-            return self.node("Expand", [self.part(source, read[0]), self._sizes(value, wanted)], value)
+        if node.op_type in RESIZING and wanted != WHOLE:
+            operator = "Expand" if node.op_type == "Expand" else "Reshape"
+            return self.node(operator, [self.part(source, read[0]), self._sizes(value, wanted)], value)
         if node.op_type == "Concat":
             parts = [
                 self.part(given, read[k]) for k, given in enumerate(node.inputs) if given is not None and k in read
@@ -222,15 +218,11 @@ class Materialiser:
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """Reads unknown sizes from the graph's inputs."""
         parts: list[ir.Value] = []
-        numbers: list[int] = []
-        for size in (*sizes, None):
-            if isinstance(size, int):
-                numbers.append(size)
+        for known, run in groupby(sizes, key=lambda size: isinstance(size, int)):
+            if known:
+                parts.append(self.constants.add_integers([size for size in run if isinstance(size, int)], "shape"))
                 continue
-            if numbers:
-                parts.append(self.constants.add_integers(numbers, "shape"))
-                numbers = []
-            if size is not None:
+            for size in run:
                 source = self.shapes.source(size)
                 if source is None:
                     raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")

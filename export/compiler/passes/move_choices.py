@@ -82,9 +82,8 @@ class _Moved:
                 if output in self.places:
                     self._part(output, self.places[output])
         new = self._change_axes("Squeeze", self._part(self.choice.whole, (1, 0)), [1])
-        name, value.name = value.name, self.building.constants.name(f"{value.name}_of_all")
-        new.name, new.shape = name, value.shape
-        ir.convenience.replace_all_uses_with(value, new, replace_graph_outputs=True)
+        new.shape = value.shape
+        self.building.constants.replace(value, new, "of_all")
 
     def _places(self) -> dict[ir.Value, Place]:
         """The values of which nobody but the choice reads more than one row."""

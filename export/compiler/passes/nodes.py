@@ -6,6 +6,7 @@ In: a graph. Out: values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import onnx_ir as ir
@@ -59,14 +60,10 @@ class Nodes:
 
     def vector(self, sizes: Sequence[int | ir.Value]) -> ir.Value:
         parts: list[ir.Value] = []
-        numbers: list[int] = []
-        for size in (*sizes, None):
-            if isinstance(size, int):
-                numbers.append(size)
-                continue
-            parts += [self.integers(numbers)] if numbers else []
-            parts += [] if size is None else [size]
-            numbers = []
+        for known, run in groupby(sizes, key=lambda size: isinstance(size, int)):
+            given = [*run]
+            numbers = [size for size in given if isinstance(size, int)]
+            parts += [self.integers(numbers)] if known else [size for size in given if isinstance(size, ir.Value)]
         return parts[0] if len(parts) == 1 else self.add("Concat", parts, INT64, {"axis": 0})
 
     def gather(self, value: ir.Value, places: ir.Value, axis: int = 0) -> ir.Value:

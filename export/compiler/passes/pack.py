@@ -56,7 +56,7 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     for node in loop.outer.list:
         graph.append(node)
     for old, new in zip(outputs, loop.results, strict=True):
-        _replace_output(graph, loop.constants, old, new)
+        loop.constants.replace(old, new, "padded")
     _rebuild_shapes(tokens)
     remove_unused(model)
     graph.sort()
@@ -141,12 +141,6 @@ class _Loop:
         token = outer.add("Sub", [places, outer.add("Mul", [text, texts.length])])
         pairs = outer.add("Concat", [outer.unsqueeze(text, [1]), outer.unsqueeze(token, [1])], INT64, {"axis": 1})
         return outer.add("ScatterND", [zeros, pairs, rows], rows.dtype)
-
-
-def _replace_output(graph: ir.Graph, constants: Constants, old: ir.Value, new: ir.Value) -> None:
-    name, old.name = old.name, constants.name(f"{old.name}_padded")
-    new.name, new.type, new.shape = name, old.type, old.shape
-    graph.outputs[list(graph.outputs).index(old)] = new
 
 
 def _rebuild_shapes(tokens: Tokens) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
-from export.compiler.graph.constants import Constants, is_constant, of_type
+from export.compiler.graph.constants import Constants, is_constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
 
@@ -96,8 +96,6 @@ class _Squeezed:
         return self._node(ir.node("Reshape", [value, sizes]), value)
 
     def _node(self, new: ir.Node, like: ir.Value) -> ir.Value:
-        new.outputs[0].name = new.name = self.constants.name(f"{like.name}_row")
-        dims = self.shapes.dims(like)
-        new.outputs[0].shape = ir.Shape([dims[0], dims[2]])
-        self.shapes.graph.insert_before(self.at, new)
-        return of_type(new.outputs[0], like.dtype)
+        made, dims = self.constants.put(new, f"{like.name}_row", like.dtype, self.at), self.shapes.dims(like)
+        made.shape = ir.Shape([dims[0], dims[2]])
+        return made

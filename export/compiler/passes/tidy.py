@@ -21,7 +21,7 @@ from export.compiler.analyses.affine import Array
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation, reads_shape_alone
-from export.compiler.graph.constants import Constants, constant, integers, is_constant, of_type
+from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
@@ -52,7 +52,7 @@ def _sweep(tidying: Tidying) -> list[Site]:
                 new = None
             if new is not None:
                 sites.append(Site(out.name or "", node.op_type, name))
-                tidying.replace(out, new)
+                tidying.constants.replace(out, new, "tidied")
                 break
     return sites
 
@@ -61,19 +61,12 @@ class Tidying:
     def __init__(self, graph: ir.Graph, sizes: Mapping[str, int]) -> None:
         self.graph, self.shapes, self.constants = graph, Shapes(graph, sizes), Constants(graph)
 
-    def replace(self, old: ir.Value, new: ir.Value) -> None:
-        if old.is_graph_output():
-            new.name, old.name = old.name, self.constants.name(f"{old.name}_tidied")
-            new.type, new.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
     def node(self, at: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: list[int]) -> ir.Value:
         """Instead of `at`, whose output it has in shape and type."""
-        new, like = ir.node(operator, inputs, attributes=attributes), at.outputs[0]
-        new.outputs[0].name = new.name = self.constants.name(f"{like.name}_{operator}")
-        new.outputs[0].shape = like.shape
-        self.graph.insert_before(at, new)
-        return of_type(new.outputs[0], like.dtype)
+        like = at.outputs[0]
+        new = self.constants.node(operator, inputs, f"{like.name}_{operator}", like.dtype, attributes, at)
+        new.shape = like.shape
+        return new
 
     def reshaped(self, at: ir.Node, source: ir.Value) -> ir.Value | None:
         """`source` in the shape of `at`'s output; None if a size is unknown, unless `at` itself takes it for the rest:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_float, attribute_int
-from export.compiler.graph.constants import Constants, of_type
+from export.compiler.graph.constants import Constants
 from export.compiler.graph.shapes import Dim, Shapes, product, same
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
@@ -135,11 +135,10 @@ class _Moving:
         shape: ir.Shape | None,
         attributes: Sequence[ir.Attr] = (),
     ) -> ir.Value:
-        new = ir.Node("", operator, inputs, attributes)
-        new.outputs[0].name = self.constants.name(f"{before.outputs[0].name}_tokens")
-        new.name, new.outputs[0].shape = new.outputs[0].name, shape
-        self.graph.insert_before(before, new)
-        return of_type(new.outputs[0], before.outputs[0].dtype)
+        new, like = ir.Node("", operator, inputs, attributes), before.outputs[0]
+        made = self.constants.put(new, f"{like.name}_tokens", like.dtype, before)
+        made.shape = shape
+        return made
 
 
 def _is_product(node: ir.Node, bias: ir.Value | None) -> bool:

@@ -168,7 +168,9 @@ def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tu
             size_i, size_j = product([left[k] for k in run_i]), product([right[k] for k in run_j])
             if same(size_i, size_j):
                 break
-            if i < len(left) and (shapes.nominal(size_i) <= shapes.nominal(size_j) or j == len(right)):
+            # An axis of 1 says nothing, so another joins its run, whatever a free axis is taken for.
+            short = not same(size_j, 1) and (same(size_i, 1) or shapes.nominal(size_i) <= shapes.nominal(size_j))
+            if i < len(left) and (short or j == len(right)):
                 run_i.append(i)
                 i += 1
             elif j < len(right):

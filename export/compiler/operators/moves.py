@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import constant
-from export.compiler.graph.shapes import Dim, Shapes
+from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.rules import Demand, Rule, clean, everything
 from export.compiler.operators.view import Build, built, expanded, gathered, reshaped
@@ -31,17 +31,20 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     read = clean(shapes, value, box(source))
     if not resized:
         return Demand(box(made), {**everything(node).inputs, 0: read})
-    sizes = shape_plan(shapes, view.after, made) if made else None
-    if sizes is None or (build is expanded and -1 in sizes):
+    if not made or shape_plan(shapes, node, node.outputs[index], made) is None:
         return everything(node)
     return Demand(box(made), {0: read})
 
 
-def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
-    """The shape of a value reduced to `chosen`; None if the graph cannot compute it.
+def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
+    """The shape for a Reshape or an Expand that makes of `value` the rows `chosen`; None if the graph cannot compute it.
 
-    A single free dimension becomes -1, as does the only one that is no size of a graph input.
+    Of a Reshape a single free dimension becomes -1, as does the only one that is no size of a graph input. An Expand
+    keeps what it does not repeat.
     """
+    dims = shapes.dims(value)
+    if node.op_type == "Expand":
+        return _expand_plan(shapes, node, dims, chosen)
     sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
     unknown = [position for position in free if shapes.source(sizes[position]) is None]
@@ -50,6 +53,17 @@ def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequenc
     if len(free) == 1 or unknown:
         sizes[(unknown or free)[0]] = -1
     return sizes
+
+
+def _expand_plan(
+    shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]
+) -> list[Dim] | None:
+    source = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
+    held = [1] * (len(dims) - len(source)) + [*source]
+    kept = [1 if same(own, dim) else dim for own, dim in zip(held, dims, strict=True)]
+    sizes = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(kept)]
+    known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in sizes)
+    return sizes if known else None
 
 
 def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -64,6 +78,20 @@ def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     outer |= {own - width + 1: chosen for own, chosen in demand if own >= axis + width}
     inner = {own - axis: chosen for own, chosen in demand if axis <= own < axis + width}
     return Demand(demand, {0: clean(shapes, value, box(outer)), 1: box(inner)})
+
+
+def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Of the axes behind those that the indices choose, which data and updates share."""
+    value, indices, updates = node.inputs
+    if value is None or indices is None or updates is None:
+        return everything(node)
+    chosen, width = shapes.dims(indices)[-1], shapes.rank(indices) - 1
+    if not isinstance(chosen, int):
+        return everything(node)
+    kept = {axis: rows for axis, rows in demand if axis >= chosen}
+    moved = {axis - chosen + width: rows for axis, rows in kept.items()}
+    read = {0: clean(shapes, value, box(kept)), 1: WHOLE, 2: clean(shapes, updates, box(moved))}
+    return Demand(box(kept), read)
 
 
 def concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

@@ -222,6 +222,13 @@ def expanded(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
     return [Run((axis - new,) if axis >= new else (), (axis,)) for axis in range(len(after))]
 
 
+def tiled(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+    """Axes of equal size are not repeated."""
+    before, after = _dims(shapes, node, index)
+    repeated = {axis: UNKNOWN for axis, dim in enumerate(before) if not same(dim, after[axis])}
+    return _picking(len(before), repeated)
+
+
 def _picking(rank: int, picks: Mapping[int, Pick]) -> list[Run]:
     return [Run((axis,), (axis,), picks.get(axis)) for axis in range(rank)]
 

@@ -183,7 +183,7 @@ class Materialiser:
             return None
         if node.op_type in RESIZING and wanted != WHOLE:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
-            return self.node(operator, [self.part(source, read[0]), self._sizes(value, wanted)], value)
+            return self.node(operator, [self.part(source, read[0]), self._sizes(node, value, wanted)], value)
         if node.op_type == "Concat":
             parts = [
                 self.part(given, read[k]) for k, given in enumerate(node.inputs) if given is not None and k in read
@@ -211,9 +211,8 @@ class Materialiser:
             return self.node("Gather", [row, self.constants.add(np.array(0, np.int64), "first")], value, {"axis": axis})
         return None
 
-    def _sizes(self, value: ir.Value, wanted: Box) -> ir.Value:
-        plan = shape_plan(self.shapes, self.shapes.dims(value), dict(wanted))
-        return self.vector(plan or [])
+    def _sizes(self, node: ir.Node, value: ir.Value, wanted: Box) -> ir.Value:
+        return self.vector(shape_plan(self.shapes, node, value, dict(wanted)) or [])
 
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """Reads unknown sizes from the graph's inputs."""

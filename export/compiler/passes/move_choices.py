@@ -129,7 +129,7 @@ class _Moved:
         resized = node.op_type in RESHAPES or node.op_type == "Expand"
         if rows is None or batches is None or not (rows or node.op_type == "Expand"):
             return None
-        if resized and shape_plan(self.shapes, self.shapes.dims(value), {row: (0,)}) is None:
+        if resized and shape_plan(self.shapes, node, value, {row: (0,)}) is None:
             return None
         read = {position: WHOLE_INPUT for position, given in enumerate(node.inputs) if given is not None}
         for position, axis in rows.items():
@@ -163,7 +163,7 @@ class _Moved:
         if node.op_type in RESHAPES or node.op_type == "Expand":
             operator, source = "Expand" if node.op_type == "Expand" else "Reshape", node.inputs[0]
             assert source is not None
-            plan = shape_plan(self.shapes, self.shapes.dims(value), {place[0]: (0,)}) or []
+            plan = shape_plan(self.shapes, node, value, {place[0]: (0,)}) or []
             inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
             return self.building.node(operator, inputs, value)
         if node not in self.copies:

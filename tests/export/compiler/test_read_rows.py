@@ -88,6 +88,9 @@ RULES = [
     ("z, y = Split<axis = 1>(a, two_and_five)", (2, 7, 4), (1,)),
     ("y = Concat<axis = 1>(a, b)", (2, 2, 4), (2, 3, 4)),
     ("y = Expand(a, two_five_four)", (1, 5, 1), (1,)),
+    ("y = Tile(a, two_one_two)", (1, 5, 2), (1,)),
+    ("y = ScatterND(a, pair, b)", (2, 5, 4), (1, 5, 4)),
+    ("y = ScatterND<reduction = 'add'>(a, three_pairs, b)", (2, 5, 4), (3, 4)),
     ("y = Gather<axis = 1>(a, places)", (2, 7, 4), (1,)),
     ("y = Gather<axis = 1>(a, last)", (2, 7, 5, 4), (1,)),
     ("y = Einsum<equation = 'bik,kj->bij'>(a, b)", (2, 5, 3), (3, 4)),
@@ -121,6 +124,9 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
         places=np.array([6, 0, 2, 2, 1]),
         two_and_five=np.array([2, 5]),
         two_five_four=np.array([2, 5, 4]),
+        two_one_two=np.array([2, 1, 2]),
+        pair=np.array([[1]]),
+        three_pairs=np.array([[0, 4], [1, 0], [0, 1]]),
         k=rng.random((2, 5, 1)) < 0.5,
     )
     feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
@@ -152,6 +158,38 @@ def test_sizes_pass_through_filled_tensors() -> None:
     )
     rewritten = rewrite(original, sizes=SIZES)
     assert rewritten.steps[-1].macs * SIZES["seq"] == rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+def test_the_last_row_passes_streams_that_are_joined_spread_and_scattered() -> None:
+    """As AltUp of Gemma 3n: streams before the batch, whose size may be 1."""
+    original = parse(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[batch, seq, 4] a) => (float[batch, 4] y) {
+            made = MatMul(a, w)
+            one_stream = Unsqueeze(made, zero)
+            sizes = Shape(one_stream)
+            kept = Slice(sizes, first, end)
+            three = Concat<axis = 0>(streams, kept)
+            spread = Expand(one_stream, three)
+            repeated = Tile(one_stream, thrice)
+            both = Add(spread, repeated)
+            other = MatMul(both, w)
+            updates = Gather<axis = 0>(other, two)
+            scattered = ScatterND(both, numbers, updates)
+            mean = ReduceMean<keepdims = 0>(scattered, zero)
+            y = Gather<axis = 1>(mean, last) }""",
+        w=np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+        zero=np.array([0]),
+        first=np.array([1]),
+        end=np.array([9]),
+        streams=np.array([3]),
+        thrice=np.array([3, 1, 1, 1]),
+        two=np.array([1, 2]),
+        numbers=np.array([[0], [2]]),
+        last=np.array(-1),
+    )
+    rewritten = rewrite(original, sizes=SIZES)
+    assert (rewritten.macs, rewritten.steps[-1].macs) == (24 * 4 * 16, 3 * 16)  # of three streams two are read again
     assert proved(original, rewritten.model).error < 1e-13
 
 

@@ -23,11 +23,15 @@ from export.compiler.operators.table import RESHAPES
 
 @dataclass(frozen=True)
 class Choice:
-    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, one of each batch."""
+    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, one of each batch.
+
+    `flat`: their numbers in all of the batch, where `chosen` may be a row of another text.
+    """
 
     node: ir.Node
     whole: ir.Value
     chosen: ir.Value
+    flat: ir.Value | None = None
 
 
 def choices(shapes: Shapes) -> Iterator[Choice]:
@@ -66,8 +70,11 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
     if len(dims) != 1 or not same(dims[0], batch) or not same(shapes.dims(flat)[1], features):
         return None
     for chosen, starts in (add.inputs, reversed(add.inputs)):
-        if chosen is not None and _starts(shapes, starts, batch, rows) and _within(chosen):
-            return Choice(node, whole, chosen)
+        if chosen is not None and _starts(shapes, starts, batch, rows):
+            known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in (batch, rows))
+            if _within(chosen):
+                return Choice(node, whole, chosen)
+            return Choice(node, whole, chosen, places) if known else None
     return None
 
 

@@ -37,7 +37,7 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
 
 
 def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
-    """The shape for a Reshape or an Expand that makes the rows `chosen` of `value`; None if the graph cannot compute it.
+    """The shape for a Reshape or an Expand that makes the rows `chosen` of `value`; None if it cannot be computed.
 
     Of a Reshape a single free dimension becomes -1, as does the only one that is no size of a graph input. An Expand
     keeps what it does not repeat.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.carried import carried
@@ -50,10 +51,14 @@ def move_choices(model: ir.Model) -> list[Site]:
 
 @dataclass(frozen=True)
 class Operand:
-    """An input that is read in one row: at `place` its own, or at axis `shared` the same rows for all of the batch."""
+    """An input that is read in one row: at `place` its own, or at axis `shared` the same rows for all of the batch.
+
+    Else it is read whole; `texts`: the axis of its batch, if it has one.
+    """
 
     place: Place | None = None
     shared: int | None = None
+    texts: int | None = None
 
 
 WHOLE_INPUT = Operand()
@@ -76,7 +81,7 @@ class _Moved:
     def run(self) -> None:
         """Replaces the choice's output; the caller removes unused nodes."""
         value = self.choice.node.outputs[0]
-        self.rows = self._reshaped([-1])  # int64 (batch)
+        self.texts, self.rows = self._numbers()
         for node in list(self.shapes.graph):  # in order: `_part` would go as deep as the graph
             for output in node.outputs:
                 if output in self.places:
@@ -140,6 +145,8 @@ class _Moved:
                 read[position] = Operand(shared=axis)
             else:
                 return None
+        for position in batches.keys() - rows.keys():
+            read[position] = Operand(texts=batches[position])
         return read
 
     def _has_batch(self, value: ir.Value) -> bool:
@@ -175,14 +182,22 @@ class _Moved:
     def _operand(self, value: ir.Value, given: ir.Value, operand: Operand) -> ir.Value:
         if operand.place is not None:
             return self._part(given, operand.place)
-        return given if operand.shared is None else self._shared(given, operand.shared, value)
+        if operand.shared is not None:
+            return self._shared(given, operand.shared, value)
+        if self.texts is None or operand.texts is None:
+            return given
+        return self.building.node("Gather", [given, self.texts], given, {"axis": operand.texts})
 
     def _own(self, value: ir.Value, place: Place) -> ir.Value:
         """The row of each of the batch, by GatherND of (batch, rows, ...)."""
         row, batch = place
         order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
         chosen = self._transposed(value, order)
-        chosen = self.building.node("GatherND", [chosen, self._reshaped([-1, 1, 1])], value, {"batch_dims": 1})
+        places, known = self._shaped(self.rows, [-1, 1, 1]), 1
+        if self.texts is not None:
+            pairs = [self._shaped(self.texts, [-1, 1, 1]), places]
+            places, known = self.building.node("Concat", pairs, self.rows, {"axis": 2}), 0
+        chosen = self.building.node("GatherND", [chosen, places], value, {"batch_dims": known})
         return self._transposed(chosen, [order.index(axis) for axis in range(len(order))])
 
     def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
@@ -205,11 +220,27 @@ class _Moved:
             return self.building.node(operator, [value], value, {"axes": axes})
         return self.building.node(operator, [value, self.building.constants.add_integers(axes)], value)
 
-    def _reshaped(self, shape: list[int]) -> ir.Value:
-        chosen = self.choice.chosen
-        flat = self.building.node("Reshape", [chosen, self.building.constants.add_integers(shape)], chosen)
-        if chosen.dtype == ir.DataType.INT64:
-            return flat
-        cast = self.building.node("Cast", [flat], flat, {"to": int(ir.DataType.INT64)})
+    def _numbers(self) -> tuple[ir.Value | None, ir.Value]:
+        """Of the chosen rows, int64 (batch): their texts, None where each text has its own, and their places there.
+
+        A number in all of the batch becomes 0 or more by the Gather, which fails where the original's does.
+        """
+        flat = self.choice.flat
+        if flat is None:
+            return None, self._int64(self._shaped(self.choice.chosen, [-1]))
+        batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
+        zero, one = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))
+        ends = self._int64(self._shaped(self.building.node("Mul", [batch, rows], rows), []))
+        every = self.building.node("Range", [zero, ends, one], ends)
+        places = self.building.node("Gather", [every, self._shaped(flat, [-1])], ends, {"axis": 0})
+        return self.building.node("Div", [places, rows], ends), self.building.node("Mod", [places, rows], ends)
+
+    def _shaped(self, value: ir.Value, shape: list[int]) -> ir.Value:
+        return self.building.node("Reshape", [value, self.building.constants.add_integers(shape)], value)
+
+    def _int64(self, value: ir.Value) -> ir.Value:
+        if value.dtype == ir.DataType.INT64:
+            return value
+        cast = self.building.node("Cast", [value], value, {"to": int(ir.DataType.INT64)})
         cast.dtype = ir.DataType.INT64
         return cast

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from click.testing import CliRunner
 from foreign_networks import VOCABULARY, Encoder, export, parse
 
 from export.compiler.errors import NothingToRewrite
+from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.runs import Runner
 from export.rewrite import rewrite as command
@@ -77,6 +79,41 @@ def pairs(
     return parse(
         text.format(size=size, start=start, pairs=order, more=more, rows=rows, target=target), w=weights, **numbers
     )
+
+
+FLAT = """
+<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[b] chosen) => (float[b, 4] y) {
+    turned = Transpose <perm = [0, 2, 1]> (x)
+    scores = MatMul(x, turned)
+    mixed = MatMul(scores, x)
+    h = MatMul(mixed, w)
+    shape = Shape(h)
+    size = Gather(shape, zero)
+    length = Gather(shape, one)
+    counted = Range(zero, size, one)
+    starts = Mul(counted, length)
+    places = Add(chosen, starts)
+    flat = Flatten <axis = 2> (h)
+    y = Gather(flat, places)
+}
+"""
+
+
+def test_a_row_of_all_texts_may_be_of_another_text() -> None:
+    """As PyTorch's older exporter picks the last token: that of an empty text is the last of the text before."""
+    numbers = {"zero": np.array(0), "one": np.array(1)}
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    original = parse(FLAT, w=weights, **numbers)
+    rewritten = rewrite(original, sizes={"b": 2, "n": 16})
+    assert changes(rewritten) == [CHOSEN] * 3
+    x = np.random.default_rng(1).standard_normal((3, 5, 4))
+    for chosen in ([4, 0, 2], [-1, -1, -1], [7, 5, -8], [14, -5, -15]):
+        feeds = {"x": x, "chosen": np.array(chosen)}
+        for before, after in zip(evaluate(original, feeds), evaluate(rewritten.model, feeds), strict=True):
+            np.testing.assert_allclose(after, before, rtol=1e-13)
+    file = ir.to_proto(rewritten.model).SerializeToString()
+    with pytest.raises(Exception, match="out of"):
+        onnxruntime.InferenceSession(file).run(None, {"x": x.astype(np.float32), "chosen": np.array([15, 0, 0])})
 
 
 def changes(done: Rewritten) -> list[str]:

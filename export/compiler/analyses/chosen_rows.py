@@ -1,9 +1,10 @@
-"""Finds where a head takes one row of each image or text, its index a value of the graph.
+"""Finds where a head takes rows of each image or text, their indices values of the graph.
 
-In: the shapes of a prepared graph. Out: a `Choice` for each place. Two forms are known, as decoders write that classify
-by the last token that is no padding:
+In: the shapes of a prepared graph. Out: a `Choice` for each place. Decoders that classify by the last token that is no
+padding take one row, in the first two forms; networks that label words take several, in the first and the last:
 
     y = GatherND(x, [[0, r_0], [1, r_1], ...])                y = Gather(Flatten(x), r + N * [0, 1, ...])
+    y = GatherElements<axis = 1>(x, Expand(r))
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from export.compiler.operators.table import RESHAPES
 
 @dataclass(frozen=True)
 class Choice:
-    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, one of each batch.
+    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, `count` of each text; None: one, without its axis.
 
     `flat`: their numbers in all of the batch, where `chosen` may be a row of another text.
     """
@@ -31,6 +32,7 @@ class Choice:
     node: ir.Node
     whole: ir.Value
     chosen: ir.Value
+    count: Dim | None = None
     flat: ir.Value | None = None
 
 
@@ -44,8 +46,16 @@ def choices(shapes: Shapes) -> Iterator[Choice]:
             found = _of_pairs(shapes, node, *given)
         elif node.op_type == "Gather" and not attribute_int(node, "axis", 0):
             found = _of_flat(shapes, node, *given)
+        elif node.op_type == "GatherElements" and attribute_int(node, "axis", 0) == 1:
+            found = _of_elements(shapes, node, *given)
         if found is not None:
             yield found
+
+
+def is_smaller(shapes: Shapes, choice: Choice) -> bool:
+    """Whether it takes fewer rows than there are, at the sizes of `shapes`."""
+    rows = shapes.dims(choice.whole)[1]
+    return choice.count is None or shapes.nominal(choice.count) < shapes.nominal(rows)
 
 
 def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -> Choice | None:
@@ -54,10 +64,24 @@ def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -
         return None
     counted, chosen = maker.inputs
     batch, dims = shapes.dims(whole)[0], shapes.dims(pairs)
-    joined = attribute_int(maker, "axis", 0) in (-1, 1) and len(dims) == 2 and same(dims[0], batch)
-    if chosen is None or not joined or shapes.rank(chosen) != 2 or not _counts(shapes, counted, batch):
+    last = attribute_int(maker, "axis", 0) % len(dims) == len(dims) - 1
+    if chosen is None or not last or len(dims) not in (2, 3) or not same(dims[0], batch):
         return None
-    return Choice(node, whole, chosen)
+    if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not _counts(shapes, counted, batch):
+        return None
+    return Choice(node, whole, chosen, dims[1] if len(dims) == 3 else None)
+
+
+def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Value) -> Choice | None:
+    """Of all features alike: repeated along the last axis."""
+    maker = places.producer()
+    chosen = maker.inputs[0] if maker is not None and maker.op_type == "Expand" else None
+    if chosen is None or not shapes.rank(whole) == shapes.rank(places) == shapes.rank(chosen) == 3:
+        return None
+    batch, count, features = shapes.dims(places)
+    known = all(map(same, (batch, features), shapes.dims(whole)[::2]))
+    alike = all(map(same, shapes.dims(chosen), (batch, count, 1)))
+    return Choice(node, whole, chosen, count) if known and alike else None
 
 
 def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
@@ -74,7 +98,7 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
             known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in (batch, rows))
             if _within(chosen):
                 return Choice(node, whole, chosen)
-            return Choice(node, whole, chosen, places) if known else None
+            return Choice(node, whole, chosen, flat=places) if known else None
     return None
 
 
@@ -95,8 +119,14 @@ def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
 
 
 def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
-    """Whether it is 0, 1, ... below the size of the batch."""
-    value = _source(value)
+    """Whether it is 0, 1, ... below the size of the batch, repeated along further axes."""
+    while value is not None and (maker := value.producer()) is not None and shapes.dims(value)[:1]:
+        if maker.op_type not in {*RESHAPES, "Cast", "Expand"} or not same(shapes.dims(value)[0], batch):
+            break
+        source = maker.inputs[0]
+        if maker.op_type == "Expand" and (source is None or shapes.rank(source) != shapes.rank(value)):
+            return False
+        value = source
     maker = value.producer() if value is not None else None
     if maker is not None and maker.op_type == "Range":
         start, step = integers(maker.inputs[0]), integers(maker.inputs[2])

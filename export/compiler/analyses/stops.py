@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Refusal
 from export.compiler.graph.attributes import reads_shape_alone
@@ -16,7 +17,10 @@ from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.table import Trait, demand_of, operator_of
 
-FOLLOWED = "followed are GatherND of pairs (text, row), and Gather of flattened rows at row + length * text"
+FOLLOWED = (
+    "followed are GatherND of pairs (text, row), Gather of flattened rows at row + length * text, "
+    "and GatherElements of whole rows"
+)
 
 
 def stops(shapes: Shapes, demands: Demands) -> list[Refusal]:
@@ -65,8 +69,9 @@ def _widened(shapes: Shapes, demands: Demands) -> list[Refusal]:
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
-    """Rows that are picked at run time, in a form that nobody follows."""
+    """Rows that are picked at run time, in a form that nobody follows, or that are no fewer than there are."""
     found = []
+    known = {choice.node: choice for choice in choices(shapes)}
     for node in shapes.graph:
         source, indices = [*node.inputs, None, None][:2]
         maker = source.producer() if source is not None else None
@@ -74,6 +79,9 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
             continue
         if source.dtype in FLOATS and not is_constant(indices) and demands.get(source) == WHOLE_VALUE:
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
+            if (choice := known.get(node)) is not None and not is_smaller(shapes, choice):
+                rows = shapes.dims(choice.whole)[1]
+                reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
             found.append(Refusal(node.outputs[0].name or "", node.op_type, reason))
     return found
 

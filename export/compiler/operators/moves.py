@@ -31,13 +31,14 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     read = clean(shapes, value, box(source))
     if not resized:
         return Demand(box(made), {**everything(node).inputs, 0: read})
-    if not made or shape_plan(shapes, node, node.outputs[index], made) is None:
+    sizes = {axis: len(rows) for axis, rows in made.items()}
+    if not made or shape_plan(shapes, node, node.outputs[index], sizes) is None:
         return everything(node)
     return Demand(box(made), {0: read})
 
 
-def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
-    """The shape for a Reshape or an Expand that makes the rows `chosen` of `value`; None if it cannot be computed.
+def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Dim]) -> list[Dim] | None:
+    """The shape for a Reshape or an Expand that makes rows of `value`, so many of an axis; None if it is not known.
 
     Of a Reshape a single free dimension becomes -1, as does the only one that is no size of a graph input. An Expand
     keeps what it does not repeat.
@@ -45,7 +46,7 @@ def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[i
     dims = shapes.dims(value)
     if node.op_type == "Expand":
         return _expand_plan(shapes, node, dims, chosen)
-    sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
+    sizes = [chosen.get(axis, dim) for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
     unknown = [position for position in free if shapes.source(sizes[position]) is None]
     if len(unknown) > 1:
@@ -55,13 +56,11 @@ def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[i
     return sizes
 
 
-def _expand_plan(
-    shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]
-) -> list[Dim] | None:
+def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Dim]) -> list[Dim] | None:
     source = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
     held = [1] * (len(dims) - len(source)) + [*source]
-    kept = [1 if same(own, dim) else dim for own, dim in zip(held, dims, strict=True)]
-    sizes = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(kept)]
+    repeated = [not same(own, dim) for own, dim in zip(held, dims, strict=True)]
+    sizes = [chosen.get(axis, dim) if repeated[axis] else 1 for axis, dim in enumerate(dims)]
     known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in sizes)
     return sizes if known else None
 

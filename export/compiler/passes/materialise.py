@@ -212,7 +212,7 @@ class Materialiser:
         return None
 
     def _sizes(self, node: ir.Node, value: ir.Value, wanted: Box) -> ir.Value:
-        return self.vector(shape_plan(self.shapes, node, value, dict(wanted)) or [])
+        return self.vector(shape_plan(self.shapes, node, value, {axis: len(rows) for axis, rows in wanted}) or [])
 
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """Reads unknown sizes from the graph's inputs."""

@@ -1,19 +1,19 @@
-"""Moves the choice of a row at run time before the computation of the other rows.
+"""Moves the choice of rows at run time before the computation of the other rows.
 
 In: a prepared graph with the choices that `choices` finds. Out: the same outputs. An operator of one row of its output
-that reads the same row of its inputs is computed for that row, as far as no other reader needs all.
+that reads the same row of its inputs is computed for the chosen rows, as far as no other reader needs all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.carried import carried
-from export.compiler.analyses.chosen_rows import Choice, choices
+from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import opset, reads_shape_alone
@@ -33,13 +33,16 @@ ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand without
 Place = tuple[int, int]  # of a value: the axis of its rows, and of its batch
 
 
-def move_choices(model: ir.Model) -> list[Site]:
-    """The multiplications that are computed for one row alone."""
+def move_choices(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
+    """The multiplications that are computed for the chosen rows alone, of a choice that is smaller than its source."""
     if model.graph.opset_imports.get("", 0) < OLDEST_OPSET:
         return []
     sites: list[Site] = []
     for choice in list(choices(Shapes(model.graph))):
-        moved = _Moved(Shapes(model.graph), choice)
+        shapes = Shapes(model.graph, sizes)
+        if not is_smaller(shapes, choice):
+            continue
+        moved = _Moved(shapes, choice)
         sites += moved.sites
         if moved.sites:
             moved.run()
@@ -66,14 +69,15 @@ WHOLE_INPUT = Operand()
 
 class _Moved:
     def __init__(self, shapes: Shapes, choice: Choice) -> None:
-        self.shapes, self.choice = shapes, choice
+        self.shapes, self.choice, self.count = shapes, choice, choice.count or 1
         self.building = Materialiser(shapes, {})
         self.places = self._places()
         self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
         self.copies: dict[ir.Node, ir.Node] = {}
         makers = [value.producer() for value in self.places]
+        what = "a row that is" if choice.count is None else f"{choice.count} rows that are"
         self.sites = [
-            Site(maker.outputs[0].name or "", maker.op_type, "computed only for a row that is chosen at run time")
+            Site(maker.outputs[0].name or "", maker.op_type, f"computed only for {what} chosen at run time")
             for maker in makers
             if maker is not None and is_multiplying(maker)
         ]
@@ -86,7 +90,9 @@ class _Moved:
             for output in node.outputs:
                 if output in self.places:
                     self._part(output, self.places[output])
-        new = self._change_axes("Squeeze", self._part(self.choice.whole, (1, 0)), [1])
+        new = self._part(self.choice.whole, (1, 0))
+        if self.choice.count is None:
+            new = self._change_axes("Squeeze", new, [1])
         new.shape = value.shape
         self.building.constants.replace(value, new, "of_all")
 
@@ -134,7 +140,7 @@ class _Moved:
         resized = node.op_type in RESHAPES or node.op_type == "Expand"
         if rows is None or batches is None or not (rows or node.op_type == "Expand"):
             return None
-        if resized and shape_plan(self.shapes, node, value, {row: (0,)}) is None:
+        if resized and shape_plan(self.shapes, node, value, {row: self.count}) is None:
             return None
         read = {position: WHOLE_INPUT for position, given in enumerate(node.inputs) if given is not None}
         for position, axis in rows.items():
@@ -170,7 +176,7 @@ class _Moved:
         if node.op_type in RESHAPES or node.op_type == "Expand":
             operator, source = "Expand" if node.op_type == "Expand" else "Reshape", node.inputs[0]
             assert source is not None
-            plan = shape_plan(self.shapes, node, value, {place[0]: (0,)}) or []
+            plan = shape_plan(self.shapes, node, value, {place[0]: self.count}) or []
             inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
             return self.building.node(operator, inputs, value)
         if node not in self.copies:
@@ -189,11 +195,11 @@ class _Moved:
         return self.building.node("Gather", [given, self.texts], given, {"axis": operand.texts})
 
     def _own(self, value: ir.Value, place: Place) -> ir.Value:
-        """The row of each of the batch, by GatherND of (batch, rows, ...)."""
+        """The rows of each of the batch, by GatherND of (batch, rows, ...)."""
         row, batch = place
         order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
         chosen = self._transposed(value, order)
-        places, known = self._shaped(self.rows, [-1, 1, 1]), 1
+        places, known = self._change_axes("Unsqueeze", self.rows, [2]), 1
         if self.texts is not None:
             pairs = [self._shaped(self.texts, [-1, 1, 1]), places]
             places, known = self.building.node("Concat", pairs, self.rows, {"axis": 2}), 0
@@ -202,13 +208,14 @@ class _Moved:
 
     def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
         """The chosen rows of a value without batch, along an axis of the batch."""
-        apart = self.shapes.rank(value) - self.shapes.rank(given)
+        rank, batch = self.shapes.rank(value), self.places[value][1]
+        apart = rank - self.shapes.rank(given)
         whole = self._change_axes("Unsqueeze", given, [*range(apart)]) if apart else given
-        batch = self.places[value][1]
-        rows = self.building.node("Gather", [whole, self.rows], given, {"axis": row + apart})
-        order = [*range(self.shapes.rank(value))]
-        order[batch], order[row + apart] = row + apart, batch
-        return self._transposed(rows, order)
+        row = row + apart
+        rows = self.building.node("Gather", [whole, self.rows], given, {"axis": row})  # (..., batch, rows, ...)
+        rows = self._change_axes("Squeeze", rows, [batch if batch < row else batch + 1])
+        held = [axis for own in range(rank) if own != batch for axis in ((batch, row) if own == row else (own,))]
+        return self._transposed(rows, [held.index(axis) for axis in range(rank)])
 
     def _transposed(self, value: ir.Value, order: list[int]) -> ir.Value:
         if order == sorted(order):
@@ -221,19 +228,22 @@ class _Moved:
         return self.building.node(operator, [value, self.building.constants.add_integers(axes)], value)
 
     def _numbers(self) -> tuple[ir.Value | None, ir.Value]:
-        """Of the chosen rows, int64 (batch): their texts, None where each text has its own, and their places there.
+        """Of the chosen rows, int64: their texts (batch), None where each text has its own, and their places there
+        (batch, rows).
 
         A number in all of the batch becomes 0 or more by the Gather, which fails where the original's does.
         """
         flat = self.choice.flat
         if flat is None:
-            return None, self._int64(self._shaped(self.choice.chosen, [-1]))
+            chosen, one = self._int64(self.choice.chosen), self.choice.count is None
+            return None, self._shaped(chosen, [-1, 1]) if one else self._change_axes("Squeeze", chosen, [2])
         batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
-        zero, one = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))
+        first, step = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))
         ends = self._int64(self._shaped(self.building.node("Mul", [batch, rows], rows), []))
-        every = self.building.node("Range", [zero, ends, one], ends)
+        every = self.building.node("Range", [first, ends, step], ends)
         places = self.building.node("Gather", [every, self._shaped(flat, [-1])], ends, {"axis": 0})
-        return self.building.node("Div", [places, rows], ends), self.building.node("Mod", [places, rows], ends)
+        texts, own = (self.building.node(operator, [places, rows], ends) for operator in ("Div", "Mod"))
+        return texts, self._shaped(own, [-1, 1])
 
     def _shaped(self, value: ir.Value, shape: list[int]) -> ir.Value:
         return self.building.node("Reshape", [value, self.building.constants.add_integers(shape)], value)

@@ -35,7 +35,7 @@ class RowsPlan:
 
 
 def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
-    moved = move_choices(model)
+    moved = move_choices(model, sizes)
     plan = _plan(Shapes(model.graph, sizes))
     sites = (*moved, *plan.sites)
     refusals = stops(plan.shapes, plan.demands) or ([] if sites else [_obstacle(model.graph)])

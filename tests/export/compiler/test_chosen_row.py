@@ -116,6 +116,46 @@ def test_a_row_of_all_texts_may_be_of_another_text() -> None:
         onnxruntime.InferenceSession(file).run(None, {"x": x.astype(np.float32), "chosen": np.array([15, 0, 0])})
 
 
+SEVERAL = """
+<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[b, k] chosen) => (float[b, k, 4] y) {
+    turned = Transpose <perm = [0, 2, 1]> (x)
+    scores = MatMul(x, turned)
+    mixed = MatMul(scores, x)
+    shape = Shape(x)
+    length = Gather(shape, one)
+    numbers = Range(zero, length, one)
+    real = Cast <to = 1> (numbers)
+    ramp = Unsqueeze(real, end)
+    ramped = Mul(mixed, ramp)
+    h = MatMul(ramped, w)
+    column = Unsqueeze(chosen, end)
+    PICKED
+}
+"""
+BY_ELEMENTS = "wide = Expand(column, features) y = GatherElements <axis = 1> (h, wide)"
+BY_PAIRS = """
+    batch = Gather(shape, zero) texts = Range(zero, batch, one) first = Unsqueeze(texts, end)
+    size = Shape(chosen) repeated = Expand(first, size) last = Unsqueeze(repeated, end)
+    pairs = Concat <axis = -1> (last, column) y = GatherND(h, pairs)"""
+
+
+@pytest.mark.parametrize("picked", [BY_ELEMENTS, BY_PAIRS])
+def test_several_rows_of_each_text(picked: str) -> None:
+    numbers = {"zero": np.array(0), "one": np.array(1), "end": np.array([-1]), "features": np.array([1, 1, 4])}
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    original = parse(SEVERAL.replace("PICKED", picked), w=weights, **numbers)
+    rewritten = rewrite(original, sizes={"b": 2, "n": 16, "k": 3})
+    assert changes(rewritten) == [CHOSEN.replace("a row that is", "k rows that are")] * 3
+    with pytest.raises(NothingToRewrite, match="picks k of n rows, at the sizes assumed not fewer: --dims k=8"):
+        rewrite(original, sizes={"b": 2, "n": 16, "k": 16})
+    x = np.random.default_rng(1).standard_normal((2, 5, 4))
+    for chosen in ([[4, 0, 4], [1, 2, 3]], [[-1], [-5]], [[0, 1, 2, 3, 4, 0, 1]] * 2, np.zeros((2, 0))):
+        feeds = {"x": x, "chosen": np.asarray(chosen, np.int64)}
+        for before, after in zip(evaluate(original, feeds), evaluate(rewritten.model, feeds), strict=True):
+            assert before.shape == after.shape
+            np.testing.assert_allclose(after, before, rtol=1e-13)
+
+
 def changes(done: Rewritten) -> list[str]:
     return [site.change for step in done.steps if step.name == "read-rows" for site in step.sites]
 

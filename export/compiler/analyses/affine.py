@@ -92,23 +92,12 @@ class Affines:
             return None
         if is_constant(left) == is_constant(right):
             return self._sum(node, left, right, rank) if node.op_type == "Add" and not is_constant(left) else None
-        number, other, first = (left, right, True) if is_constant(left) else (right, left, False)
-        array = constant(number)
-        unchanged = all(map(same, self.shapes.dims(other), self.shapes.dims(value)))
-        if array is None or not np.issubdtype(array.dtype, np.floating) or self.shapes.rank(other) != rank:
+        made = arithmetic(self.shapes, node)
+        if made is None or not all(map(same, self.shapes.dims(made[0]), self.shapes.dims(value))):
             return None
-        factor = array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
-        if not unchanged or sum(size > 1 for size in factor.shape) > 1 or (node.op_type == "Div" and first):
-            return None
-        one, zero = np.ones_like(factor), np.zeros_like(factor)
-        with np.errstate(divide="ignore"):
-            scale, shift = {
-                "Mul": (factor, zero),
-                "Div": (1 / factor, zero),
-                "Add": (one, factor),
-                "Sub": (-one, factor) if first else (one, -factor),
-            }[node.op_type]
-        return self._then(self.of(other), scale, shift, node) if np.isfinite(scale).all() else None
+        other, scale, shift = made
+        alike = self.shapes.rank(other) == rank and sum(size > 1 for size in (scale * shift).shape) <= 1
+        return self._then(self.of(other), scale, shift, node) if alike else None
 
     def _then(self, before: Affine, scale: Array, shift: Array, node: ir.Node) -> Affine | None:
         total = scale * before.scale
@@ -124,6 +113,42 @@ class Affines:
             return None
         nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes, node)))
         return Affine(first.root, first.order, first.scale + second.scale, first.shift + second.shift, nodes)
+
+
+def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] | None:
+    """x, scale and shift of Add, Sub, Mul or Div, scale * x + shift with constants of the output's axes."""
+    left, right = node.inputs
+    number, other, first = (left, right, True) if is_constant(left) else (right, left, False)
+    array, rank = constant(number), shapes.rank(node.outputs[0])
+    if array is None or other is None or is_constant(other) or (node.op_type == "Div" and first):
+        return None
+    if not np.issubdtype(array.dtype, np.floating) or array.ndim > rank:
+        return None
+    factor = array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
+    one, zero = np.ones_like(factor), np.zeros_like(factor)
+    with np.errstate(divide="ignore"):
+        scale, shift = {
+            "Mul": (factor, zero),
+            "Div": (1 / factor, zero),
+            "Add": (one, factor),
+            "Sub": (-one, factor) if first else (one, -factor),
+        }[node.op_type]
+    return (other, scale, shift) if np.isfinite(scale).all() else None
+
+
+def constant_term(shapes: Shapes, node: ir.Node | None, held: Array | None = None) -> tuple[ir.Value, Array] | None:
+    """Of a sum with a constant: the other term, of the sum's shape, and the constant, or `held`, with all axes."""
+    if node is None or node.op_type != "Add" or node.domain:
+        return None
+    out = shapes.dims(node.outputs[0])
+    for value, number in (node.inputs, reversed(node.inputs)):
+        array = constant(number) if held is None else held
+        if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
+            continue
+        dims = shapes.dims(value)
+        if len(dims) == len(out) and all(map(same, dims, out)):
+            return value, array.astype(np.float64).reshape((1,) * (len(out) - array.ndim) + array.shape)
+    return None
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:

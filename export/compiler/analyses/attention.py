@@ -12,8 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attends_to_all, attribute_float, reads_shape_alone
+from export.compiler.graph.attributes import attends_to_all, attribute_float
 from export.compiler.graph.constants import Constants, is_constant, number, of_type
+from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Dim, Shapes, same
 
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
@@ -32,8 +33,7 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
     value, uniform = given(softmax, 0), True
     while True:
         node = value.producer()
-        readers = [use for use in value.uses() if not reads_shape_alone(use.node)]
-        uniform = uniform and len(readers) == 1 and not value.is_graph_output()
+        uniform = uniform and len(readers(value)) == 1 and not value.is_graph_output()
         if node is None or node.domain or node.op_type not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where"):
             what = node.op_type if node is not None else "graph input"
             raise Refused(value.name or "", what, "stands between scores and softmax")
@@ -98,19 +98,19 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
     value, guarded = weights, False
     while True:
         uses = list(value.uses())
-        readers = sorted({use.node.op_type for use in uses})
+        kinds = sorted({use.node.op_type for use in uses})
         if value.is_graph_output():
             raise Refused(value.name or "", "Softmax", "its weights are an output of the graph")
-        if readers == ["MatMul"] and len(uses) == 1 and uses[0].idx == 0:
+        if kinds == ["MatMul"] and len(uses) == 1 and uses[0].idx == 0:
             return uses[0].node, value, guarded
-        if readers == ["IsNaN", "Where"] and len(uses) == 2:
+        if kinds == ["IsNaN", "Where"] and len(uses) == 2:
             where = next(use for use in uses if use.node.op_type == "Where")
             zero = where.node.inputs[1]
             if where.idx != 2 or zero is None or number(zero) != 0:
                 raise Refused(value.name or "", "Where", "expected a guard that sets rows to zero")
             value, guarded = where.node.outputs[0], True
         else:
-            raise Refused(value.name or "", "Softmax", f"its weights are read by {', '.join(readers)}")
+            raise Refused(value.name or "", "Softmax", f"its weights are read by {', '.join(kinds)}")
 
 
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, permutation, reads_shape_alone
-from export.compiler.graph.constants import constant
+from export.compiler.graph.attributes import attribute_int, permutation
+from export.compiler.graph.constants import UNROUNDED, constant
+from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.table import RESHAPES, SELECTING, demand_of
@@ -122,18 +123,18 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 def check_tokens(keys: Channels, values: Channels) -> None:
     """Raises Refused for different tokens of keys and values, or tokens in less than float32."""
-    if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if keys.tokens.dtype not in UNROUNDED:
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
         raise Refused(values.path[-1].outputs[0].name or "", "Softmax", "keys and values are made from other tokens")
 
 
-def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
+def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None:
     """Raises Refused if another node reads a value on the paths."""
-    inside = {*readers, *(node for channels in traced for node in channels.path)}
+    inside = {*products, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
-            others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
+            others = [reader for reader in readers(value) if reader not in inside]
             if node.op_type in SELECTING and not any(use.node in inside for use in value.uses()):
                 continue  # the queries' part of a Split
             if others or value.is_graph_output():
@@ -145,10 +146,10 @@ def _first_selection(channels: Channels) -> int:
     """The index in `path` where keys or values part from queries of the same MatMul."""
     places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
     shared = places and all(
-        use.node.op_type in SELECTING or use.node in channels.path or reads_shape_alone(use.node)
+        reader.op_type in SELECTING or reader in channels.path
         for node in channels.path[: places[0]]
         for value in node.outputs
-        for use in value.uses()
+        for reader in readers(value)
     )
     return places[0] if shared else 0
 
@@ -188,9 +189,8 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
 
 def _reader(value: ir.Value) -> ir.Node | None:
     """The only node that reads the elements, as its first input."""
-    uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
-    alone = len(uses) == 1 and uses[0].idx == 0 and not uses[0].node.domain and not value.is_graph_output()
-    return uses[0].node if alone else None
+    reader = only_reader(value)
+    return reader if reader is not None and reader.inputs[0] is value and not reader.domain else None
 
 
 def weight_of(product: ir.Node) -> Array:

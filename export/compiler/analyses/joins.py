@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, axes_of, opset
+from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 
@@ -57,9 +57,8 @@ def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
 
 
 def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    rank, single = shapes.rank(node.outputs[0]), opset(node) >= 13
-    role, axis = roles[0], attribute_int(node, "axis", -1 if single else 1) % rank
-    if role is None or axis not in role.axes() or not (single or axis == rank - 1):  # older: all later axes together
+    role, (axis, *more) = roles[0], mixed_axes(node, shapes.rank(node.outputs[0]))
+    if role is None or axis not in role.axes() or more:
         return NOTHING
     if axis not in role.sunk:
         raise _refused(node, "hidden tokens may have weights")

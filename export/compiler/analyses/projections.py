@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.constants import constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View
@@ -78,32 +79,19 @@ def _matmul(shapes: Shapes, node: ir.Node) -> Channels:
 
 
 def _affine(shapes: Shapes, node: ir.Node) -> Channels:
-    name, operator = node.outputs[0].name or "", node.op_type
-    position = next((k for k, given in enumerate(node.inputs) if is_constant(given)), None)
-    array = constant(node.inputs[position]) if position is not None else None
-    other = node.inputs[1 - position] if position is not None else None
-    if array is None or other is None or (operator in ("Div", "Sub") and position == 0):
-        raise Refused(name, operator, "expected one constant operand, and not the first of Div or Sub")
+    name, operator, made = node.outputs[0].name or "", node.op_type, arithmetic(shapes, node)
+    if made is None:
+        raise Refused(name, operator, "expected one constant operand, and not the first of Div")
+    other, factor, term = made
     before = trace(shapes, other)
-    rank = before.columns.ndim
-    if array.ndim > rank or shapes.rank(node.outputs[0]) != rank:
+    if before.columns.ndim != factor.ndim:
         raise Refused(name, operator, "expected a constant with no more axes than the value")
-    factor = array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
     if factor.shape[before.token_axis] != 1 or factor.shape[before.batch_axis] != 1:
         raise Refused(name, operator, "expected a constant alike for all tokens")
-    scale, shift = before.scale, before.shift
-    match operator:
-        case "Add":
-            shift = shift + factor
-        case "Sub":
-            shift = shift - factor
-        case "Mul":
-            scale, shift = scale * factor, shift * factor
-        case _:
-            scale, shift = scale / factor, shift / factor
-    shape = np.broadcast_shapes(before.columns.shape, scale.shape, shift.shape)
+    shape = np.broadcast_shapes(before.columns.shape, factor.shape)
     if shape != before.columns.shape:
         raise Refused(name, operator, "expected a constant that does not widen the value")
+    scale, shift = before.scale * factor, before.shift * factor + term
     return replace(before, scale=np.broadcast_to(scale, shape), shift=np.broadcast_to(shift, shape))
 
 

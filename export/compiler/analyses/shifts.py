@@ -16,11 +16,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, opset, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, mixed_axes, reads_shape_alone
 from export.compiler.graph.constants import constant, doubles, is_constant
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.readers import only_reader
+from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 
 Array = NDArray[Any]
@@ -57,18 +59,7 @@ class Shifts:
         self.shifts[value] = array
 
     def term(self, node: ir.Node | None) -> tuple[ir.Value, Array] | None:
-        """Of a sum with a constant: the other term, of the sum's shape, and the constant with all axes."""
-        if node is None or node.op_type != "Add" or node.domain:
-            return None
-        out = self.shapes.dims(node.outputs[0])
-        for value, number in (node.inputs, reversed(node.inputs)):
-            array = self.constants.get(node, constant(number))
-            if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
-                continue
-            dims = self.shapes.dims(value)
-            if len(dims) == len(out) and all(map(same, dims, out)):
-                return value, array.astype(np.float64).reshape((1,) * (len(out) - array.ndim) + array.shape)
-        return None
+        return constant_term(self.shapes, node, self.constants.get(node) if node is not None else None)
 
     def give(self, node: ir.Node, array: Array) -> bool:
         """Lets a sum with a constant, an Expand of a constant or a norm with a bias add `array` more."""
@@ -90,8 +81,7 @@ class Shifts:
     def gives(self, value: ir.Value, reader: ir.Node, array: Array) -> bool:
         """The same for a value that `reader` alone reads."""
         maker = value.producer()
-        readers = {use.node for use in value.uses() if not reads_shape_alone(use.node)}
-        return maker is not None and readers == {reader} and not value.is_graph_output() and self.give(maker, array)
+        return maker is not None and only_reader(value) is reader and self.give(maker, array)
 
 
 Shifted = Mapping[int, Array]  # the shifts of a node's inputs, by position
@@ -116,31 +106,26 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     if 0 in shifted and weight is not None:
         wide = np.broadcast_to(shifted[0], (*shifted[0].shape[:-1], doubles(weight).shape[0]))
         return np.asarray(wide @ doubles(weight))
-    if 1 in shifted and shifted[1].shape[-1] == 1 and _softmax_alone(node):
+    reader = only_reader(node.outputs[0])
+    if 1 in shifted and shifted[1].shape[-1] == 1 and reader is not None and _is_softmax(reader):
         return None  # of each query the same for all keys
     maker = left.producer()
-    if 1 in shifted and shifted[1].shape[-2] == 1 and maker is not None and _is_softmax(maker, -1):
+    if 1 in shifted and shifted[1].shape[-2] == 1 and maker is not None and _is_softmax(maker):
         return shifted[1]  # the weights of a row sum to one
     raise Refused(node.outputs[0].name or "", "MatMul", "multiplies the sum by what is no weight")
 
 
-def _softmax_alone(scores: ir.Node) -> bool:
-    readers = [use.node for use in scores.outputs[0].uses()]
-    return len(readers) == 1 and _is_softmax(readers[0], -1) and not scores.outputs[0].is_graph_output()
-
-
-def _is_softmax(node: ir.Node, axis: int) -> bool:
-    """Over this axis alone, counted from the end."""
+def _is_softmax(node: ir.Node) -> bool:
+    """Over the last axis alone."""
     if node.op_type != "Softmax" or node.domain or node.outputs[0].shape is None:
         return False
     rank = node.outputs[0].shape.rank()
-    own = attribute_int(node, "axis", 1 if opset(node) < 13 else -1) % rank
-    return own - rank == axis and (opset(node) >= 13 or axis == -1)
+    return mixed_axes(node, rank) == range(rank - 1, rank)
 
 
 def _softmax(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     axes = [axis - shifted[0].ndim for axis, size in enumerate(shifted[0].shape) if size > 1]
-    if -1 in axes or not _is_softmax(node, -1):
+    if -1 in axes or not _is_softmax(node):
         raise Refused(node.outputs[0].name or "", "Softmax", "the constant differs along its axis")
     return None
 

@@ -24,8 +24,9 @@ from export.compiler.analyses.neighbours import (
     shape_of,
 )
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places
@@ -34,7 +35,7 @@ from export.compiler.operators.view import Places
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
     """The changes that turn `value` into scale * value + shift; raises Refused if a node outside `inside` reads it."""
     node, name = value.producer(), value.name or ""
-    others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
+    others = [reader for reader in readers(value) if reader not in inside]
     if others or value.is_graph_output():
         raise Refused(name, node.op_type if node else "graph input", "is read elsewhere, too")
     if node is None or node.domain:
@@ -102,7 +103,7 @@ def _part_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     if source is None or view is None:
         raise Refused(value.name or "", node.op_type, "expected known places of one axis")
     axis, places = _picked(shapes, node, index)
-    others = [use.node for use in source.uses() if use.node is not node and not reads_shape_alone(use.node)]
+    others = [reader for reader in readers(source) if reader is not node]
     for other in others:
         if other.op_type not in SELECTING or _picks_of(shapes, other, axis) & {*places}:
             raise Refused(value.name or "", other.op_type, "reads the same channels, too")

@@ -35,6 +35,12 @@ def permutation(node: ir.Node, rank: int) -> list[int]:
     return attribute_ints(node, "perm") or list(range(rank))[::-1]
 
 
+def mixed_axes(node: ir.Node, rank: int) -> range:
+    """Over which a Softmax sums: before opset 13 all axes from one on."""
+    axis = attribute_int(node, "axis", 1 if opset(node) < 13 else -1) % rank
+    return range(axis, rank if opset(node) < 13 else axis + 1)
+
+
 def reads_shape_alone(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in ("Shape", "Size")
 

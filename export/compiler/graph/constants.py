@@ -17,6 +17,9 @@ EXACT = "vitbn.exact"
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
+UNROUNDED = {ir.DataType.FLOAT, ir.DataType.DOUBLE}  # new weights in half would be rounded again
+
+
 def is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None
 

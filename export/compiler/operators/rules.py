@@ -18,7 +18,7 @@ from export.compiler.graph.attributes import (
     attribute_ints,
     attribute_string,
     axes_of,
-    opset,
+    mixed_axes,
 )
 from export.compiler.graph.shapes import Shapes, agree, operator, same
 from export.compiler.operators.boxes import WHOLE, Box, box
@@ -129,9 +129,7 @@ def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    rank, version = shapes.rank(node.outputs[index]), opset(node)
-    axis = attribute_int(node, "axis", 1 if version < 13 else -1) % rank
-    mixed = range(axis, rank) if version < 13 else (axis,)
+    mixed = mixed_axes(node, shapes.rank(node.outputs[index]))
     kept = box({own: indices for own, indices in demand if own not in mixed})
     return Demand(kept, {0: kept})
 

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from export.compiler.analyses.embedded import Array, Embedded, embedded
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.attributes import attribute_int, opset, permutation, reads_shape_alone
+from export.compiler.graph.attributes import mixed_axes, opset, permutation
 from export.compiler.graph.constants import Constants, constant
+from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
@@ -96,7 +97,7 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
     rows = shapes.static(weights, 1)
     if queries is None or wide is None or rows is None or rows * made.weight.shape[1] != queries * wide:
         raise Refused(name, joined.op_type, "expected heads that are joined")
-    others = [use.node for use in tokens.uses() if use.node not in (scores, pooled) and not reads_shape_alone(use.node)]
+    others = [node for node in readers(tokens) if node not in (scores, pooled)]
     shared = tuple(node.outputs[0] for node in others)
     for value, node in zip(shared, others, strict=True):
         if alike(shapes, value) is None:
@@ -109,7 +110,7 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
 def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
     """The product of the tokens with a constant query, behind whose Transpose the Softmax stands."""
     turn = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
-    last = attribute_int(softmax, "axis", 1 if opset(softmax) < 13 else -1) in (-1, 2)
+    last = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
     turned = turn is not None and turn.op_type == "Transpose" and permutation(turn, 3) == [0, 2, 1] and last
     scores = turn.inputs[0].producer() if turn is not None and turned and turn.inputs[0] is not None else None
     query = constant(scores.inputs[1]) if scores is not None and scores.op_type == "MatMul" else None
@@ -117,16 +118,16 @@ def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
         what = turn.op_type if turn is not None else "graph input"
         raise Refused(softmax.outputs[0].name or "", what, "expected scores of a query that all images share")
     alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
-    if not alone or shapes.rank(softmax.outputs[0]) != 3:
+    if not alone:
         raise Refused(softmax.outputs[0].name or "", "Softmax", "expected scores that it alone reads")
     return scores
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
-    readers = [use.node for use in value.uses() if not reads_shape_alone(use.node)]
-    if len(readers) != 1 or value.is_graph_output():
-        raise Refused(value.name or "", "Softmax", f"expected one reader, found {len(readers)}")
-    return readers[0]
+    reader = only_reader(value)
+    if reader is None:
+        raise Refused(value.name or "", "Softmax", f"expected one reader, found {len(readers(value))}")
+    return reader
 
 
 class _Builder:

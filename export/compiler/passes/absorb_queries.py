@@ -21,7 +21,7 @@ from export.compiler.analyses.attention import given, pooled_of, scores_of, take
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.few_queries import FewQueries, Parts, plan
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.attributes import attribute_int, opset
+from export.compiler.graph.attributes import mixed_axes
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.absorbed_heads import Absorber
 from export.compiler.passes.drop_unread import refresh
@@ -66,7 +66,7 @@ def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     dims, name = shapes.dims(softmax.outputs[0]), softmax.outputs[0].name or ""
-    if len(dims) != 4 or attribute_int(softmax, "axis", 1 if opset(softmax) < 13 else -1) not in (-1, 3):
+    if len(dims) != 4 or mixed_axes(softmax, 4) != range(3, 4):
         raise Refused(name, "Softmax", "expected scores (batch, heads, queries, tokens)")
     if not isinstance(dims[1], int) or not isinstance(dims[2], int):
         raise Refused(name, "Softmax", f"expected a known number of queries, found {dims[2]}")

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from export.compiler.analyses.shifts import Array, Shifts
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.constants import Constants, constant, is_constant
+from export.compiler.graph.constants import UNROUNDED, Constants, constant, is_constant
+from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.table import RESHAPES
@@ -50,7 +50,7 @@ def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
     """Whether it adds a row of float32 or double to a value of its shape."""
-    if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in UNROUNDED:
         return False
     try:
         term = Shifts(shapes).term(node)
@@ -91,10 +91,10 @@ def _solution(weight: Array, wanted: Array) -> Array | None:
 
 def _asks(node: ir.Node, tokens: ir.Value) -> bool:
     """Whether the sum becomes the queries of keys that are the tokens themselves."""
-    readers = [use.node for use in node.outputs[0].uses() if not reads_shape_alone(use.node)]
-    if len(readers) != 1 or readers[0].op_type not in RESHAPES:
+    joined = [*readers(node.outputs[0])]
+    if len(joined) != 1 or joined[0].op_type not in RESHAPES:
         return False
-    products = [use.node for use in readers[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
+    products = [use.node for use in joined[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
     keys = [product.inputs[1].producer() for product in products if product.inputs[1] is not None]
     return len(keys) == 1 and keys[0] is not None and keys[0].op_type == "Transpose" and keys[0].inputs[0] is tokens
 

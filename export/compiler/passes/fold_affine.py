@@ -19,8 +19,8 @@ from export.compiler.analyses.downstream import after
 from export.compiler.analyses.neighbours import Change, outputs_of
 from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.constants import Constants, is_constant, of_type
+from export.compiler.graph.constants import UNROUNDED, Constants, is_constant, of_type
+from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.outcome import Outcome
@@ -75,7 +75,7 @@ def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -
 
 def _check(shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
     """Raises Refused if neither side takes up the map."""
-    if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if form.root.dtype not in UNROUNDED:
         raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
     try:
         return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
@@ -99,14 +99,17 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
             if value.shape is None:
                 continue
             form = affines.of(value)
-            readers = [use.node for use in value.uses() if not reads_shape_alone(use.node)]
             carried = [
                 output
-                for reader in readers
+                for reader in readers(value)
                 for output in reader.outputs
                 if output.shape is not None and affines.of(output).root is form.root
             ]
-            if form.root is not value and form.scales and (len(carried) < len(readers) or value.is_graph_output()):
+            if (
+                form.root is not value
+                and form.scales
+                and (len(carried) < len(readers(value)) or value.is_graph_output())
+            ):
                 yield value, form
 
 
@@ -127,7 +130,7 @@ def _only_inside(value: ir.Value, form: Affine) -> None:
     """Raises Refused if another node reads a value inside the map: folding would change that value."""
     for node in form.nodes:
         for output in node.outputs:
-            others = [use for use in output.uses() if use.node not in form.nodes and not reads_shape_alone(use.node)]
+            others = [node for node in readers(output) if node not in form.nodes]
             if output is not value and (others or output.is_graph_output()):
                 raise Refused(output.name or "", node.op_type, "is read from outside the map")
 

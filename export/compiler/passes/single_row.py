@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, is_constant
+from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
 
@@ -45,8 +46,7 @@ def _inside(shapes: Shapes, source: ir.Value, reader: ir.Node) -> set[ir.Node]:
 
 def _readers(value: ir.Value) -> set[ir.Node | None]:
     """None stands for the graph's user."""
-    readers: set[ir.Node | None] = {use.node for use in value.uses() if not reads_shape_alone(use.node)}
-    return readers | {None} if value.is_graph_output() else readers
+    return {*readers(value), *([None] if value.is_graph_output() else [])}
 
 
 def _row_by_row(shapes: Shapes, node: ir.Node) -> bool:

@@ -17,18 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import Array
+from export.compiler.analyses.affine import Array, constant_term
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation, reads_shape_alone
-from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation
+from export.compiler.graph.constants import UNROUNDED, Constants, integers
+from export.compiler.graph.readers import only_reader
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one
 
-EXACT_ENOUGH = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # a sum in half would be rounded again
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
 PADS_AS_INPUT = 11  # opset
 
@@ -81,22 +81,9 @@ class Tidying:
             return None
         return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
 
-    def alone(self, value: ir.Value, reader: ir.Node) -> bool:
-        readers = {use.node for use in value.uses() if not reads_shape_alone(use.node)}
-        return readers == {reader} and not value.is_graph_output()
-
     def term(self, node: ir.Node) -> tuple[ir.Value, Array] | None:
         """Of a sum with a constant: the other term, of the sum's shape, and the constant with all axes."""
-        if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in EXACT_ENOUGH:
-            return None
-        for value, number in (node.inputs, reversed(node.inputs)):
-            array, rank = constant(number), self.shapes.rank(node.outputs[0])
-            if value is None or is_constant(value) or array is None or array.ndim > rank:
-                continue
-            dims = self.shapes.dims(value), self.shapes.dims(node.outputs[0])
-            if len(dims[0]) == rank and all(map(same, *dims)):
-                return value, array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
-        return None
+        return constant_term(self.shapes, node) if node.outputs[0].dtype in UNROUNDED else None
 
     def summed(self, at: ir.Node, value: ir.Value, array: Array) -> ir.Value | None:
         if array.size > LARGEST_TABLE:
@@ -145,7 +132,7 @@ def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
     maker = outer[0].producer() if outer is not None else None
     inner = tidying.term(maker) if maker is not None else None
-    if outer is None or inner is None or not tidying.alone(outer[0], node):
+    if outer is None or inner is None or only_reader(outer[0]) is not node:
         return None
     return tidying.summed(node, inner[0], inner[1] + outer[1])
 
@@ -153,13 +140,13 @@ def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
     pad = outer[0].producer() if outer is not None else None
-    if outer is None or pad is None or pad.op_type != "Pad" or not tidying.alone(outer[0], node):
+    if outer is None or pad is None or pad.op_type != "Pad" or only_reader(outer[0]) is not node:
         return None
     source, pads = pad.inputs[0], integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
     maker = source.producer() if source is not None else None
     inner = tidying.term(maker) if maker is not None else None
     zeros = attribute_string(pad, "mode", "constant") == "constant"
-    if source is None or pads is None or inner is None or not zeros or not tidying.alone(source, pad):
+    if source is None or pads is None or inner is None or not zeros or only_reader(source) is not pad:
         return None
     dims, rank = tidying.shapes.dims(source), tidying.shapes.rank(source)
     sides = [(pads[axis], pads[axis + rank]) for axis in range(rank)]
@@ -174,7 +161,7 @@ def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
     joined = outer[0].producer() if outer is not None else None
-    if outer is None or joined is None or joined.op_type != "Concat" or not tidying.alone(outer[0], node):
+    if outer is None or joined is None or joined.op_type != "Concat" or only_reader(outer[0]) is not node:
         return None
     dims = tidying.shapes.dims(outer[0])
     axis = attribute_int(joined, "axis", 0) % len(dims)

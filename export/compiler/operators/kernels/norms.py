@@ -14,6 +14,16 @@ from onnx.reference.op_run import OpRun
 Array = NDArray[Any]
 
 
+def _size(x: Array, axes: tuple[int, ...] | int, epsilon: float | None) -> Array:
+    """The root of the mean of squares."""
+    return np.asarray(np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon)))
+
+
+def _behind(x: Array, axis: int | None) -> tuple[int, ...]:
+    """The axes from `axis` on, by default the last."""
+    return tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+
+
 class LayerNormalization(OpRun):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
 
@@ -26,12 +36,12 @@ class LayerNormalization(OpRun):
         bias: Array | None = None,
         axis: int | None = None,
         epsilon: float | None = None,
-        stash_type: int | None = None,
+        **unread: object,
     ) -> tuple[Array, ...]:
-        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        axes = _behind(x, axis)
         mean = x.mean(axes, keepdims=True)
         centred = x - mean
-        size = np.sqrt((centred * centred).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        size = _size(centred, axes, epsilon)
         normal = centred / size * scale
         return (normal if bias is None else normal + bias, mean, 1 / size)[: len(self.onnx_node.output)]
 
@@ -47,11 +57,9 @@ class SimplifiedLayerNormalization(OpRun):
         scale: Array,
         axis: int | None = None,
         epsilon: float | None = None,
-        stash_type: int | None = None,
+        **unread: object,
     ) -> tuple[Array]:
-        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
-        size = np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
-        return (x / size * scale,)
+        return (x / _size(x, _behind(x, axis), epsilon) * scale,)
 
 
 class RMSNormalization(SimplifiedLayerNormalization):
@@ -71,9 +79,7 @@ class BatchNormalization(OpRun):
         mean: Array,
         variance: Array,
         epsilon: float | None = None,
-        momentum: float | None = None,
-        training_mode: int | None = None,
-        spatial: int | None = None,
+        **unread: object,
     ) -> tuple[Array]:
         shape = [1, -1] + [1] * (x.ndim - 2)
         size = np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
@@ -92,12 +98,12 @@ class GroupNormalization(OpRun):
         bias: Array,
         epsilon: float | None = None,
         num_groups: int | None = None,
-        stash_type: int | None = None,
+        **unread: object,
     ) -> tuple[Array]:
         groups = num_groups or 1
         apart = x.reshape(len(x), groups, -1)
         centred = apart - apart.mean(2, keepdims=True)
-        size = np.sqrt((centred * centred).mean(2, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        size = _size(centred, 2, epsilon)
         channels = (1, -1, *[1] * (x.ndim - 2))
         factor, shift = (np.repeat(each, x.shape[1] // len(each)).reshape(channels) for each in (scale, bias))
         return ((centred / size).reshape(x.shape) * factor + shift,)
@@ -111,7 +117,7 @@ class InstanceNormalization(OpRun):
     def _run(self, x: Array, scale: Array, bias: Array, epsilon: float | None = None) -> tuple[Array]:
         places, channels = tuple(range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         centred = x - x.mean(places, keepdims=True)
-        size = np.sqrt((centred * centred).mean(places, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        size = _size(centred, places, epsilon)
         return (centred / size * scale.reshape(channels) + bias.reshape(channels),)
 
 
@@ -123,7 +129,7 @@ class MeanVarianceNormalization(OpRun):
     def _run(self, x: Array, axes: list[int] | None = None) -> tuple[Array]:
         over = tuple(axes if axes is not None else (0, 2, 3))
         centred = x - x.mean(over, keepdims=True)
-        return (centred / (np.sqrt((centred * centred).mean(over, keepdims=True)) + 1e-9),)
+        return (centred / (_size(centred, over, 0.0) + 1e-9),)
 
 
 class LpNormalization(OpRun):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class ExportError(Exception):
@@ -43,6 +47,10 @@ class Refused(Exception):
     def __init__(self, value: str, operator: str, reason: str) -> None:
         super().__init__(f"{value} ({operator}): {reason}")
         self.refusal = Refusal(value, operator, reason)
+
+    @classmethod
+    def at(cls, node: ir.Node, reason: str) -> Refused:
+        return cls(node.outputs[0].name or "", node.op_type, reason)
 
 
 @dataclass(frozen=True)

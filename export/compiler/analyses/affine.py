@@ -9,18 +9,14 @@ arithmetic with a constant, and a sum of two maps of the same root (a residual a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_float, permutation
-from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.shapes import Shapes, same
-
-Array = NDArray[Any]
 
 DEFAULT_EPSILON = float(np.float32(1e-5))  # attributes of ONNX are float32
 SCALING = frozenset({"BatchNormalization", "Mul", "Div"})

@@ -24,7 +24,7 @@ def given(node: ir.Node, position: int) -> ir.Value:
     """Raises Refused if the input is missing."""
     value = node.inputs[position] if position < len(node.inputs) else None
     if value is None:
-        raise Refused(node.outputs[0].name or "", node.op_type, f"expected an input {position}, found none")
+        raise Refused.at(node, f"expected an input {position}, found none")
     return value
 
 
@@ -137,7 +137,7 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     query, key, value = (given(node, position) for position in range(3))
     features = shapes.static(query, 3)
     if features is None or query.dtype is None:
-        raise Refused(node.outputs[0].name or "", "Attention", "expected a known number of features")
+        raise Refused.at(node, "expected a known number of features")
 
     def add(operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
         name = f"{node.outputs[0].name}_{operator}"
@@ -158,5 +158,5 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     ir.convenience.replace_all_uses_with(node.outputs[0], add("MatMul", weights, value))
     softmax = made.producer()
     if softmax is None:
-        raise Refused(node.outputs[0].name or "", "Attention", "expected a Softmax")
+        raise Refused.at(node, "expected a Softmax")
     return softmax

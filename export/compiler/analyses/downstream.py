@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import Array, axis_of
+from export.compiler.analyses.affine import axis_of
 from export.compiler.analyses.neighbours import (
     Change,
     expect_channels,
@@ -30,7 +30,7 @@ from export.compiler.graph.attributes import (
     axes_of,
     reads_shape_alone,
 )
-from export.compiler.graph.constants import doubles
+from export.compiler.graph.constants import Array, doubles
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 
@@ -93,7 +93,7 @@ def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, sh
         "VALID",
     )
     if shift.any() and padded:
-        raise Refused(node.outputs[0].name or "", "Conv", "is padded: the padding would need the shift, too")
+        raise Refused.at(node, "is padded: the padding would need the shift, too")
     weight, count = doubles(value), attribute_int(node, "group", 1)
     channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)
     grouped = weight.reshape(count, -1, *weight.shape[1:])
@@ -110,7 +110,7 @@ def _mean_after(
     given = list(range(2, rank)) if node.op_type == "GlobalAveragePool" else axes_of(node)
     reduced = {own % rank for own in given or range(rank)}
     if axis in reduced:
-        raise Refused(node.outputs[0].name or "", node.op_type, "is a mean over the channels")
+        raise Refused.at(node, "is a mean over the channels")
     if node.op_type == "GlobalAveragePool" or attribute_int(node, "keepdims", 1):
         return after(shapes, node.outputs[0], scale, shift)
     squeezed = (np.squeeze(array, tuple(own for own in reduced)) for array in (scale, shift))

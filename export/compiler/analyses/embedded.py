@@ -7,19 +7,15 @@ constants stand before and after the M rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.shapes import Shapes
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ def _layer(shapes: Shapes, node: ir.Node) -> Embedded:
     patches, weight = node.inputs[0], constant(node.inputs[1])
     rows = shapes.static(patches, 1) if patches is not None and shapes.rank(patches) == 3 else None
     if patches is None or weight is None or weight.ndim != 2 or rows is None:
-        raise Refused(node.outputs[0].name or "", "MatMul", "expected a known number of rows by a weight")
+        raise Refused.at(node, "expected a known number of rows by a weight")
     return Embedded(patches, weight.astype(np.float64), np.zeros((rows, weight.shape[1])), 0, rows)
 
 
@@ -65,14 +61,14 @@ def _summed(shapes: Shapes, node: ir.Node) -> Embedded:
         table = inner.table + term.astype(np.float64)
         if table.size == inner.table.size:
             return replace(inner, table=table.reshape(inner.table.shape))
-    raise Refused(node.outputs[0].name or "", "Add", "expected a sum with a constant that all images share")
+    raise Refused.at(node, "expected a sum with a constant that all images share")
 
 
 def _joined(shapes: Shapes, node: ir.Node) -> Embedded:
     parts = [(value, alike(shapes, value)) for value in node.inputs if value is not None]
     computed = [value for value, array in parts if array is None]
     if len(computed) != 1 or attribute_int(node, "axis", 0) not in (1, -2):
-        raise Refused(node.outputs[0].name or "", "Concat", "expected one part that is no constant, joined by rows")
+        raise Refused.at(node, "expected one part that is no constant, joined by rows")
     inner = embedded(shapes, computed[0])
     tables = [inner.table if array is None else array.reshape(-1, inner.table.shape[1]) for _, array in parts]
     before = next(position for position, (value, _) in enumerate(parts) if value is computed[0])

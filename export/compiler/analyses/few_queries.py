@@ -12,23 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, permutation
-from export.compiler.graph.constants import UNROUNDED, constant
+from export.compiler.graph.constants import UNROUNDED, Array, constant
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.table import RESHAPES, SELECTING, demand_of
 from export.compiler.operators.view import indices_of
-
-Array = NDArray[Any]
 
 COMBINING: dict[str, Callable[[Array, Array], Array]] = {
     "Add": np.add,
@@ -197,7 +193,7 @@ def weight_of(product: ir.Node) -> Array:
     """In float64."""
     weight = constant(product.inputs[1])
     if weight is None:
-        raise Refused(product.outputs[0].name or "", "MatMul", "expected a constant weight")
+        raise Refused.at(product, "expected a constant weight")
     return weight.astype(np.float64)
 
 

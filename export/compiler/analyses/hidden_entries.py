@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from export.compiler.analyses.demand import shape_range
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import is_constant
+from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.shapes import Dim, Shapes, agree, operator, same
-from export.compiler.operators.evaluate import Array, UnknownOperator, evaluate_node
+from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
 SUNK = 1000.0  # by which a hidden score lies below a visible one: exp(-1000) is 0 in float64
 

@@ -52,7 +52,7 @@ def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
     if not any(joined):
         return NOTHING
     if not all(joined) or not any(role is not None and axis in role.zero for role, axis in pairs):
-        raise _refused(node, "it may sum over hidden tokens")
+        raise Refused.at(node, "it may sum over hidden tokens")
     return Join(done={(k, axis) for k, (_, axis) in enumerate(pairs)})
 
 
@@ -61,7 +61,7 @@ def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
     if role is None or axis not in role.axes() or more:
         return NOTHING
     if axis not in role.sunk:
-        raise _refused(node, "hidden tokens may have weights")
+        raise Refused.at(node, "hidden tokens may have weights")
     return Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
 
 
@@ -75,7 +75,7 @@ def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
     if node.op_type == "ReduceMax" and is_never_negative(value):
         neutral |= role.zero
     if not joined <= neutral:
-        raise _refused(node, "it may read hidden tokens")
+        raise Refused.at(node, "it may read hidden tokens")
     return Join(done={(0, axis) for axis in joined})
 
 
@@ -87,7 +87,7 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
     if {*view.picks} & {*role.tokens}:
         ((axis, pick), *others) = view.picks.items()
         if others or pick.numbers is None:
-            raise _refused(node, "it may read hidden tokens")
+            raise Refused.at(node, "it may read hidden tokens")
         return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
     axes = {}
     for run in view.runs:
@@ -114,7 +114,7 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
         return NOTHING
     single = shapes.rank(places) == 3 and shapes.dims(places)[1:] == (1, 1)
     if attribute_int(node, "batch_dims", 0) != 1 or not single:
-        raise _refused(node, "it may read hidden tokens")
+        raise Refused.at(node, "it may read hidden tokens")
     behind = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
     return Join(axes={0: {0: 0}, **behind}, done={(0, 1), (1, 0)}, rows=places)
 
@@ -127,25 +127,21 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     row = rank - 2
     expected = Roles(0, (row,)).axes()
     if any(value.uses() or value.is_graph_output() for value in more) or any(roles[4:]):
-        raise _refused(node, "expected no past and no scores among its outputs")
+        raise Refused.at(node, "expected no past and no scores among its outputs")
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
-        raise _refused(node, "expected texts and tokens as its first and third axis, or first and second")
+        raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
-        raise _refused(node, "expected queries of all tokens or of rows")
+        raise Refused.at(node, "expected queries of all tokens or of rows")
     if (
         given is None
         or mask is None
         or shapes.rank(given) != 4
         or 3 not in (mask.zero if given.dtype == ir.DataType.BOOL else mask.sunk)
     ):
-        raise _refused(node, "hidden tokens may have weights")
+        raise Refused.at(node, "hidden tokens may have weights")
     moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
     done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
     return Join(axes=moved, done=done)
-
-
-def _refused(node: ir.Node, reason: str) -> Refused:
-    return Refused(node.outputs[0].name or "", node.op_type, reason)
 
 
 RULES: Mapping[str, Rule] = {

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import Array
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import (
     attribute_float,
     attribute_int,
 )
-from export.compiler.graph.constants import constant, doubles, is_constant
+from export.compiler.graph.constants import Array, constant, doubles, is_constant
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def old_bias(node: ir.Node) -> Array:
         return np.zeros(1)
     bias = constant(node.inputs[2])
     if bias is None or bias.size != max(bias.shape[-1:], default=1):
-        raise Refused(node.outputs[0].name or "", node.op_type, "expected a constant row as bias")
+        raise Refused.at(node, "expected a constant row as bias")
     return bias.astype(np.float64).reshape(-1)
 
 
@@ -75,7 +74,7 @@ def narrowed(array: Array) -> Array:
 def expect_channels(node: ir.Node, axis: int | None, channels: int) -> None:
     if axis is not None and axis != channels:
         what = f"expected a map along axis {channels}, found it along axis {axis}"
-        raise Refused(node.outputs[0].name or "", node.op_type, what)
+        raise Refused.at(node, what)
 
 
 def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import constant
+from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def trace(shapes: Shapes, value: ir.Value) -> Channels:
 def _matmul(shapes: Shapes, node: ir.Node) -> Channels:
     tokens, weight = node.inputs[0], constant(node.inputs[1])
     if tokens is None or weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
-        raise Refused(node.outputs[0].name or "", "MatMul", "expected tokens (batch, tokens, features) by a weight")
+        raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)
     return Channels(tokens, weight.astype(np.float64), columns, ones, 0 * ones, 1, 0, (node,))
@@ -100,7 +96,7 @@ def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> C
     old, new = view.before, view.after
     token_axis = batch_axis = -1
     batch = shapes.dims(before.tokens)[0]
-    sizes: list[int] = [0] * len(new)
+    sizes = [size if isinstance(size, int) else -1 for size in new]
     for run in view.runs:
         left, right = [*run.source], [*run.made]
         wide_left = [axis for axis in left if not same(old[axis], 1)]
@@ -111,19 +107,12 @@ def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> C
             if wide_left != [before.token_axis] or len(wide_right) != 1 or before.batch_axis in left:
                 raise _joins(value, "tokens", old, new)
             token_axis = wide_right[0]
-            for axis in right:
-                sizes[axis] = 1
+            sizes[token_axis] = 1
         elif before.batch_axis in left:
             if not right or (wide_left and wide_left[0] != before.batch_axis and not same(batch, 1)):
                 raise _joins(value, "batch", old, new)
             batch_axis = next((axis for axis in right if same(new[axis], batch)), (wide_right or right)[0])
-            for axis in right:
-                size = quotient(new[axis], batch) if axis == batch_axis else new[axis]
-                sizes[axis] = size if isinstance(size, int) else -1
-        else:
-            for axis in right:
-                size = new[axis]
-                sizes[axis] = size if isinstance(size, int) else -1
+            sizes[batch_axis] = quotient(new[batch_axis], batch) or -1
     if token_axis < 0 or batch_axis < 0 or min(sizes) < 1 or np.prod(sizes) != before.columns.size:
         raise _joins(value, "free dimensions", old, new)
     columns, scale, shift = (array.reshape(sizes) for array in (before.columns, before.scale, before.shift))

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, mixed_axes, reads_shape_alone
-from export.compiler.graph.constants import constant, doubles, is_constant
+from export.compiler.graph.constants import Array, constant, doubles, is_constant
 from export.compiler.graph.readers import only_reader
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 
-Array = NDArray[Any]
 LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
 
 
@@ -45,7 +42,7 @@ class Shifts:
                 continue
             rule = RULES.get(node.op_type) if not node.domain else None
             if rule is None:
-                raise Refused(node.outputs[0].name or "", node.op_type, "reads the sum and is not linear")
+                raise Refused.at(node, "reads the sum and is not linear")
             self.shift(node.outputs[0], rule(self, node, shifted))
         for value in self.shifts:
             if value.is_graph_output():
@@ -102,7 +99,7 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     left, right = node.inputs
     weight = linear_weight(node)
     if left is None or right is None or len(shifted) > 1:
-        raise Refused(node.outputs[0].name or "", "MatMul", "multiplies two sums")
+        raise Refused.at(node, "multiplies two sums")
     if 0 in shifted and weight is not None:
         wide = np.broadcast_to(shifted[0], (*shifted[0].shape[:-1], doubles(weight).shape[0]))
         return np.asarray(wide @ doubles(weight))
@@ -112,7 +109,7 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     maker = left.producer()
     if 1 in shifted and shifted[1].shape[-2] == 1 and maker is not None and _is_softmax(maker):
         return shifted[1]  # the weights of a row sum to one
-    raise Refused(node.outputs[0].name or "", "MatMul", "multiplies the sum by what is no weight")
+    raise Refused.at(node, "multiplies the sum by what is no weight")
 
 
 def _is_softmax(node: ir.Node) -> bool:
@@ -126,18 +123,18 @@ def _is_softmax(node: ir.Node) -> bool:
 def _softmax(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     axes = [axis - shifted[0].ndim for axis, size in enumerate(shifted[0].shape) if size > 1]
     if -1 in axes or not _is_softmax(node):
-        raise Refused(node.outputs[0].name or "", "Softmax", "the constant differs along its axis")
+        raise Refused.at(node, "the constant differs along its axis")
     return None
 
 
 def _gemm(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     weight = linear_weight(node)
     if weight is None or set(shifted) != {0}:
-        raise Refused(node.outputs[0].name or "", "Gemm", "reads the sum and is no layer with a weight")
+        raise Refused.at(node, "reads the sum and is no layer with a weight")
     matrix = doubles(weight).T if attribute_int(node, "transB", 0) else doubles(weight)
     wide = np.broadcast_to(shifted[0], (1, matrix.shape[0])) if shifted[0].shape[0] == 1 else None
     if wide is None:
-        raise Refused(node.outputs[0].name or "", "Gemm", "the constant differs between its rows")
+        raise Refused.at(node, "the constant differs between its rows")
     bias = np.broadcast_to(state.constants.get(node, old_bias(node)), (matrix.shape[1],))
     state.constants[node] = bias + (wide @ matrix)[0]
     return None
@@ -146,7 +143,7 @@ def _gemm(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
 def _moved(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     view = view_of(state.shapes, node)
     if set(shifted) != {0} or view is None:
-        raise Refused(node.outputs[0].name or "", node.op_type, "reads the sum as a shape")
+        raise Refused.at(node, "reads the sum as a shape")
     return narrowed(view.forward(shifted[0]))
 
 
@@ -156,7 +153,7 @@ def _concat(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     uniform = array.shape[attribute_int(node, "axis", 0)] == 1
     others = [value for position, value in enumerate(node.inputs) if value is not None and position not in shifted]
     if len(shifted) > 1 or not uniform or not all(state.gives(value, node, -array) for value in others):
-        raise Refused(node.outputs[0].name or "", "Concat", "joins the sum with what keeps its constants")
+        raise Refused.at(node, "joins the sum with what keeps its constants")
     return array
 
 

@@ -20,9 +20,8 @@ from export.compiler.analyses.hidden_facts import facts_of
 from export.compiler.analyses.joins import Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
-from export.compiler.graph.constants import FLOATS, is_constant
+from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.evaluate import Array
 from export.compiler.operators.table import RESIZING
 
 
@@ -89,12 +88,12 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
         join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), Pick(choice.whole, choice.chosen)
         given = [choice.whole]
         if not tokens.leads(choice.whole):
-            raise refused(node, "expected texts and tokens as the first axes of what it picks")
+            raise Refused.at(node, "expected texts and tokens as the first axes of what it picks")
     else:
         join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])
         if join.rows is not None and given[0] is not None:
             if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
-                raise refused(node, "expected an axis of texts alone of what it picks")
+                raise Refused.at(node, "expected an axis of texts alone of what it picks")
             tokens.rows[node] = Pick(given[0], join.rows, join.axis)
     for output in node.outputs:
         if output.uses() or output.is_graph_output():
@@ -109,7 +108,7 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
         tokens.entries.check(output, dim)
         found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
         if found is None:
-            raise refused(node, f"axis {axis} of its output mixes tokens or texts")
+            raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
         moves[axis] = found
     return _joined(tokens, node, given, join, moves)
 
@@ -123,7 +122,7 @@ def _joined(
     for k, role in roles.items():
         if lost := [axis for axis in role.axes() if (k, axis) not in kept]:
             kind = "texts" if lost[0] == role.batch else "tokens"
-            raise refused(node, f"it may join hidden {kind}")
+            raise Refused.at(node, f"it may join hidden {kind}")
     batch, others = [], []
     for axis, found in moves.items():
         kinds = {
@@ -132,11 +131,11 @@ def _joined(
             if k in roles
         }
         if len(kinds) > 1:
-            raise refused(node, "an axis of texts meets one of tokens")
+            raise Refused.at(node, "an axis of texts meets one of tokens")
         batch += [axis] if kinds == {"batch"} else []
         others += [axis] if kinds == {"token"} else []
     if len(batch) != 1:
-        raise refused(node, "it joins texts")
+        raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
     zero = frozenset(axis for axis in others if facts[axis].zero) | join.zero
     true = frozenset(axis for axis in others if facts[axis].true)
@@ -153,12 +152,8 @@ def _check_output(tokens: Tokens, output: ir.Value) -> None:
         return
     roles = tokens.roles[output]
     if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
-        raise refused(maker, f"expected texts as the first axis of the output {output.name!r}")
+        raise Refused.at(maker, f"expected texts as the first axis of the output {output.name!r}")
     if roles.tokens and (roles.tokens != (1,) or 1 not in roles.zero):
-        raise refused(maker, f"the output {output.name!r} shows hidden tokens")
+        raise Refused.at(maker, f"the output {output.name!r} shows hidden tokens")
     if not all(isinstance(dim, int) for axis, dim in enumerate(tokens.shapes.dims(output)) if axis not in roles.axes()):
-        raise refused(maker, f"expected known features of the output {output.name!r}")
-
-
-def refused(node: ir.Node, reason: str) -> Refused:
-    return Refused(node.outputs[0].name or "", node.op_type, reason)
+        raise Refused.at(maker, f"expected known features of the output {output.name!r}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import Array, axis_of
+from export.compiler.analyses.affine import axis_of
 from export.compiler.analyses.neighbours import (
     Change,
     expect_channels,
@@ -25,7 +25,7 @@ from export.compiler.analyses.neighbours import (
 )
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import constant, is_constant
+from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import SELECTING, view_of
@@ -84,7 +84,7 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
 
 def _factor_before(shapes: Shapes, product: ir.Node, scale: Array) -> list[Change]:
     """A number scales a product by its first factor that takes it up."""
-    refused = Refused(product.outputs[0].name or "", "MatMul", "is no linear layer")
+    refused = Refused.at(product, "is no linear layer")
     for factor in product.inputs:
         if factor is None or factor is product.inputs[1 - product.inputs.index(factor)]:
             break
@@ -123,5 +123,5 @@ def _picks_of(shapes: Shapes, node: ir.Node, axis: int) -> set[int]:
     """The places along `axis` that all outputs of a Split, Slice or Gather read."""
     picked = [_picked(shapes, node, index) for index, output in enumerate(node.outputs) if output.uses()]
     if any(own != axis for own, _ in picked):
-        raise Refused(node.outputs[0].name or "", node.op_type, "picks of another axis")
+        raise Refused.at(node, "picks of another axis")
     return {place for _, places in picked for place in places}

@@ -14,14 +14,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from export.compiler.graph.constants import FLOATS, constant
+from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.operators.kernels import KERNELS
-
-Array = NDArray[np.generic]
-
 
 # The proof asks every node again, with other inputs. A node that changes needs another runner, and no pass changes
 # which inputs a node has.

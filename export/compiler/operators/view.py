@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, permutation
-from export.compiler.graph.constants import integers
+from export.compiler.graph.constants import Array, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, agree, groups, same, slices
 from export.compiler.operators.boxes import Box
 
-Array = NDArray[Any]
 Places = tuple[int, ...]
 
 ALWAYS = {0, -1}  # rows of every axis
@@ -111,7 +108,7 @@ class View:
             if array.shape[axis] > 1:
                 places = pick.places(None)
                 if places is None:
-                    raise self._refused("picks channels that are not known")
+                    raise Refused.at(self.node, "picks channels that are not known")
                 array = np.take(array, places, axis=axis)
         return self._moved(array, self.runs, self.before, self.after)
 
@@ -122,9 +119,9 @@ class View:
         for axis, _, pick in self._picked():
             places, size = pick.places(None), self.before[axis]
             if places is None or len({*places}) < len(places):
-                raise self._refused("expected known places of one axis")
+                raise Refused.at(self.node, "expected known places of one axis")
             if not isinstance(size, int):
-                raise self._refused("picks of a free axis")
+                raise Refused.at(self.node, "picks of a free axis")
             array = _placed(array, axis, places, size, rest)
         return array
 
@@ -140,16 +137,13 @@ class View:
             elif len(left) == len(right) == 1 and (run.pick is not None or same(left[0], right[0])):
                 sizes = held, held
             elif len(sizes[0]) < len(left) or len(sizes[1]) < len(right):
-                raise self._refused("joins the channels with a free dimension")
+                raise Refused.at(self.node, "joins the channels with a free dimension")
             elif run.pick is not None or np.prod(sizes[0]) != np.prod(sizes[1]):
-                raise self._refused("joins the channels with others")
+                raise Refused.at(self.node, "joins the channels with others")
             wide += sizes[0]
             made += sizes[1]
         order = [axis for run in runs for axis in run.source]
         return np.broadcast_to(array.transpose(order), wide).reshape(made)
-
-    def _refused(self, reason: str) -> Refused:
-        return Refused(self.node.outputs[0].name or "", self.node.op_type, reason)
 
 
 def _placed(array: Array, axis: int, places: Places, size: int, rest: float) -> Array:

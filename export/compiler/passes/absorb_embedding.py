@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.embedded import Array, Embedded, embedded
+from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes, opset, permutation
-from export.compiler.graph.constants import Constants, constant
+from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
@@ -54,7 +54,7 @@ class OneAttention:
         """V_h, (heads, features, columns)."""
         weight = constant(self.output.inputs[1])
         if weight is None:
-            raise Refused(self.output.outputs[0].name or "", "MatMul", "expected a constant weight")
+            raise Refused.at(self.output, "expected a constant weight")
         return weight.astype(np.float64).reshape(self.heads, -1, weight.shape[1])
 
 
@@ -68,7 +68,7 @@ def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             attention = _attention(Shapes(model.graph, sizes), node)
             before, after = attention.macs()
             if after >= before:
-                raise Refused(node.outputs[0].name or "", "Softmax", f"absorbed: {after:,} MACs, not {before:,}")
+                raise Refused.at(node, f"absorbed: {after:,} MACs, not {before:,}")
         except Refused as refused:
             refusals.append(refused.refusal)
             continue
@@ -119,7 +119,7 @@ def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
         raise Refused(softmax.outputs[0].name or "", what, "expected scores of a query that all images share")
     alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
     if not alone:
-        raise Refused(softmax.outputs[0].name or "", "Softmax", "expected scores that it alone reads")
+        raise Refused.at(softmax, "expected scores that it alone reads")
     return scores
 
 
@@ -149,7 +149,7 @@ class _Builder:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
         tokens, query = self.attention.tokens, constant(self.attention.scores.inputs[1])
         if query is None:
-            raise Refused(self.attention.scores.outputs[0].name or "", "MatMul", "expected a constant query")
+            raise Refused.at(self.attention.scores, "expected a constant query")
         scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
         around = tokens.start, len(tokens.table) - tokens.start - tokens.rows
         if any(around):
@@ -160,7 +160,7 @@ class _Builder:
         """sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h), (batch, queries, columns)."""
         attention, tokens, weights = self.attention, self.attention.tokens, self.attention.pooled.inputs[0]
         if weights is None:
-            raise Refused(attention.pooled.outputs[0].name or "", "MatMul", "expected weights, found none")
+            raise Refused.at(attention.pooled, "expected weights, found none")
         seen = weights
         if tokens.rows < len(tokens.table):
             ends = tokens.start, tokens.start + tokens.rows

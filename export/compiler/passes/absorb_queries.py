@@ -60,7 +60,7 @@ def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
     site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
     if site.after >= site.before:
         reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
-        raise Refused(node.outputs[0].name or "", node.op_type, reason)
+        raise Refused.at(node, reason)
     return site
 
 

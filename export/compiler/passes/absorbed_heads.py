@@ -10,9 +10,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from export.compiler.analyses.few_queries import Array, FewQueries, head_weights, weight_of
+from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import Constants
+from export.compiler.graph.constants import Array, Constants
 
 
 class Absorber:

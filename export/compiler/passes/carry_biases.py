@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.shifts import Array, Shifts
+from export.compiler.analyses.shifts import Shifts
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.constants import UNROUNDED, Constants, constant, is_constant
+from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
 from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
@@ -70,7 +70,7 @@ def _without_query_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node])
     bias = term[1].reshape(-1)
     shift = _solution(weight.astype(np.float64), -bias)
     if shift is None:
-        raise Refused(node.outputs[0].name or "", "Add", "no constant of the tokens gives this bias of the queries")
+        raise Refused.at(node, "no constant of the tokens gives this bias of the queries")
     shifts = Shifts(shapes)
     _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
     shifts.follow(shapes.graph)

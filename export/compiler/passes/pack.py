@@ -19,11 +19,10 @@ from export.compiler.analyses.demand import shape_range
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.constants import Constants, of_type
+from export.compiler.graph.constants import Array, Constants, of_type
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.evaluate import Array
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.nodes import BOOL, INT64, Nodes
 from export.compiler.passes.outcome import Outcome

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import Array, constant_term
+from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation
-from export.compiler.graph.constants import UNROUNDED, Constants, integers
+from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
 from export.compiler.graph.readers import only_reader
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES

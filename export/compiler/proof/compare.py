@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.graph.constants import Array
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import Array, Runner, answers_apart, double_answers
+from export.compiler.proof.runs import Runner, answers_apart, double_answers
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
 OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotSupported
+from export.compiler.graph.constants import Array
 from export.compiler.graph.files import weight_bytes
 from export.compiler.graph.reads import Read
 from export.compiler.proof.inputs import (
@@ -29,7 +30,7 @@ from export.compiler.proof.inputs import (
 )
 from export.compiler.proof.masks import KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import Array, Arrays, Runner, answers_apart, double_answers, picked
+from export.compiler.proof.runs import Arrays, Runner, answers_apart, double_answers, picked
 
 
 @dataclass(frozen=True)

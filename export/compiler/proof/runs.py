@@ -17,15 +17,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from export.compiler.errors import NoReference, NotSupported
+from export.compiler.graph.constants import Array
 from export.compiler.graph.inside import LARGE, outline
 from export.compiler.graph.reads import Read
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 
-Array = NDArray[np.generic]
 Arrays = list[Array]
 
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++

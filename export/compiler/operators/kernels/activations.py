@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
+from export.compiler.graph.constants import Array
 from export.compiler.operators.erf import erf
-
-Array = NDArray[Any]
 
 
 class Erf(OpRun):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
 
 
 class Attention(OpRun):

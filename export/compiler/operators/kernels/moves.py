@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
 
 
 class GatherElements(OpRun):

@@ -5,13 +5,10 @@ In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
 
 
 def _size(x: Array, axes: tuple[int, ...] | int, epsilon: float | None) -> Array:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
+
 States = tuple[Array, ...]
 Step = Callable[[Array, States], States]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_resize import Resize as LibraryResize
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
 
 CUBIC = -0.75  # Keys' coefficient
 

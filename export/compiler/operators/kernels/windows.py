@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_max_pool import MaxPool as LibraryMaxPool
 
-Array = NDArray[Any]
+from export.compiler.graph.constants import Array
 
 
 class Window(TypedDict, total=False):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from serving.arguments import EXIT_TIMEOUT_S
+from serving.loop import say
 from serving.prober import Verdict
 from serving.whole import Problem
 
@@ -20,14 +19,7 @@ class Acts:
     """Without metrics if `port` is None. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
-        self._log = logging.getLogger(PREFIX)
-        handler = logging.StreamHandler(sys.stderr)
-        formatter = logging.Formatter("%(asctime)sZ supervisor: %(message)s", "%Y-%m-%dT%H:%M:%S")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
-        self._log.handlers[:] = [handler]
-        self._log.setLevel(logging.INFO)
-        self._log.propagate = False
+        self.say = partial(say, "supervisor")
         registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
@@ -51,9 +43,6 @@ class Acts:
         self._was_healthy, self._uncompared, self._labels = False, set[tuple[str, int]](), set[tuple[str, str]]()
         if port is not None:
             start_http_server(port, addr="127.0.0.1", registry=registry)
-
-    def say(self, text: str) -> None:
-        self._log.info("%s", text)
 
     def started(self, pid: int) -> None:
         self._starts.inc()

@@ -1,15 +1,126 @@
-"""Becomes a program that ends with its parent: `python child.py PARENT PROGRAM ARGUMENT...`."""
+"""A program that this program keeps: start, ready, alive, revive, stop.
 
-import ctypes
+In: a command. Out: its process, in a session of its own, which no Ctrl-C reaches. It ends with the thread that started
+it, even if that thread is killed.
+"""
+
+from __future__ import annotations
+
+import math
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO
 
-PR_SET_PDEATHSIG = 1
+WITH_PARENT = Path(__file__).with_name("pdeathsig.py")
+POLL_S = 0.05
 
-if __name__ == "__main__":
-    parent, program, *arguments = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # Linux keeps it over exec
-    if os.getppid() != int(parent):
-        sys.exit(f"{program}: the process that started it is gone")
-    os.execvp(program, [program, *arguments])
+
+class ChildFailed(RuntimeError):
+    """A child has ended, or is not ready in time. The message says which, without the child's name."""
+
+
+class Child:
+    """`log` takes the child's output and errors (a path: appended to), else this process's own take them.
+
+    `environment` is added to this process's. Other kinds of child set the class's attributes.
+    """
+
+    grace_s = 5.0  # between SIGTERM and SIGKILL
+    pause_s = 0.0  # between two starts by `revive`
+    output: int | None = None  # takes the output instead of the log
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path | IO[bytes] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command, self._log, self._environment = [*command], log, dict(environment or {})
+        self._started_s = -math.inf
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise ChildFailed("was never started")
+        return self.process.pid
+
+    def start(self) -> None:
+        with self._log.open("ab") if isinstance(self._log, Path) else nullcontext(self._log) as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-IS", WITH_PARENT, str(os.getpid()), *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=log if self.output is None else self.output,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self._environment},
+            )
+        self._started_s = time.monotonic()
+        self.starts += 1
+
+    def wait_until_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Raises ChildFailed."""
+        deadline = time.monotonic() + timeout_s
+        while self.wait(0) is None:
+            if ready():
+                return
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"was not ready after {timeout_s:g} s")
+            time.sleep(POLL_S)
+        raise ChildFailed(f"stopped with {self.ending}")
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def revive(self) -> bool:
+        """Starts it again if it was started and no longer lives, at most once in `pause_s`; returns whether it did."""
+        if self.process is None or time.monotonic() - self._started_s < self.pause_s or self.alive():
+            return False
+        self.stop()
+        self.start()
+        return True
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code, a signal as a negative number; None if it still runs after `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds) if self.process else None
+        return None
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words; empty while it runs."""
+        code = self.wait(0)
+        if code is None:
+            return ""
+        return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+
+    def terminate(self) -> None:
+        """Asks for the end and does not wait: several children can end at once."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def stop(self, grace_s: float | None = None) -> int | None:
+        """SIGTERM, SIGKILL after `grace_s`. Returns the exit code, None if it was never started."""
+        self.terminate()
+        code = self.wait(self.grace_s if grace_s is None else grace_s)
+        if code is None and self.process is not None:
+            self.process.kill()
+            return self.process.wait()
+        return code
+
+    def stop_session(self, grace_s: float) -> None:
+        """Stops it; what else runs in its session then has `grace_s` to end, and is killed."""
+        self.stop(grace_s)
+        deadline = time.monotonic() + grace_s
+        with suppress(ProcessLookupError):  # no process is left
+            while time.monotonic() < deadline:
+                os.killpg(self.pid, 0)
+                time.sleep(POLL_S)
+            os.killpg(self.pid, signal.SIGKILL)

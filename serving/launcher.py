@@ -24,7 +24,7 @@ from serving import guarding
 from serving import key as control_key
 from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
 from serving.checks import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_names
-from serving.running import TAKEN, is_taken
+from serving.ports import TAKEN, is_taken
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serving.child import Child
+
 EVERY_S = 1.0
 TIMEOUT_S = 1.5
 SILENCE_S = 15.0  # then the prober itself is restarted
@@ -59,42 +61,40 @@ class Verdict:
         return replace(self, ok=False, failures=(*self.failures, *more)) if more else self
 
 
-class Prober:
+class Prober(Child):
     """Also answers health checks at `health_port` of loopback, unless None."""
+
+    grace_s = 0.0
+    pause_s = 5.0
+    output = subprocess.PIPE
 
     def __init__(
         self, url: str, headers: Mapping[str, str], repositories: Sequence[Path], health_port: int | None = None
     ) -> None:
-        self._command = [sys.executable, "-m", "clients.probe", "--url", url]
-        self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
-        self._command += [f"--header={name}:{value}" for name, value in headers.items()]
-        self._command += [f"--repository={each}" for each in repositories]
-        self._command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
+        command = [sys.executable, "-m", "clients.probe", "--url", url]
+        command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
+        command += [f"--header={name}:{value}" for name, value in headers.items()]
+        command += [f"--repository={each}" for each in repositories]
+        command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
+        super().__init__(command)
         self._lines: queue.Queue[bytes] = queue.Queue()
-        self._process: subprocess.Popen[bytes] | None = None
         self._heard_s = 0.0
 
     def start(self) -> None:
-        self.stop()
-        self._lines = queue.Queue()
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        self._heard_s = time.monotonic()
-        threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
+        super().start()
+        self._lines, self._heard_s = queue.Queue(), time.monotonic()
+        threading.Thread(target=_read, args=(self.process, self._lines), daemon=True).start()
+
+    def alive(self) -> bool:
+        return super().alive() and time.monotonic() - self._heard_s < SILENCE_S
 
     def verdict(self) -> Verdict | None:
         with suppress(queue.Empty):
             line = self._lines.get_nowait()
             self._heard_s = time.monotonic()
             return parse(json.loads(line))
-        if time.monotonic() - self._heard_s > SILENCE_S:
-            self.start()
+        self.revive()
         return None
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
 
 def parse(probe: Mapping[str, Any]) -> Verdict:
@@ -107,7 +107,7 @@ def parse(probe: Mapping[str, Any]) -> Verdict:
     return Verdict(probe["ok"], {which: each["state"] for each, which in versions}, failures, probe["reason"])
 
 
-def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:
-    if process.stdout is not None:
+def _read(process: subprocess.Popen[bytes] | None, lines: queue.Queue[bytes]) -> None:
+    if process and process.stdout:
         for line in process.stdout:
             lines.put(line)

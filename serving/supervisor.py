@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import subprocess
 import sys
 import time
 from collections import deque
@@ -20,13 +19,14 @@ from serving import guarding
 from serving import key as control_key
 from serving.acts import Acts
 from serving.arguments import ServerOptions, listening, parse
+from serving.child import Child
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.healing import Judge, ServerLost, Sick
+from serving.loop import Loop, NotInTime, Result, Stopping
+from serving.ports import TAKEN, is_taken
 from serving.prober import Failure, Prober, Verdict
 from serving.processes import Family, Stub
-from serving.running import TAKEN, end, end_of, is_taken, spawn
 from serving.server_log import ServerLog
-from serving.signals import NoAnswer, Result, Signals, Stopping
 from serving.versions import Versions
 from serving.whole import Plan
 
@@ -50,11 +50,16 @@ class StartRefused(ServerLost):
     """No repetition helps."""
 
 
-class Supervisor:
+class GivesUp(Exception):
+    """The message says why no other server is started."""
+
+
+class Supervisor(Loop):
     def __init__(
         self, options: ServerOptions, acts: Acts, key: str, ports: Sequence[int], health_port: int | None = None
     ) -> None:
-        self._options, self._acts, self._signals = options, acts, Signals()
+        super().__init__()
+        self._options, self._acts = options, acts
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
         self._prober = Prober(options.http_url, options.headers, options.repositories, health_port)
         self._versions = Versions(options, acts)
@@ -65,45 +70,47 @@ class Supervisor:
         self._starts_in_vain: deque[float] = deque()
         self._healthy = self._was_healthy = False  # in this run of the server, in any
 
-    def _tick(self) -> None:
-        self._signals.tick()
-        if self._signals.restart.is_set():
+    def tick(self) -> None:
+        """Raises Stopping and Restarting."""
+        super().tick()
+        if self.restart.is_set():
+            self.restart.clear()
             raise Restarting
 
     def _call(self, function: Callable[[], Result], seconds: float = LOAD_S) -> Result:
         """Raises what `function` raises, ControlFailed after twice `seconds`."""
         try:
-            return self._signals.call(function, 2 * seconds, self._tick)
-        except NoAnswer as error:
+            return self.call(function, 2 * seconds)
+        except NotInTime as error:
             raise ControlFailed(str(error)) from error
 
-    def listen(self) -> None:
-        self._signals.listen()
-
     def run(self) -> int:
+        """Returns the exit code."""
         while True:
-            self._healthy = False
             try:
-                self._serve()
+                self._serve_once()
             except Restarting:
                 self._acts.say("restarting, as SIGHUP asks; refused versions are tried again")
-                self._signals.restart.clear()
                 self._versions.forget()
                 self._starts_in_vain.clear()
-                continue
             except Stopping:
                 self._acts.say("stopped")
                 return 0
-            except StartRefused:
-                if not self._was_healthy:
-                    self._acts.gave_up("no start can work")
-                    return 1
-            except ServerLost:
-                pass
-            if not self._pause():
-                return 0 if self._signals.end.is_set() else 1
+            except GivesUp as reason:
+                self._acts.gave_up(str(reason))
+                return 1
 
-    def _pause(self) -> bool:
+    def _serve_once(self) -> None:
+        """One run of the server, then a pause. Raises GivesUp, Stopping."""
+        self._healthy = False
+        try:
+            self._serve()
+        except ServerLost as lost:
+            if isinstance(lost, StartRefused) and not self._was_healthy:
+                raise GivesUp("no start can work") from lost
+        self._pause()
+
+    def _pause(self) -> None:
         """Starts that became healthy do not count: whoever ends the server again and again must not end the service."""
         now = time.monotonic()
         if self._healthy:
@@ -113,12 +120,11 @@ class Supervisor:
             self._starts_in_vain.popleft()
         count = len(self._starts_in_vain)
         if count > RESTARTS:
-            self._acts.gave_up(f"{RESTARTS} restarts within {RESTARTS_WITHIN_S:g} s were in vain")
-            return False
-        pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2 ** (count - 2), LONGEST_PAUSE_S)
-        if pause_s:
+            raise GivesUp(f"{RESTARTS} restarts within {RESTARTS_WITHIN_S:g} s were in vain")
+        if count > 1:
+            pause_s = min(FIRST_PAUSE_S * 2 ** (count - 2), LONGEST_PAUSE_S)
             self._acts.say(f"next start in {pause_s:g} s")
-        return not self._signals.end.wait(pause_s)
+            self.pause(pause_s)
 
     def _serve(self) -> None:
         """One run of the server, from its start to its end."""
@@ -134,25 +140,26 @@ class Supervisor:
         complete = all(each.versions is not None for each in plans.values())
         memory, log = f"vitbn_{secrets.token_hex(4)}_", ServerLog(self._acts.say)
         command = [sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete, memory)]
-        process = spawn(command, log.writer)
+        server = Child(command, log.writer)
+        server.start()
         log.started()
-        self._acts.started(process.pid)
-        family, grace_s = Family(process.pid, memory), END_S
+        self._acts.started(server.pid)
+        family, grace_s = Family(server.pid, memory), END_S
         try:
-            self._load(process, plans)
+            self._load(server, plans)
             self._prober.start()
-            self._watch(process, family)
+            self._watch(server, family)
         except Stopping:
             grace_s = STOP_S
             raise
         except ServerLost as lost:
-            cause = _cause(process, lost, log)
+            cause = _cause(server, lost, log)
             self._acts.ended(cause.reason, str(cause))
             raise cause from lost
         finally:
             self._prober.stop()
             family.look()
-            code = end(process, grace_s)
+            code = server.stop(grace_s)
             self._acts.swept(*family.sweep())
             log.ended()
             if code and grace_s == STOP_S:
@@ -164,7 +171,7 @@ class Supervisor:
         while taken := [url for url in self._urls if is_taken(url)]:
             if time.monotonic() > deadline:
                 raise ServerLost("blocked", f"{taken[0]}: {TAKEN}")
-            self._tick()
+            self.tick()
 
     def _keep_key(self) -> None:
         """Once the ports are free: before, the key there is another server's."""
@@ -173,9 +180,9 @@ class Supervisor:
         except control_key.KeyFailed as failure:
             self._acts.say(f"warning: {failure}; only this supervisor can change its server")
 
-    def _load(self, process: subprocess.Popen[bytes], plans: dict[str, Plan]) -> None:
+    def _load(self, server: Child, plans: dict[str, Plan]) -> None:
         """Loads what the server could not load at its start; raises ServerLost."""
-        index = self._wait_for_index(process)
+        index = self._wait_for_index(server)
         for name, first in plans.items():
             self._acts.planned(name, first.versions or (), first.problems)
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
@@ -186,10 +193,10 @@ class Supervisor:
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
 
-    def _wait_for_index(self, process: subprocess.Popen[bytes]) -> dict[str, dict[int, str]]:
+    def _wait_for_index(self, server: Child) -> dict[str, dict[int, str]]:
         deadline = time.monotonic() + START_S
         while True:
-            self._check(process)
+            _check(server)
             try:
                 return self._control.index()
             except NotReady as error:  # it answers for good, but not of models: Triton's own line says why
@@ -197,7 +204,7 @@ class Supervisor:
             except ControlFailed as error:
                 if time.monotonic() > deadline:
                     raise ServerLost("hung", f"no index within {START_S:g} s of its start: {error}") from error
-            self._tick()
+            self.tick()
 
     def _load_newest(self, name: str, current: Plan) -> None:
         """An older version where Triton refuses the newer."""
@@ -212,15 +219,11 @@ class Supervisor:
                 self._acts.say(f"model {name}: {error}")
                 current = self._versions.without_load(name, current.versions[-1])
 
-    def _check(self, process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is not None:
-            raise ServerLost("died", end_of(process.returncode))
-
-    def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
+    def _watch(self, server: Child, family: Family) -> None:
         judge, looked_s, stubs = Judge(), 0.0, list[Stub]()
         replaced: dict[Stub, float] = {}  # stubs of models that were loaded again -> when to kill them
         while True:
-            self._check(process)
+            _check(server)
             if time.monotonic() - looked_s > LOOK_S:
                 stubs, looked_s = family.look(), time.monotonic()
                 self._acts.descriptors(*family.descriptors())
@@ -236,7 +239,7 @@ class Supervisor:
                 self._load_newest(name, self._versions.plan(name))
             verdict = self._prober.verdict()
             if verdict is None:
-                self._tick()
+                self.tick()
                 continue
             verdict = self._looked_at(judge, verdict)
             self._acts.probed(verdict)
@@ -290,14 +293,18 @@ class Supervisor:
         return False
 
 
-def _cause(process: subprocess.Popen[bytes], lost: ServerLost, log: ServerLog) -> ServerLost:
+def _check(server: Child) -> None:
+    if not server.alive():
+        raise ServerLost("died", server.ending)
+
+
+def _cause(server: Child, lost: ServerLost, log: ServerLog) -> ServerLost:
     """A server that dies during a load looks as if only the load had failed."""
-    try:
-        code = process.wait(DEATH_S)
-    except subprocess.TimeoutExpired:
+    code = server.wait(DEATH_S)
+    if code is None:
         return StartRefused(lost.reason, log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
     log.ended()
-    told = f"{end_of(code)}: {log.reason}" if code > 0 and log.reason else end_of(code)
+    told = f"{server.ending}: {log.reason}" if code > 0 and log.reason else server.ending
     return (StartRefused if code > 0 and log.by_launcher else ServerLost)("died", told)
 
 

@@ -149,7 +149,7 @@ class BehindProxy(ExitStack):
                 found = asker.closed_loop(1, times(TURN))
                 seconds[name] += [each for _, each in found.right]
         p50 = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
-        envoy = next(each for each in psutil.Process(self._fleet.process.pid).children() if each.name() == "envoy")
+        envoy = next(each for each in psutil.Process(self._fleet.child.pid).children() if each.name() == "envoy")
         return {
             "straight_p50_ms": p50["straight"],
             "through_p50_ms": p50["through"],

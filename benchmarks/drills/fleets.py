@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
+from serving.ports import answers, free_ports
 from serving.processes import Family
-from serving.running import ServerFailed, answers, end, free_ports, spawn, wait_until_ready
+from serving.running import ServerFailed
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0
@@ -30,7 +32,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 class RunningFleet:
     """`own_url`: the fleet's metrics."""
 
-    process: subprocess.Popen[bytes]
+    child: Child
     repository: Path
     first_port: int
     log_path: Path
@@ -48,7 +50,7 @@ class RunningFleet:
     def supervisors(self) -> list[psutil.Process]:
         """In the servers' order."""
         members = []
-        for child in psutil.Process(self.process.pid).children():
+        for child in psutil.Process(self.child.pid).children():
             with suppress(psutil.NoSuchProcess):  # it just ended
                 words = child.cmdline()
                 members += [(words[-1], child)] if "--supervised" in words else []
@@ -65,7 +67,7 @@ class RunningFleet:
         return next(process for process, at_s in started.items() if at_s > newest)
 
     def restart(self) -> None:
-        self.process.send_signal(signal.SIGHUP)
+        os.kill(self.child.pid, signal.SIGHUP)
 
     def restarts(self) -> int:
         return self.log().count("fleet: restart: done")
@@ -83,22 +85,20 @@ def running_fleet(repository: Path) -> Iterator[RunningFleet]:
         command = [sys.executable, "-m", "serving.serve", f"--servers={SERVERS}", f"--first-port={first}"]
         command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
         log_path = Path(folder, "fleet.log")
-        with log_path.open("wb") as log:
-            process = spawn([*command, f"--model-repository={repository}"], log)
+        child = Child([*command, f"--model-repository={repository}"], log_path)
+        child.start()
         services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
         urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
-        fleet = RunningFleet(process, repository, first, log_path, **urls)
+        fleet = RunningFleet(child, repository, first, log_path, **urls)
         health = [fleet.server_url(index, "health") for index in range(SERVERS)]
         try:
-            failure = wait_until_ready(
-                process, lambda: all(map(answers, health)) and answers(fleet.admin_url, "ready"), START_S
-            )
-            if failure:
-                raise ServerFailed(f"the fleet {failure}: {fleet.log()[-1000:]}")
+            child.wait_until_ready(lambda: all(map(answers, health)) and answers(fleet.admin_url, "ready"), START_S)
             time.sleep(1.0)  # two health checks of the proxy
             yield fleet
+        except ChildFailed as failure:
+            raise ServerFailed(f"the fleet {failure}: {fleet.log()[-1000:]}") from failure
         finally:
-            end(process, STOP_S)
+            child.stop(STOP_S)
 
 
 def _free_block(count: int) -> int:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks.drills.bench import HEAL_S, DrillBench, acts, wait_until, wait_until_right
 from benchmarks.measure.run import Row
-from serving.running import free_ports
+from serving.ports import free_ports
 
 SETTLE_S, PAUSE_S = 3.0, 0.02
 TOO_FEW, FEW = 64, 160

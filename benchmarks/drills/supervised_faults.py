@@ -40,7 +40,8 @@ from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
-from serving.running import Server, answers
+from serving.ports import answers
+from serving.running import Server
 
 SETTLE_S, LATER_S = 3.0, 5.0
 STANDSTILLS_S = (3.0, 3.0, 3.0)

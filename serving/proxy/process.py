@@ -5,61 +5,49 @@ In: Settings. Out: a proxy; a server of it can be drained.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
+from serving.child import Child, ChildFailed
 from serving.control import DIRECT
 from serving.proxy.files import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
-from serving.running import end, spawn, wait_until_ready
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
-START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
-RESTART_S = 1.0
+START_S, FINISH_S, POLL_S = 20.0, 2.0, 0.05
 ASK_S, SILENCES = 5.0, 3  # questions without an answer in a row: Envoy hangs
 
 
-class Proxy:
-    """An Envoy with its configuration in `folder`."""
+class Proxy(Child):
+    """An Envoy with its configuration in `folder`. It lives while it answers at its administration port."""
+
+    grace_s = 3.0
+    pause_s = 1.0  # also between two questions whether it lives
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
-        self._started_s = self._asked_s = 0.0
-        self._silences = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self._asked_s, self._silences = 0.0, 0
         write(settings, folder)
+        command = [str(envoy()), "-c", str(folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
+        super().__init__(command, log_path)
 
     def start(self) -> None:
-        command = [str(envoy()), "-c", str(self._folder / "envoy.yaml")]
-        with self.log_path.open("ab") as log:
-            self.process = spawn([*command, "--log-level", "warning", "--disable-hot-restart"], log)
-        self._started_s, self._silences = time.monotonic(), 0
+        super().start()
+        self._silences = 0
 
-    def revive(self) -> bool:
-        """If it has ended or hangs; at most once a second."""
-        if self.process is None or time.monotonic() - self._started_s < RESTART_S:
-            return False
-        if self.process.poll() is None and not self._hangs():
-            return False
-        self.stop()
-        self.start()
-        return True
-
-    def _hangs(self) -> bool:
-        if time.monotonic() - self._asked_s < RESTART_S:
-            return False
-        silent = False
-        try:
-            self.ask("ready")
-        except OSError as error:
-            silent = isinstance(error, TimeoutError)
-        self._silences = self._silences + 1 if silent else 0
-        self._asked_s = time.monotonic()
-        return self._silences >= SILENCES
+    def alive(self) -> bool:
+        if super().alive() and time.monotonic() - self._asked_s >= self.pause_s:
+            silent = False
+            try:
+                self.ask("ready")
+            except OSError as error:
+                silent = isinstance(error, TimeoutError)
+            self._silences = self._silences + 1 if silent else 0
+            self._asked_s = time.monotonic()
+        return super().alive() and self._silences < SILENCES
 
     def ask(self, path: str, body: bytes | None = None) -> str:
         """Asks the administration port; raises OSError."""
@@ -69,10 +57,13 @@ class Proxy:
         except HTTPException as error:
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
-    def wait_until_ready(self) -> None:
-        if self.process and (failure := wait_until_ready(self.process, self._is_live, START_S)):
+    def wait_until_live(self) -> None:
+        """Raises ProxyError."""
+        try:
+            self.wait_until_ready(self._is_live, START_S)
+        except ChildFailed as failure:
             lines = self.log_path.read_text(errors="replace").splitlines()
-            raise ProxyError(f"Envoy {failure}: {' '.join(lines[-1:])}")
+            raise ProxyError(f"Envoy {failure}: {' '.join(lines[-1:])}") from failure
 
     def _is_live(self) -> bool:
         with suppress(OSError):
@@ -103,10 +94,6 @@ class Proxy:
             self.ask("drain_listeners", b"")
             while any(self._numbers("^http\\.clients\\.downstream_rq_active$")) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            end(self.process, STOP_S)
 
     def _numbers(self, pattern: str) -> list[int]:
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]

@@ -1,7 +1,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 
 from clients.classifier import Classifier, Options
-from serving.running import _stop, free_ports
+from serving.child import Child
+from serving.ports import free_ports
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -29,12 +29,12 @@ def tritonserver(repository, ports, log):
     command += ["--disable-auto-complete-config"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
     command += [f"--http-restricted-api={guarded}", f"--grpc-restricted-protocol={guarded}"]
-    with log.open("ab") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    server = Child(command, log)
+    server.start()
     try:
         yield server
     finally:
-        _stop(server)
+        server.stop_session(20)
 
 
 def kill(server):

@@ -11,6 +11,7 @@ import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from serving import running
+from serving.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -36,7 +37,7 @@ class Triton:
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
-        self._ports = running.free_ports(3)
+        self._ports = free_ports(3)
         self._running = ExitStack()
         self.url = f"127.0.0.1:{self._ports[0]}"
 

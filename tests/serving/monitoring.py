@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.drills.fleets import RunningFleet
-from serving.running import free_ports
+from serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2] / "deploy"
 PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager")

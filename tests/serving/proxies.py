@@ -13,7 +13,7 @@ def running_proxy(settings: Settings) -> Iterator[Proxy]:
         proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
         try:
             proxy.start()
-            proxy.wait_until_ready()
+            proxy.wait_until_live()
             yield proxy
         finally:
             proxy.stop()

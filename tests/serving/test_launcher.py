@@ -13,7 +13,7 @@ from benchmarks.load.published import shared_memory_arguments
 from serving import launcher
 from serving.arguments import PORTS
 from serving.launcher import LauncherError
-from serving.running import free_ports
+from serving.ports import free_ports
 
 
 def write_program(path: Path, text: str) -> Path:

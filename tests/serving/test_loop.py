@@ -6,13 +6,15 @@ import sys
 import pytest
 
 WAITS = """
-from serving.signals import Signals
-signals = Signals()
-signals.listen()
+from serving.loop import Loop, Stopping
+loop = Loop()
+loop.listen()
 print("ready", flush=True)
-while not (signals.end.is_set() or signals.restart.is_set()):
-    signals.end.wait(0.05)
-print("end" if signals.end.is_set() else "restart", flush=True)
+try:
+    loop.wait(loop.restart.is_set, 60, "a signal")
+    print("restart", flush=True)
+except Stopping:
+    print("end", flush=True)
 """
 
 

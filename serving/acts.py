@@ -1,4 +1,7 @@
-"""The supervisor's acts: a log line and a Prometheus metric each."""
+"""What happens to a supervised server: each event is a log line and a Prometheus metric.
+
+In: events, as method calls of the supervisor. Out: lines on stderr, metrics at a port of loopback.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PREFIX = "vitbn_supervisor"
 
 
 class Acts:
-    """Without metrics if `port` is None. Raises OSError for a taken port."""
+    """`port` of the metrics; None: log lines alone. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
         self.say = partial(say, "supervisor")
@@ -96,13 +99,13 @@ class Acts:
             self.say(f"swept {processes} processes and {size} bytes of shared memory of the server before")
 
     def cut_off(self, held: Mapping[str, int]) -> None:
-        """What Triton still held when the time for its end was over; unloading models alone cost nobody an answer."""
+        """`held`: what Triton still had open when its time to stop was over. Models alone cost nobody an answer."""
         cut = [f"{count} {kind}" for kind, count in held.items() if count and kind != "models"]
         if cut:
             self.say(f"after {EXIT_TIMEOUT_S} s {', '.join(cut)} were open: they were cut off")
 
     def descriptors(self, held: int, limit: int) -> None:
-        """Said at nine tenths of the limit, and again after it was half."""
+        """Tells of more than nine tenths of the limit once, and again only after fewer than half were open."""
         if held > 0.9 * limit and not self._are_few:
             self.say(f"the server holds {held} of {limit} descriptors: without more it answers nobody (ulimit -n)")
         if not 0.5 * limit < held <= 0.9 * limit:

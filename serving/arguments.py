@@ -30,7 +30,7 @@ READ = (
     *(f"--{start}-{service}{end}" for service in PORTS for start, end in (("allow", ""), ("reuse", "-port"))),
     *(f"--{service}-{part}" for service in PORTS for part in ("address", "port")),
 )
-EXIT_TIMEOUT_S = 3  # a request queues for at most one; a model's two processes end in turn, a second each
+EXIT_TIMEOUT_S = 3  # one for queued requests, two for a model's two processes, which end one after the other
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
-        """If configurations are `complete`, Triton need not start models to complete them: half the loading time.
+        """Triton's arguments under a supervisor; `at_start`: the models to load.
 
+        `complete`: no config.pbtxt leaves a field to Triton, which would start each model once more to fill it in.
         `memory` begins the names of the stubs' shared memory.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
@@ -59,9 +60,9 @@ class ServerOptions:
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:
-        """Name -> folder; the first repository wins.
+        """Name -> folder; of a name in two repositories the first counts.
 
-        Raises OSError, also for a link that leads nowhere: Triton then tells no index.
+        Raises OSError, also for a link that leads nowhere: with such a link Triton answers no index.
         """
         folders: dict[str, Path] = {}
         for repository in self.repositories:
@@ -72,7 +73,7 @@ class ServerOptions:
         return folders
 
     def folder(self, model: str) -> Path | None:
-        """The first repository wins."""
+        """In the first repository that has the model."""
         return model_dir(self.repositories, model)
 
 
@@ -82,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split(arguments: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The values of `names`; the words of all other options."""
+    """Returns the values of the options `names`, and all other words."""
     parser = _Parser(allow_abbrev=False, add_help=False, argument_default=[])
     for name in names:
         parser.add_argument(name, action="append", dest=name)
@@ -117,7 +118,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
 
 
 def listening(arguments: Sequence[str]) -> list[str]:
-    """HOST:PORT of each service of a server that shares no port. Raises ValueError."""
+    """HOST:PORT of each service, but for ports that may be shared with another server. Raises ValueError."""
     values, _ = split(arguments, READ)
     if not any(values[name] for name in REPOSITORY_OPTIONS):
         return []  # Triton stops at once: --help, or an error

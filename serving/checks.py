@@ -24,9 +24,10 @@ class LauncherError(RuntimeError):
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Without a home that can be written to, as in a cluster: a folder of the user's own beside temporary files.
+    """Where the launcher keeps its backends: $XDG_CACHE_HOME/vitbn, else ~/.cache/vitbn.
 
-    Raises LauncherError if another user holds its name.
+    Without a home that can be written to, as in a cluster: a folder of this user's in the temporary folder. Raises
+    LauncherError if another user has a folder of that name.
     """
     if chosen := environment.get("XDG_CACHE_HOME"):
         return Path(chosen, "vitbn")

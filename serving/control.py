@@ -18,7 +18,7 @@ from serving import key as control_key
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect would send keys on, to any host."""
+    """Follows no redirect: it would send the keys to any host."""
 
     def redirect_request(self, *unused: Any) -> None:
         return None
@@ -51,15 +51,15 @@ class NotExplicit(Refused):
 
 
 class NotReady(Refused):
-    """A server that could not start, for good."""
+    """The server could not start and never will."""
 
 
 @dataclass(frozen=True)
 class Control:
     """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
-    Loads go to `grpc_url`, if given: over HTTP they hold a thread of Triton with all its connections. The methods raise
-    Unreachable, or Refused with Triton's reason.
+    Loads go to `grpc_url`, if given: over HTTP a load blocks a thread of Triton and all its connections. The methods
+    raise Unreachable, or Refused with Triton's reason.
     """
 
     url: str
@@ -71,9 +71,9 @@ class Control:
     def at(
         cls, url: str, grpc_url: str | None = None, headers: Mapping[str, str] | None = None, key: str | None = None
     ) -> Self:
-        """With `key`, by default the key of this user's server there, unless `headers` have one.
+        """Shows `key`, by default the key that was kept for this user's server at `url`; a key in `headers` wins.
 
-        Triton's restricted gRPC calls know a key under a longer name.
+        Over gRPC Triton expects the key's header under a longer name.
         """
         key = key or control_key.find(url)
         shown = ({control_key.HEADER: key} if key else {}) | {
@@ -129,7 +129,7 @@ class Control:
         return True
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Answers before the model is gone."""
+        """Returns before the model is gone."""
         _check_name(model)
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 

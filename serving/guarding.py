@@ -27,13 +27,13 @@ def options(arguments: Sequence[str], key: str) -> list[str]:
 
 
 def theirs(arguments: Sequence[str]) -> list[str]:
-    """What of the control interface `arguments` guard with a key of the user's."""
+    """The control APIs that the user guards with another key."""
     guards = [each for option in GUARDS for each in _values(arguments)[option] if f":{HEADER}=" not in each]
     return [each for each in CONTROL if each in _guarded(guards)]
 
 
 def opens_control(arguments: Sequence[str]) -> bool:
-    """Raises ValueError beyond loopback, unless --open-control stands there twice."""
+    """Whether --open-control is given. Raises ValueError for a server beyond loopback, unless it is given twice."""
     times = list(arguments).count(OPEN)
     if times == 1 and (places := exposed(arguments)):
         raise ValueError(
@@ -43,7 +43,7 @@ def opens_control(arguments: Sequence[str]) -> bool:
 
 
 def exposed(arguments: Sequence[str]) -> list[str]:
-    """SERVICE at ADDRESS, of HTTP and gRPC beyond loopback."""
+    """Where HTTP and gRPC listen beyond loopback, each as "SERVICE at ADDRESS"."""
     values = _values(arguments)
     places = {
         each: last(values, f"--{each}-address", "127.0.0.1") for each in ("http", "grpc") if allowed(values, each)
@@ -52,7 +52,7 @@ def exposed(arguments: Sequence[str]) -> list[str]:
 
 
 def ports(arguments: Sequence[str]) -> list[int]:
-    """Of HTTP and gRPC. Raises ValueError."""
+    """The ports of HTTP and gRPC. Raises ValueError."""
     values = _values(arguments)
     return [port_of(values, service) for service in ("http", "grpc") if allowed(values, service)]
 

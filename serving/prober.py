@@ -1,7 +1,7 @@
 """Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address and repositories. Out: verdicts. The process keeps serving/ free of clients/ and cannot hang
-with the server.
+In: the server's address and repositories. Out: verdicts. It is a process of its own: serving/ imports nothing of
+clients/, and a server that hangs cannot hang the supervisor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`states`: the probe's, by model and version; without them `reason` explains the failure."""
+    """`states`: (model, version) -> the probe's word; empty if the server gave none, and `reason` says why."""
 
     ok: bool
     states: Mapping[tuple[str, int], str]
@@ -52,7 +52,7 @@ class Verdict:
         return sorted({model for model, _ in self.states})
 
     def versions(self, model: str, *states: str) -> set[int]:
-        """All, or those with one of these states."""
+        """The model's versions with one of these states, all versions if no state is given."""
         return {
             number for (name, number), state in self.states.items() if name == model and (not states or state in states)
         }
@@ -89,6 +89,7 @@ class Prober(Child):
         return super().alive() and time.monotonic() - self._heard_s < SILENCE_S
 
     def verdict(self) -> Verdict | None:
+        """The next verdict, None if there is none yet. Starts a silent or dead prober again."""
         with suppress(queue.Empty):
             line = self._lines.get_nowait()
             self._heard_s = time.monotonic()

@@ -29,7 +29,7 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """Also if dead, which Triton does not notice."""
+        """Stopped or dead; Triton notices neither."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
@@ -47,7 +47,10 @@ class Stub:
 
 @dataclass
 class Family:
-    """`look` records what `sweep` ends; `prefix`: of the names of the stubs' shared memory."""
+    """The server and its descendants. `look` remembers the processes that `sweep` kills.
+
+    `prefix` begins the names of the stubs' shared memory.
+    """
 
     pid: int
     prefix: str = ""
@@ -65,14 +68,14 @@ class Family:
         return [*self.stubs.values()]
 
     def descriptors(self) -> tuple[int, int]:
-        """How many the server has open, and may have."""
+        """How many the server has open, and its limit."""
         with suppress(psutil.Error):
             server = psutil.Process(self.pid)
             return server.num_fds(), server.rlimit(psutil.RLIMIT_NOFILE)[0]
         return 0, 1
 
     def sweep(self) -> tuple[int, int]:
-        """After the server's death. Returns how many processes it killed and the freed bytes."""
+        """Removes what a dead server has left. Returns the number of killed processes and of freed bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +91,7 @@ class Family:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """False for a zombie: its adopter may never read the exit code."""
+    """False for a zombie: its adoptive parent may never read the exit code."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

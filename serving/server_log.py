@@ -1,7 +1,8 @@
-"""What a server and its processes write on stderr: passed on, bounded, its last reason kept.
+"""Passes on what a server and its processes write, but bounds it, and keeps the last reason for a failure.
 
-In: a pipe's end for the server. Out: this process's stderr. Of warnings and errors that differ in numbers alone a
-window passes a few lines and counts the rest: without descriptors Triton writes 130,000 lines a second.
+In: a pipe, which the server writes to. Out: this process's stderr. Warnings and errors that differ in numbers alone are
+of one kind: in each window of time a few lines of a kind pass, the others are counted. Without free descriptors Triton
+writes 130,000 lines a second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KINDS = {b"HTTP": "HTTP connections", b"model versions": "models with requests",
 
 
 class ServerLog:
-    """`say` tells how many lines were left out."""
+    """`say` is told how many lines were left out."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         reader, writer = os.pipe()
@@ -43,11 +44,11 @@ class ServerLog:
 
     @property
     def by_launcher(self) -> bool:
-        """Whether no server has started: the launcher had a reason."""
+        """Whether the last reason is the launcher's: Triton itself was never started."""
         return self._told_by_launcher and not self._is_triton
 
     def started(self) -> None:
-        """The server holds the pipe; this process must not, or its end would never come."""
+        """Closes this process's end for writing: with it open, reading would not end with the server."""
         self.writer.close()
 
     def ended(self) -> None:

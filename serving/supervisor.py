@@ -36,7 +36,8 @@ DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
 PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile
 LOOK_S = 0.5  # between looks at processes
-REPLACED_S = 5.0  # for processes whose model was loaded again: Triton 2.51 never ends them beside a dead process
+# After a load Triton ends the old processes of the model, but version 2.51 does not if one of them had died before.
+REPLACED_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
 METRICS_PORT = 8003
@@ -174,7 +175,7 @@ class Supervisor(Loop):
             self.tick()
 
     def _keep_key(self) -> None:
-        """Once the ports are free: before, the key there is another server's."""
+        """Only once the ports are free: until then the keys kept for them are another server's."""
         try:
             control_key.keep(self._ports, self._key)
         except control_key.KeyFailed as failure:
@@ -207,7 +208,7 @@ class Supervisor(Loop):
             self.tick()
 
     def _load_newest(self, name: str, current: Plan) -> None:
-        """An older version where Triton refuses the newer."""
+        """Loads the newest versions that Triton does not refuse."""
         while current.versions:
             try:
                 self._call(partial(self._control.load, name, current.json(), LOAD_S))
@@ -249,7 +250,7 @@ class Supervisor(Loop):
                 replaced |= self._heal(judge, sick, stubs)
 
     def _looked_at(self, judge: Judge, verdict: Verdict) -> Verdict:
-        """With a failure for each version that anybody made served and whose files do not fit their hashes."""
+        """Adds a failure for each version whose files do not fit their hashes, whoever loaded it."""
         failures: list[Failure] = []
         for which in self._versions.changed(verdict.states):
             judge.is_new(*which)
@@ -257,10 +258,10 @@ class Supervisor(Loop):
         return verdict.with_failures(failures)
 
     def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
-        """Loads a model again: its other processes answer until the new ones do. Returns the replaced processes.
+        """Loads a model again; its living processes answer until the new ones do. Returns when to kill which old ones.
 
-        A wrong version gives way to an older one, or to none, and answers nobody meanwhile. Raises ServerLost where
-        only a new server helps.
+        A wrong version answers nobody meanwhile, and an older version takes its place, if there is one. Raises
+        ServerLost if only a new server helps.
         """
         name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
         slow = sick.slow if self._versions.has_others(name, sick.slow) else {}

@@ -24,7 +24,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried aga
 
 @dataclass
 class Refused:
-    """Of a model; version -> reason. What did not load may load later, such as with a full disk; `due_s`: then."""
+    """A model's versions that are not served, version -> reason.
+
+    `loads`: the server refused to load them. They may load later, such as after a full disk was emptied; `due_s`: when
+    to try again. `answers`: they answered wrong or too slowly, and are not tried again.
+    """
 
     loads: dict[int, str] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
@@ -47,14 +51,14 @@ class Versions:
             raise ServerLost("blocked", text) from error
 
     def _anew(self, name: str) -> Plan:
-        """Refused loads, with nothing else to serve, are due once the server runs: at its start they would stop it."""
+        """If only refused loads are left, they are due once the server runs: tried at its start, they would end it."""
         current = self.plan(name)
         if current.versions == () and self._refused[name].loads:
             self._refused[name].due_s = time.monotonic()
         return current
 
     def plan(self, name: str) -> Plan:
-        """Also of a model that an operator has loaded or removed since the start."""
+        """What to serve of a model, which an operator may have loaded or removed since the start."""
         folder, refused = self._options.folder(name), self._refused[name]
         if folder is None:
             return Plan(name, None)
@@ -74,7 +78,7 @@ class Versions:
         return current
 
     def told(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
-        """A plan that the log tells of; never again with versions that answered wrong."""
+        """The plan without the `wrong` versions, now and later. The log tells of it."""
         self._refused[name].answers |= wrong or {}
         current = self.plan(name)
         self._acts.planned(name, current.versions or (), current.problems)
@@ -89,7 +93,7 @@ class Versions:
         self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
 
     def due(self) -> list[str]:
-        """Models with nothing to serve whose refused loads may be tried again now."""
+        """The models whose refused loads are to be tried again now; each is returned once."""
         due = [name for name, each in self._refused.items() if each.due_s and each.due_s < time.monotonic()]
         for name in due:
             self._refused[name].due_s = None
@@ -97,15 +101,15 @@ class Versions:
         return due
 
     def forget(self) -> None:
-        """An operator asked for a new start."""
+        """An operator asked for a restart: refused versions are tried again."""
         self._refused.clear()
 
     def changed(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Served versions whose files nobody has looked at, by whomever they were loaded."""
+        """Those of the `served` versions whose files were not checked since they last changed."""
         return [which for which in served if self._state(*which) not in (None, self._seen.get(which))]
 
     def look(self, which: tuple[str, int]) -> list[Failure]:
-        """Compares its files with their hashes."""
+        """Compares a version's files with their hashes. Returns the failure, if any."""
         name, number = which
         folder, self._seen[which] = self._options.folder(name), self._state(*which)
         if folder is None or not is_ours(folder, _present(folder)):

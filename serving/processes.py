@@ -1,10 +1,12 @@
 """A server's processes: itself and a Python stub per model instance.
 
-In: the server's process id. Out: its stubs; after its death neither they nor their shared memory remain.
+In: the server's process id. Out: its stubs; after its death neither they nor their shared memory and folders remain.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -15,6 +17,8 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
+ENVIRONMENTS = "python_env_*"  # in /tmp, whatever $TMPDIR says
+CLOCK_S = 60.0  # by which the times of files and of processes may differ
 STUB = "triton_python_backend_stub"
 # A stub's arguments: model file, region, two sizes, parent, folder, offset, instance.
 FILE_WORD, INSTANCE_WORD = 1, 8
@@ -87,7 +91,28 @@ class Family:
         size = sum(each.stat().st_size for each in regions)
         for region in regions:
             region.unlink()
+        remove_stale_environments()
         return len(left), size
+
+
+def remove_stale_environments() -> None:
+    """Removes the folders that killed Triton servers of this user have left in /tmp.
+
+    Triton's Python backend makes an empty folder at its start and removes it at its end; its name does not say whose it
+    is. A folder is stale if it is older than every Triton server that lives.
+    """
+    folders = {folder: folder.lstat() for folder in Path("/tmp").glob(ENVIRONMENTS)}
+    oldest_s = min((each.create_time() for each in psutil.process_iter() if _is_triton(each)), default=math.inf)
+    for folder, found in folders.items():
+        if found.st_uid == os.getuid() and found.st_mtime < oldest_s - CLOCK_S:
+            with suppress(OSError):  # it has content, or another supervisor was faster
+                folder.rmdir()
+
+
+def _is_triton(process: psutil.Process) -> bool:
+    with suppress(OSError):  # it just ended, or is another user's
+        return "/libtritonserver" in Path(f"/proc/{process.pid}/maps").read_text()
+    return False
 
 
 def _lives(process: psutil.Process) -> bool:

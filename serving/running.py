@@ -16,6 +16,7 @@ from pathlib import Path
 from serving import key as control_key
 from serving.child import Child, ChildFailed
 from serving.ports import answers, free_ports
+from serving.processes import remove_stale_environments
 
 PORT_ATTEMPTS = 3
 STOP_GRACE_S = 20.0
@@ -89,6 +90,7 @@ def _child(
         yield child, Server(log_path=log_path, pid=child.pid, **urls)
     finally:
         child.stop_session(STOP_GRACE_S)  # stubs of a dead server remove their shared memory first
+        remove_stale_environments()
         control_key.forget([ports["http"], ports["grpc"]])
 
 

@@ -1,8 +1,10 @@
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from waiting import wait_until
 
 from serving import running
 from serving.ports import answers, free_ports
-from serving.processes import Family
+from serving.processes import Family, remove_stale_environments
 from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
@@ -71,16 +73,27 @@ def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch
 
 def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
     write_model(tmp_path)
-    before = set(Path("/tmp").glob("python_env_*"))
     with running_server(tmp_path, COMPLETE) as server:
         regions = shared_memory(server.pid)
         assert regions
         os.kill(server.pid, signal.SIGKILL)
-    for folder in set(Path("/tmp").glob("python_env_*")) - before:
-        folder.rmdir()  # only the killed server knew whose it is
     assert not any(region.exists() for region in regions)
     with pytest.raises(ProcessLookupError):
         os.killpg(server.pid, 0)
+
+
+def test_only_folders_older_than_every_living_server_are_removed(server: Server) -> None:
+    """The name of such a folder does not say whose it is; other servers may live on this machine."""
+    old, new, used = folders = [Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp")) for _ in range(3)]
+    (used / "file").touch()
+    for folder in (old, used):
+        os.utime(folder, (0, 0))
+    try:
+        remove_stale_environments()
+        assert [each.exists() for each in folders] == [False, True, True]
+    finally:
+        shutil.rmtree(used)
+        new.rmdir()
 
 
 def test_server_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

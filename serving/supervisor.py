@@ -7,8 +7,6 @@ exit code 1 after too many restarts. How it heals: triton_repo/README.md, Superv
 from __future__ import annotations
 
 import math
-import secrets
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,20 +17,18 @@ from serving import guarding
 from serving import key as control_key
 from serving.acts import Acts
 from serving.arguments import ServerOptions, listening, parse
-from serving.child import Child
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.healing import Judge, ServerLost, Sick
 from serving.loop import Loop, NotInTime, Result, Stopping
 from serving.ports import TAKEN, is_taken
 from serving.prober import Failure, Prober, Verdict
-from serving.processes import Family, Stub
-from serving.server_log import ServerLog
+from serving.processes import Stub
+from serving.triton_server import StartRefused, TritonServer
 from serving.versions import Versions
 from serving.whole import Plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.5  # Triton's own --exit-timeout-secs is below
-DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
 PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile
 LOOK_S = 0.5  # between looks at processes
@@ -45,10 +41,6 @@ METRICS_PORT = 8003
 
 class Restarting(Stopping):
     """A signal asked for another server."""
-
-
-class StartRefused(ServerLost):
-    """No repetition helps."""
 
 
 class GivesUp(Exception):
@@ -137,34 +129,23 @@ class Supervisor(Loop):
         except ServerLost as lost:
             self._acts.ended(lost.reason, str(lost))
             raise
-        at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
-        complete = all(each.versions is not None for each in plans.values())
-        memory, log = f"vitbn_{secrets.token_hex(4)}_", ServerLog(self._acts.say)
-        command = [sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete, memory)]
-        server = Child(command, log.writer)
+        server, grace_s = TritonServer(self._options, plans, self._acts), END_S
         server.start()
-        log.started()
-        self._acts.started(server.pid)
-        family, grace_s = Family(server.pid, memory), END_S
         try:
             self._load(server, plans)
             self._prober.start()
-            self._watch(server, family)
+            self._watch(server)
         except Stopping:
             grace_s = STOP_S
             raise
         except ServerLost as lost:
-            cause = _cause(server, lost, log)
+            cause = server.cause(lost)
             self._acts.ended(cause.reason, str(cause))
             raise cause from lost
         finally:
             self._prober.stop()
-            family.look()
-            code = server.stop(grace_s)
-            self._acts.swept(*family.sweep())
-            log.ended()
-            if code and grace_s == STOP_S:
-                self._acts.cut_off(log.open_at_the_end)
+            if server.stop(grace_s) and grace_s == STOP_S:
+                self._acts.cut_off(server.log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
@@ -181,7 +162,7 @@ class Supervisor(Loop):
         except control_key.KeyFailed as failure:
             self._acts.say(f"warning: {failure}; only this supervisor can change its server")
 
-    def _load(self, server: Child, plans: dict[str, Plan]) -> None:
+    def _load(self, server: TritonServer, plans: dict[str, Plan]) -> None:
         """Loads what the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(server)
         for name, first in plans.items():
@@ -194,10 +175,10 @@ class Supervisor(Loop):
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
 
-    def _wait_for_index(self, server: Child) -> dict[str, dict[int, str]]:
+    def _wait_for_index(self, server: TritonServer) -> dict[str, dict[int, str]]:
         deadline = time.monotonic() + START_S
         while True:
-            _check(server)
+            server.check()
             try:
                 return self._control.index()
             except NotReady as error:  # it answers for good, but not of models: Triton's own line says why
@@ -220,14 +201,13 @@ class Supervisor(Loop):
                 self._acts.say(f"model {name}: {error}")
                 current = self._versions.without_load(name, current.versions[-1])
 
-    def _watch(self, server: Child, family: Family) -> None:
+    def _watch(self, server: TritonServer) -> None:
         judge, looked_s, stubs = Judge(), 0.0, list[Stub]()
         replaced: dict[Stub, float] = {}  # stubs of models that were loaded again -> when to kill them
         while True:
-            _check(server)
+            server.check()
             if time.monotonic() - looked_s > LOOK_S:
-                stubs, looked_s = family.look(), time.monotonic()
-                self._acts.descriptors(*family.descriptors())
+                stubs, looked_s = server.look(), time.monotonic()
                 for stub in [stub for stub, due_s in replaced.items() if due_s < looked_s]:
                     stub.kill()
                     replaced[stub] = math.inf
@@ -292,21 +272,6 @@ class Supervisor(Loop):
         with suppress(ControlFailed):
             return self._control.index().get(name, {}).get(version) == "READY"
         return False
-
-
-def _check(server: Child) -> None:
-    if not server.alive():
-        raise ServerLost("died", server.ending)
-
-
-def _cause(server: Child, lost: ServerLost, log: ServerLog) -> ServerLost:
-    """A server that dies during a load looks as if only the load had failed."""
-    code = server.wait(DEATH_S)
-    if code is None:
-        return StartRefused(lost.reason, log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
-    log.ended()
-    told = f"{server.ending}: {log.reason}" if code > 0 and log.reason else server.ending
-    return (StartRefused if code > 0 and log.by_launcher else ServerLost)("died", told)
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:

@@ -1,0 +1,69 @@
+"""The supervised Triton server: a Child whose log is bounded and whose end leaves nothing behind.
+
+In: the user's options, the plans of the models. Out: its process; after it the reason of its end in words.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+
+from serving.acts import Acts
+from serving.arguments import ServerOptions
+from serving.child import Child
+from serving.healing import ServerLost
+from serving.processes import Family, Stub
+from serving.server_log import ServerLog
+from serving.whole import Plan
+
+DEATH_S = 0.5  # between a server's last answer and its exit code
+
+
+class StartRefused(ServerLost):
+    """No repetition helps."""
+
+
+class TritonServer(Child):
+    """At its start it loads the models whose configuration on disk serves what `plans` say; it is started once."""
+
+    def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], acts: Acts) -> None:
+        at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
+        complete = all(each.versions is not None for each in plans.values())
+        self._memory = f"vitbn_{secrets.token_hex(4)}_"
+        self._acts, self.log = acts, ServerLog(acts.say)
+        arguments = options.command(at_start, complete, self._memory)
+        super().__init__([sys.executable, "-m", "serving.launcher", *arguments], self.log.writer)
+
+    def start(self) -> None:
+        super().start()
+        self.log.started()
+        self._family = Family(self.pid, self._memory)
+        self._acts.started(self.pid)
+
+    def check(self) -> None:
+        """Raises ServerLost once it has ended."""
+        if not self.alive():
+            raise ServerLost("died", self.ending)
+
+    def look(self) -> list[Stub]:
+        """Its stubs, dead or alive. Tells of few descriptors."""
+        self._acts.descriptors(*self._family.descriptors())
+        return self._family.look()
+
+    def cause(self, lost: ServerLost) -> ServerLost:
+        """Why it was lost: a server that dies during a load looks as if only the load had failed."""
+        code = self.wait(DEATH_S)
+        if code is None:
+            return StartRefused(lost.reason, self.log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
+        self.log.ended()
+        told = f"{self.ending}: {self.log.reason}" if code > 0 and self.log.reason else self.ending
+        return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", told)
+
+    def stop(self, grace_s: float | None = None) -> int | None:
+        """Also ends its stubs and removes their shared memory."""
+        self._family.look()
+        code = super().stop(grace_s)
+        self._acts.swept(*self._family.sweep())
+        self.log.ended()
+        return code

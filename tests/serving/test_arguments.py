@@ -35,22 +35,3 @@ def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) 
     assert command[-len(kept) :] == kept
     assert [word for word in command if word.startswith("--load-model")] == ["--load-model=a", "--load-model=b"]
     assert not any("60" in word for word in command)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "--supervised needs --model-repository"),
-        (["--model-repository="], "--supervised needs --model-repository"),
-        (["--model-repository=/nowhere"], "/nowhere: expected a model repository, found no such folder"),
-        (["--model-repository=/", "--model-control-mode=poll"], "needs --model-control-mode=explicit"),
-        (["--model-repository=/", "--allow-http", "false"], "needs HTTP"),
-        (["--model-repository=/", "--http-address=::1"], "--http-address: expected ipv6:::1, found ::1"),
-        (["--model-repository=/", "--grpc-address=::1"], r"--grpc-address: expected \[::1\], found ::1"),
-        (["--model-repository=/", "--http-port=http"], "--http-port: expected a port, found 'http'"),
-        (["--model-repository=/", "--grpc-port", "65536"], "--grpc-port: expected a port, found '65536'"),
-    ],
-)
-def test_what_cannot_be_supervised(arguments: list[str], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        parse(arguments)

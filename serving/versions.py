@@ -45,12 +45,12 @@ class Versions:
     def plans(self) -> dict[str, Plan]:
         """For a start. Raises ServerLost without the repository, such as a network folder that is away."""
         try:
-            return {name: self._anew(name) for name in self._options.model_dirs()}
+            return {name: self._plan_for_start(name) for name in self._options.model_dirs()}
         except OSError as error:
             text = f"{error.filename}: expected a model repository, found {error.strerror}"
             raise ServerLost("blocked", text) from error
 
-    def _anew(self, name: str) -> Plan:
+    def _plan_for_start(self, name: str) -> Plan:
         """If only refused loads are left, they are due once the server runs: tried at its start, they would end it."""
         current = self.plan(name)
         if current.versions == () and self._refused[name].loads:
@@ -67,17 +67,20 @@ class Versions:
         self._seen |= {(name, number): before.get(number) for number in current.versions or ()}
         return current
 
-    def without_load(self, name: str, number: int) -> Plan:
-        """After a refused load. With nothing left to serve, all are due again after a pause."""
+    def load_refused(self, name: str, number: int) -> Plan:
+        """After Triton refused to load version `number`: the plan without it.
+
+        With nothing left to serve, refused loads are due again after a pause, each time twice as long.
+        """
         refused = self._refused[name]
         refused.loads[number] = "expected a version that loads, the server refuses it"
-        current = self.told(name)
+        current = self.replan(name)
         if not current.versions:
             refused.due_s = time.monotonic() + refused.pause_s
             refused.pause_s = min(2 * refused.pause_s, LONGEST_PAUSE_S)
         return current
 
-    def told(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
+    def replan(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
         """The plan without the `wrong` versions, now and later. The log tells of it."""
         self._refused[name].answers |= wrong or {}
         current = self.plan(name)
@@ -90,6 +93,7 @@ class Versions:
         return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
 
     def loaded(self, name: str) -> None:
+        """After a load that worked: the next refused load waits for the shortest pause again."""
         self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
 
     def due(self) -> list[str]:
@@ -104,11 +108,11 @@ class Versions:
         """An operator asked for a restart: refused versions are tried again."""
         self._refused.clear()
 
-    def changed(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    def unchecked(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Those of the `served` versions whose files were not checked since they last changed."""
         return [which for which in served if self._state(*which) not in (None, self._seen.get(which))]
 
-    def look(self, which: tuple[str, int]) -> list[Failure]:
+    def check_files(self, which: tuple[str, int]) -> list[Failure]:
         """Compares a version's files with their hashes. Returns the failure, if any."""
         name, number = which
         folder, self._seen[which] = self._options.folder(name), self._state(*which)

@@ -39,6 +39,7 @@ from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
+from serving.child import Child
 from serving.control import Control
 from serving.ports import answers
 from serving.running import Server
@@ -203,14 +204,12 @@ def two_supervisors(bench: DrillBench) -> Row:
         ports = [f"--{name}-port={url.split(':')[1]}" for name, url in urls.items()]
         command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
         log = repository.parent / "third.log"
-        with log.open("w") as file:
-            words = [*command, *ports, f"--model-repository={repository}"]
-            third = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=file)
+        third = Child([*command, *ports, f"--model-repository={repository}"], log)
+        third.start()
         try:
-            wait_until(lambda: third.poll() is not None or BLOCKED in log.read_text())
+            wait_until(lambda: not third.alive() or BLOCKED in log.read_text())
         finally:
-            third.terminate()
-            third.wait(HEAL_S)
+            third.stop(HEAL_S)
         told = log.read_text()
         right = probe_server(server.http_url, timeout_s=5).ok
         return {

@@ -138,7 +138,7 @@ def test_a_lying_version_that_a_stranger_loads_gives_way(
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_hashes_are_looked_at_when_a_stranger_loads(supervised: tuple[Server, Path]) -> None:
+def test_hashes_are_with_broken_files_when_a_stranger_loads(supervised: tuple[Server, Path]) -> None:
     """The answers are right; the file is not the published one."""
     server, repository = supervised
     model = repository / "linear"
@@ -198,8 +198,8 @@ def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
     versions = Versions(parse([f"--model-repository={tmp_path}"]), Acts(None))
     assert versions.plan("linear").versions == (1, 2)
-    assert versions.told("linear", {2: "it lies"}).versions == (1,)
-    assert versions.without_load("linear", 1).versions == ()
+    assert versions.replan("linear", {2: "it lies"}).versions == (1,)
+    assert versions.load_refused("linear", 1).versions == ()
     assert (versions.due(), versions.plans()["linear"].versions) == ([], ())
     assert versions.due() == ["linear"], "a start makes them due"
     assert versions.plan("linear").versions == (1,)
@@ -207,10 +207,10 @@ def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:
     assert versions.plan("linear").versions == (1, 2)
     assert versions.has_others("linear", {2: "slow"})
     assert not versions.has_others("linear", {1: "slow", 2: "slow"})
-    assert versions.changed([("linear", 1), ("linear", 2)]) == []
+    assert versions.unchecked([("linear", 1), ("linear", 2)]) == []
     (model / "2" / "model.onnx").write_bytes(b"")
-    assert versions.changed([("linear", 1), ("linear", 2)]) == [("linear", 2)]
-    (failure,) = versions.look(("linear", 2))
+    assert versions.unchecked([("linear", 1), ("linear", 2)]) == [("linear", 2)]
+    (failure,) = versions.check_files(("linear", 2))
     assert failure.broken
     assert "expected the SHA-256" in failure.reason
-    assert versions.changed([("linear", 2)]) == [], "it was looked at"
+    assert versions.unchecked([("linear", 2)]) == [], "it was looked at"

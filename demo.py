@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.running import running_server
+from serving.local_server import running_server
 
 
 def step(number: int, title: str, *command: str) -> None:

@@ -29,7 +29,7 @@ def _headers(context: click.Context, parameter: click.Parameter, values: tuple[s
 
 
 def _key(context: click.Context, parameter: click.Parameter, value: Path | None) -> str | None:
-    from serving.key import KeyFailed, read
+    from serving.control_key import KeyFailed, read
 
     try:
         return read(value) if value else None

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from common.repository import model_dir
 from serving.control import SPLIT_BY_SHELL
-from serving.key import GRPC_PREFIX
+from serving.control_key import GRPC_PREFIX
 
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request

@@ -8,10 +8,10 @@ The children of serving/:
   0.5 to 30 s; SIGTERM, SIGKILL after 4.5 s; its stubs and their memory go with it; a bounded pipe takes its output
 - prober, the probe again and again: alive while it tells verdicts; revived after 5 s; SIGKILL; it writes JSON lines
 - fleet/member, a supervisor: ready when its health port answers; revived after 5 s; SIGTERM, SIGKILL after 8 s
-- proxy/process, Envoy: ready when it says LIVE; alive while it answers, too; revived after 1 s; its listeners are
+- proxy/envoy_process, Envoy: ready when it says LIVE; alive while it answers, too; revived after 1 s; its listeners are
   drained for 2 s, then SIGTERM, SIGKILL after 3 s; a file takes its output
-- running, a server for a `with` block: ready when Triton says so; a crash at its start is tried again; SIGTERM, SIGKILL
-  after 20 s; what is left of its session goes with it; a file takes its output
+- local_server, a server for a `with` block: ready when Triton says so; a crash at its start is tried again; SIGTERM,
+  SIGKILL after 20 s; what is left of its session goes with it; a file takes its output
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, Self
 
-from serving import key as control_key
+from serving import control_key
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

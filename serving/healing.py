@@ -1,4 +1,4 @@
-"""Judges by probes and processes which model is sick. Acts nothing itself.
+"""Judges by probes and processes which model is sick. Events nothing itself.
 
 In: the probe's verdicts, the server's stubs. Out: `Sick`, or ServerLost for a server that no longer answers.
 """

@@ -20,11 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from serving import guarding
-from serving import key as control_key
+from serving import control_key, restricted_api
 from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
-from serving.checks import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_names
 from serving.ports import TAKEN, is_taken
+from serving.preflight import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_names
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -196,16 +195,16 @@ def closed_control(arguments: Sequence[str]) -> list[str]:
     """Triton's options for a new key, which is kept for this user. Raises LauncherError."""
     key = control_key.draw()
     try:
-        options = guarding.options(arguments, key)
+        options = restricted_api.options(arguments, key)
     except ValueError as error:
         raise LauncherError(str(error)) from error
-    if theirs := guarding.theirs(arguments):
+    if theirs := restricted_api.theirs(arguments):
         say(f"your key guards {', '.join(theirs)}; the key of this start guards what else changes the server")
-    if places := guarding.exposed(arguments):
+    if places := restricted_api.exposed(arguments):
         say(f"warning: {' and '.join(places)}: one HTTP request from there can end Triton 2.51; {ADVICE}")
     if options and listening(arguments):
         try:
-            control_key.keep(guarding.ports(arguments), key)
+            control_key.keep(restricted_api.ports(arguments), key)
         except control_key.KeyFailed as failure:
             say(f"warning: {failure}; nobody can change this server while it runs")
     return options
@@ -217,7 +216,7 @@ def say(text: str) -> None:
 
 def launch(arguments: Sequence[str]) -> NoReturn:
     """Raises LauncherError if no server can start."""
-    words = [each for each in arguments if each != guarding.OPEN]
+    words = [each for each in arguments if each != restricted_api.OPEN]
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *words])

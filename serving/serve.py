@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from serving.checks import LauncherError
-from serving.guarding import OPEN
 from serving.launcher import launch
+from serving.preflight import LauncherError
+from serving.restricted_api import OPEN
 
 NEEDS = {  # option -> modes in which it has an effect
     "supervisor_port": ("supervised", "servers"),

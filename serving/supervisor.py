@@ -13,19 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from serving import guarding
-from serving import key as control_key
-from serving.acts import Acts
+from serving import control_key, restricted_api
 from serving.arguments import ServerOptions, listening, parse
 from serving.control import Control, ControlFailed, NotReady, Unreachable
+from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
 from serving.loop import Loop, NotInTime, Result, Stopping
 from serving.ports import TAKEN, is_taken
 from serving.prober import Failure, Prober, Verdict
 from serving.processes import Stub
+from serving.served_versions import Versions
 from serving.triton_server import StartRefused, TritonServer
-from serving.versions import Versions
-from serving.whole import Plan
+from serving.version_plan import Plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.5  # Triton's own --exit-timeout-secs is below
@@ -49,13 +48,13 @@ class GivesUp(Exception):
 
 class Supervisor(Loop):
     def __init__(
-        self, options: ServerOptions, acts: Acts, key: str, ports: Sequence[int], health_port: int | None = None
+        self, options: ServerOptions, events: Events, key: str, ports: Sequence[int], health_port: int | None = None
     ) -> None:
         super().__init__()
-        self._options, self._acts = options, acts
+        self._options, self._events = options, events
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
         self._prober = Prober(options.http_url, options.headers, options.repositories, health_port)
-        self._versions = Versions(options, acts)
+        self._versions = Versions(options, events)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
         urls = (options.http_url, options.grpc_url, *listening(options.rest), health_url)
         self._urls = [url for url in dict.fromkeys(urls) if url]
@@ -83,14 +82,14 @@ class Supervisor(Loop):
             try:
                 self._serve_once()
             except Restarting:
-                self._acts.say("restarting, as SIGHUP asks; refused versions are tried again")
+                self._events.say("restarting, as SIGHUP asks; refused versions are tried again")
                 self._versions.forget()
                 self._starts_in_vain.clear()
             except Stopping:
-                self._acts.say("stopped")
+                self._events.say("stopped")
                 return 0
             except GivesUp as reason:
-                self._acts.gave_up(str(reason))
+                self._events.gave_up(str(reason))
                 return 1
 
     def _serve_once(self) -> None:
@@ -116,20 +115,20 @@ class Supervisor(Loop):
             raise GivesUp(f"{RESTARTS} restarts within {RESTARTS_WITHIN_S:g} s were in vain")
         if count > 1:
             pause_s = min(FIRST_PAUSE_S * 2 ** (count - 2), LONGEST_PAUSE_S)
-            self._acts.say(f"next start in {pause_s:g} s")
+            self._events.say(f"next start in {pause_s:g} s")
             self.pause(pause_s)
 
     def _serve(self) -> None:
         """One run of the server, from its start to its end."""
-        self._acts.forget_plans()
+        self._events.forget_plans()
         try:
             self._wait_for_ports()
             self._keep_key()
             plans = self._versions.plans()
         except ServerLost as lost:
-            self._acts.ended(lost.reason, str(lost))
+            self._events.ended(lost.reason, str(lost))
             raise
-        server, grace_s = TritonServer(self._options, plans, self._acts), END_S
+        server, grace_s = TritonServer(self._options, plans, self._events), END_S
         server.start()
         try:
             self._load(server, plans)
@@ -140,12 +139,12 @@ class Supervisor(Loop):
             raise
         except ServerLost as lost:
             cause = server.cause(lost)
-            self._acts.ended(cause.reason, str(cause))
+            self._events.ended(cause.reason, str(cause))
             raise cause from lost
         finally:
             self._prober.stop()
             if server.stop(grace_s) and grace_s == STOP_S:
-                self._acts.cut_off(server.log.open_at_the_end)
+                self._events.cut_off(server.log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
@@ -160,13 +159,13 @@ class Supervisor(Loop):
         try:
             control_key.keep(self._ports, self._key)
         except control_key.KeyFailed as failure:
-            self._acts.say(f"warning: {failure}; only this supervisor can change its server")
+            self._events.say(f"warning: {failure}; only this supervisor can change its server")
 
     def _load(self, server: TritonServer, plans: dict[str, Plan]) -> None:
         """Loads what the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(server)
         for name, first in plans.items():
-            self._acts.planned(name, first.versions or (), first.problems)
+            self._events.planned(name, first.versions or (), first.problems)
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
             if not first.versions or ready >= {*first.versions}:
                 continue
@@ -198,7 +197,7 @@ class Supervisor(Loop):
             except Unreachable as error:
                 raise ServerLost("failed", f"model {name} does not load: {error}") from error
             except ControlFailed as error:
-                self._acts.say(f"model {name}: {error}")
+                self._events.say(f"model {name}: {error}")
                 current = self._versions.load_refused(name, current.versions[-1])
 
     def _watch(self, server: TritonServer) -> None:
@@ -223,7 +222,7 @@ class Supervisor(Loop):
                 self.tick()
                 continue
             verdict = self._with_broken_files(judge, verdict)
-            self._acts.probed(verdict)
+            self._events.probed(verdict)
             if verdict.ok:
                 self._healthy = self._was_healthy = True
             for sick in judge.sick(verdict, stubs):
@@ -249,7 +248,7 @@ class Supervisor(Loop):
         current = self._versions.replan(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
         if judge.is_healed_in_vain(name) and (current.versions is None or not (unfit or slow)):
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
-        self._acts.reloading(name, sick.reason)
+        self._events.reloading(name, sick.reason)
         for stub in own:
             if stub.stopped:  # it would hold up the unload and, if it went on, end the server
                 stub.kill()
@@ -265,7 +264,7 @@ class Supervisor(Loop):
             raise ServerLost("failed", f"model {name} does not load again: {error}") from error
         judge.healed(name)
         self._prober.start()
-        self._acts.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
+        self._events.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
         return dict.fromkeys(own, time.monotonic() + REPLACED_S)
 
     def _is_ready(self, name: str, version: int) -> bool:
@@ -277,13 +276,13 @@ class Supervisor(Loop):
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
     """Raises ValueError for bad arguments and a taken port."""
     key = control_key.draw()
-    closed = guarding.options(arguments, key)
-    options, ports = parse([*closed, *arguments]), guarding.ports(arguments) if closed else []
+    closed = restricted_api.options(arguments, key)
+    options, ports = parse([*closed, *arguments]), restricted_api.ports(arguments) if closed else []
     try:
-        acts = Acts(metrics_port)
+        events = Events(metrics_port)
     except OSError as error:
         raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
-    supervisor = Supervisor(options, acts, key, ports, health_port)
+    supervisor = Supervisor(options, events, key, ports, health_port)
     supervisor.listen()
     try:
         return supervisor.run()

@@ -9,13 +9,13 @@ import secrets
 import sys
 from collections.abc import Mapping
 
-from serving.acts import Acts
 from serving.arguments import ServerOptions
 from serving.child import Child
+from serving.events import Events
 from serving.healing import ServerLost
 from serving.processes import Family, Stub
 from serving.server_log import ServerLog
-from serving.whole import Plan
+from serving.version_plan import Plan
 
 DEATH_S = 0.5  # between a server's last answer and its exit code
 
@@ -27,11 +27,11 @@ class StartRefused(ServerLost):
 class TritonServer(Child):
     """At its start it loads the models whose configuration on disk serves what `plans` say; it is started once."""
 
-    def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], acts: Acts) -> None:
+    def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], events: Events) -> None:
         at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
         self._memory = f"vitbn_{secrets.token_hex(4)}_"
-        self._acts, self.log = acts, ServerLog(acts.say)
+        self._events, self.log = events, ServerLog(events.say)
         arguments = options.command(at_start, complete, self._memory)
         super().__init__([sys.executable, "-m", "serving.launcher", *arguments], self.log.writer)
 
@@ -39,7 +39,7 @@ class TritonServer(Child):
         super().start()
         self.log.started()
         self._family = Family(self.pid, self._memory)
-        self._acts.started(self.pid)
+        self._events.started(self.pid)
 
     def check(self) -> None:
         """Raises ServerLost once it has ended."""
@@ -48,7 +48,7 @@ class TritonServer(Child):
 
     def stubs(self) -> list[Stub]:
         """Dead or alive. Tells of few descriptors too."""
-        self._acts.descriptors(*self._family.descriptors())
+        self._events.descriptors(*self._family.descriptors())
         return self._family.look()
 
     def cause(self, lost: ServerLost) -> ServerLost:
@@ -64,6 +64,6 @@ class TritonServer(Child):
         """Also ends its stubs and removes their shared memory."""
         self._family.look()
         code = super().stop(grace_s)
-        self._acts.swept(*self._family.sweep())
+        self._events.swept(*self._family.sweep())
         self.log.ended()
         return code

@@ -192,7 +192,7 @@ def repository(trained: Path, made_once: Callable[[str, Callable[[Path], object]
 
 @pytest.fixture(scope="session")
 def live_server(repository: Path) -> Iterator[object]:
-    from serving.running import running_server
+    from serving.local_server import running_server
 
     with running_server(repository, ["--disable-auto-complete-config"]) as server:  # saves a start of the model
         yield server

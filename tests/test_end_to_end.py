@@ -16,7 +16,7 @@ from clients.classifier import Classifier, Options
 from export.to_onnx import export
 from models.checkpoint import load
 from models.data import load_dataset, load_digits
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 from vitbn import BENCHMARKS, COMMANDS, bench, main
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from export.to_onnx import export
 from models.catalog import shipped
 from models.checkpoint import load
 from models.data import FASHION_MNIST_LABELS, Dataset, load_dataset
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 pytestmark = pytest.mark.live
 

@@ -21,7 +21,7 @@ from models.checkpoint import add_metrics, load
 from models.data import DataError, load_cifar10
 from models.data.cifar import BATCHES, LABELS
 from models.train import train
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 pytestmark = pytest.mark.live
 

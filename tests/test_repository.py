@@ -22,7 +22,7 @@ from common.repository import (
     wanted_versions,
 )
 from common.sample import Sample
-from serving.whole import plan
+from serving.version_plan import plan
 
 POLICIES = [
     ("", [3], [3]),

@@ -18,8 +18,8 @@ from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
 from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.publish import publish
+from serving.local_server import Server, running_server
 from serving.processes import Family
-from serving.running import Server, running_server
 
 MODEL = "vitbn-tiny"
 STEADY = 3  # requests in flight around a fault

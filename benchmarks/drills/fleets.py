@@ -18,9 +18,9 @@ import psutil
 
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
+from serving.local_server import ServerFailed
 from serving.ports import answers, free_ports
 from serving.processes import Family
-from serving.running import ServerFailed
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0

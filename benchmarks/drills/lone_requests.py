@@ -18,7 +18,7 @@ from export.equivalence import onnx_classifier
 from export.images import embedded_sample
 from export.publishing.publish import read_config
 from export.publishing.triton_config import to_text
-from serving.running import running_server
+from serving.local_server import running_server
 
 MODEL, UNBOUNDED = "vitbn-tiny", "unbounded"
 REQUESTS, TURN = 8_000, 500

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from benchmarks.drills.bench import HEAL_S, DrillBench, acts, wait_until, wait_until_right
 from benchmarks.measure.run import Row
+from serving.local_server import Server
 from serving.ports import free_ports
-from serving.running import Server
 
 SETTLE_S, PAUSE_S = 3.0, 0.02
 TOO_FEW, FEW = 64, 160

@@ -40,7 +40,7 @@ from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
-from serving.running import Server
+from serving.local_server import Server
 
 BEFORE_S, AFTER_S = 2.0, 2.0
 SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05

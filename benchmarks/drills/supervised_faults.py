@@ -41,8 +41,8 @@ from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.child import Child
 from serving.control import Control
+from serving.local_server import Server
 from serving.ports import answers
-from serving.running import Server
 
 SETTLE_S, LATER_S = 3.0, 5.0
 STANDSTILLS_S = (3.0, 3.0, 3.0)

@@ -21,7 +21,7 @@ from benchmarks.measure.workload import Workload
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate
     from export.equivalence import Images
-    from serving.running import Server
+    from serving.local_server import Server
 
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"
 LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes

@@ -25,7 +25,7 @@ from benchmarks.measure.workload import IN_PROCESS, Workload
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row
     from export.equivalence import Images, Logits
-    from serving.running import Server
+    from serving.local_server import Server
 
 Cell = tuple[Candidate, Workload]
 Taken = dict[Cell, "list[dict[str, float]] | Exception"]
@@ -34,7 +34,7 @@ Taken = dict[Cell, "list[dict[str, float]] | Exception"]
 
 def run(cells: Sequence[Cell], seconds: float, rounds: int) -> Iterator[list[Row]]:
     """Raises Failed if no cell can be measured."""
-    from serving.running import running_server
+    from serving.local_server import running_server
 
     with tempfile.TemporaryDirectory() as folder:
         published, lost = publish_all(cells, Path(folder, "repository"))

@@ -57,8 +57,8 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
     Our launcher's server wants a key for it, which perf_analyzer cannot send over gRPC.
     """
-    from serving.guarding import OPEN
     from serving.launcher import native_server
+    from serving.restricted_api import OPEN
 
     native = native_server(search_path)
     if native is None:

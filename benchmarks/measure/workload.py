@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clients.options import Protocol
     from export.equivalence import Images
-    from serving.running import Server
+    from serving.local_server import Server
 
 IN_PROCESS: Literal["in process"] = "in process"
 SEED = 0  # of an open loop

@@ -75,7 +75,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
     from benchmarks.measure.engines import start
     from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
     from clients.classifier import Classifier
-    from serving.running import running_server
+    from serving.local_server import running_server
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         published = publish(candidate, Path(folder), {candidate.model: None}, batch)

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from serving.arguments import parse, port_of, split
 from serving.fleet.member import DEVICES, Member, share
 from serving.loop import Loop, NotInTime, Stopping, say
-from serving.proxy.files import ProxyError
-from serving.proxy.process import DRAIN_S, Proxy
+from serving.proxy.envoy_config import ProxyError
+from serving.proxy.envoy_process import DRAIN_S, Proxy
 from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
 
 FIRST_PORT = 8100

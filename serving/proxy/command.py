@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from serving.proxy.files import ProxyError, write
+from serving.proxy.envoy_config import ProxyError, write
 from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, TlsFiles, parse_backend, read_keys
 from vitbn_packages import in_words
 

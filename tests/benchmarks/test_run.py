@@ -19,7 +19,7 @@ from benchmarks.measure.choices import FiniteRange, Result, WithPresets, json_op
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.throughput import throughput
-from serving.running import ServerFailed
+from serving.local_server import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
 WITH_PRESETS = (latency, throughput, foreign)

@@ -16,8 +16,8 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
 from clients.probe import Probe, probe_server
+from serving.local_server import Server, running_server
 from serving.processes import Family
-from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
 PATIENCE_S = 5.0  # where the probe's own second is not tested

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from serving import running
+from serving import local_server
 from serving.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +42,9 @@ class Triton:
         self.url = f"127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
-        with mock.patch.object(running, "free_ports", return_value=self._ports):
+        with mock.patch.object(local_server, "free_ports", return_value=self._ports):
             complete = ["--disable-auto-complete-config"]
-            self._running.enter_context(running.running_server(self._repository, complete))
+            self._running.enter_context(local_server.running_server(self._repository, complete))
 
     def stop(self) -> None:
         self._running.close()

@@ -15,7 +15,7 @@ from export.publishing.artifact import read_version
 from export.publishing.promote import connect, served
 from export.publishing.publish import publish, read_config
 from export.publishing.triton_config import to_text
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 QUICK = ("--disable-auto-complete-config",)  # saves a start of each model
 PAUSE_S = 0.05

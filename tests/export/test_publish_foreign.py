@@ -21,8 +21,8 @@ from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish, read_config
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
-from serving.running import running_server
-from serving.whole import plan
+from serving.local_server import running_server
+from serving.version_plan import plan
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 

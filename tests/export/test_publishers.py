@@ -10,7 +10,7 @@ import pytest
 from common.repository import served_versions, versions
 from export.publishing.artifact import read_version
 from export.publishing.publish import read_config, sweep
-from serving.running import running_server
+from serving.local_server import running_server
 
 PUBLISHERS = """
 import os, signal, sys

@@ -19,7 +19,7 @@ from export.to_onnx import export
 from models.catalog import relative
 from models.config import ModelConfig
 from models.data import load_digits
-from serving.running import running_server
+from serving.local_server import running_server
 
 
 def run(*arguments: object) -> Result:

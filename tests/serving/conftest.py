@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, table_model, write_model
 
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 TOTAL = 'output [{ name: "total" data_type: TYPE_FP32 dims: [1] }]'
 # Long enough for requests to meet in a batch.

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serving.proxy.process import Proxy
+from serving.proxy.envoy_process import Proxy
 from serving.proxy.settings import Settings
 
 

@@ -8,7 +8,7 @@ import tritonclient.http as http
 from tiny_models import TABLE, expected_logits
 from tritonclient.utils import InferenceServerException
 
-from serving.running import Server
+from serving.local_server import Server
 
 pytestmark = pytest.mark.live
 TIMEOUT_S = 20.0

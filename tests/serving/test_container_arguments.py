@@ -10,7 +10,7 @@ from damages import published
 
 from benchmarks.drills import hostile
 from clients.probe import probe_server
-from serving.running import running_server
+from serving.local_server import running_server
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())["services"]["server"]

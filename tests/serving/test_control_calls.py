@@ -15,9 +15,9 @@ from waiting import wait_until
 
 from benchmarks.drills import control_calls
 from clients.probe import probe_server
-from serving import key
+from serving import control_key
 from serving.control import Control, Refused
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 MODEL = "linear"
@@ -79,7 +79,7 @@ def test_a_name_that_triton_never_answers_is_not_sent(closed: Server, name: str)
 def test_an_opened_server_does_what_each_call_asks(repository: Path, tmp_path: Path) -> None:
     """Else the refusals above would show nothing."""
     with running_server(repository, ["--open-control"]) as server:
-        kept = key.find(server.http_url)
+        kept = control_key.find(server.http_url)
         statuses = control_calls.send(server.http_url, tmp_path / "ran", MODEL)
         assert control_calls.REFUSED not in statuses.values(), statuses
         assert (tmp_path / "ran").exists(), "the code of a stranger ran"

@@ -6,13 +6,13 @@ import pytest
 from damages import published
 
 from serving import supervisor
-from serving.acts import Acts
 from serving.arguments import ServerOptions, parse
+from serving.events import Events
 from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
 from serving.prober import Failure, Verdict
+from serving.served_versions import Versions
 from serving.supervisor import RESTARTS, GivesUp, Supervisor
-from serving.versions import Versions
-from serving.whole import Plan
+from serving.version_plan import Plan
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def told(
 ) -> str:
     for name in ("PORTS_S", "RESTARTS"):
         monkeypatch.setattr(supervisor, name, 0)
-    assert Supervisor(options, Acts(None), "", [], health_port).run() == 1
+    assert Supervisor(options, Events(None), "", [], health_port).run() == 1
     return capsys.readouterr().err
 
 
@@ -163,7 +163,7 @@ def test_no_server_starts_where_another_answers(
 def test_only_starts_in_vain_make_it_give_up(options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ends the server ten times must not end the service."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.0)
-    watching = Supervisor(options, Acts(None), "", [])
+    watching = Supervisor(options, Events(None), "", [])
     for _ in range(2 * RESTARTS):
         watching._healthy = True
         watching._pause()
@@ -185,7 +185,7 @@ def test_a_repository_that_is_away_blocks_the_start(
 
 def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptions) -> None:
     """An operator may load any model."""
-    versions = Versions(options, Acts(None))
+    versions = Versions(options, Events(None))
     assert versions.plans() == {}
     assert versions.plan("linear") == Plan("linear", (1,))
     assert versions.plan("removed") == Plan("removed", None)
@@ -196,4 +196,4 @@ def test_any_exception_of_a_call_is_raised(options: ServerOptions) -> None:
         raise KeyError("config")
 
     with pytest.raises(KeyError, match="config"):
-        Supervisor(options, Acts(None), "", [])._call(fail)
+        Supervisor(options, Events(None), "", [])._call(fail)

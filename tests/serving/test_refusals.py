@@ -7,7 +7,7 @@ import pytest
 import tritonclient.http as http
 from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, linear_model, open_model, write_model
 
-from serving.running import running_server
+from serving.local_server import running_server
 
 pytestmark = pytest.mark.live
 

@@ -21,11 +21,11 @@ from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
 from clients.probe import Probe, probe_server
-from serving.acts import Acts
 from serving.arguments import parse
 from serving.control import Control
-from serving.running import Server, running_server
-from serving.versions import Versions
+from serving.events import Events
+from serving.local_server import Server, running_server
+from serving.served_versions import Versions
 
 
 def right(server: Server) -> Probe | None:
@@ -196,7 +196,7 @@ def test_a_load_that_failed_is_tried_again_with_nothing_else_to_serve(tmp_path: 
 
 def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
-    versions = Versions(parse([f"--model-repository={tmp_path}"]), Acts(None))
+    versions = Versions(parse([f"--model-repository={tmp_path}"]), Events(None))
     assert versions.plan("linear").versions == (1, 2)
     assert versions.replan("linear", {2: "it lies"}).versions == (1,)
     assert versions.load_refused("linear", 1).versions == ()

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from serving import server_log
-from serving.acts import Acts
+from serving.events import Events
 from serving.server_log import LINES, ServerLog
 
 CACHE = (
@@ -80,8 +80,8 @@ def test_a_flood_of_minutes_is_told_of_in_each_window(
 def test_a_stop_tells_what_was_cut_off(
     lines: list[str], expected: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    acts = Acts(None)
+    events = Events(None)
     log, _, _ = told("".join(f'I1127 00:30:52.4 1 server.cc:248] "{line}"\n' for line in lines).encode(), capfd)
-    acts.cut_off(log.open_at_the_end)
+    events.cut_off(log.open_at_the_end)
     said = capfd.readouterr().err
     assert said == "" if expected is None else f"after 3 s {expected} were open: they were cut off" in said

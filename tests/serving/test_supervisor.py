@@ -20,12 +20,12 @@ from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.bench import lives, triton
 from clients.probe import Probe, probe_server
-from serving import key as control_key
+from serving import control_key
 from serving.child import Child
 from serving.control import Control
+from serving.local_server import Server, running_server
 from serving.ports import free_ports
 from serving.processes import Family, Stub
-from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0

@@ -7,8 +7,8 @@ from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, write_model
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
+from serving.local_server import Server, running_server
 from serving.processes import Family
-from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
 TIMEOUT_S = 60.0

@@ -21,7 +21,7 @@ from export.publishing.promote import served as live_versions
 from export.publishing.publish import publish, read_config
 from export.repository import repository as command
 from export.rewrite import rewrite
-from serving.running import running_server
+from serving.local_server import running_server
 
 
 @pytest.fixture(scope="module")

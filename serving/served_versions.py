@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.repository import Damaged, is_ours, versions
-from serving.acts import Acts
 from serving.arguments import ServerOptions
+from serving.events import Events
 from serving.healing import ServerLost
 from serving.prober import Failure
-from serving.whole import Plan, check_version, plan, state
+from serving.version_plan import Plan, check_version, plan, state
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
 
@@ -37,8 +37,8 @@ class Refused:
 
 
 class Versions:
-    def __init__(self, options: ServerOptions, acts: Acts) -> None:
-        self._options, self._acts = options, acts
+    def __init__(self, options: ServerOptions, events: Events) -> None:
+        self._options, self._events = options, events
         self._refused = defaultdict[str, Refused](Refused)
         self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
 
@@ -84,7 +84,7 @@ class Versions:
         """The plan without the `wrong` versions, now and later. The log tells of it."""
         self._refused[name].answers |= wrong or {}
         current = self.plan(name)
-        self._acts.planned(name, current.versions or (), current.problems)
+        self._events.planned(name, current.versions or (), current.problems)
         return current
 
     def has_others(self, name: str, slow: Mapping[int, str]) -> bool:

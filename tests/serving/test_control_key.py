@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import guarding, key
-from serving.key import HEADER, KeyFailed
+from serving import control_key, restricted_api
+from serving.control_key import HEADER, KeyFailed
 
 CLOSED = "model-repository,shared-memory,logging,trace"
 
@@ -18,44 +18,48 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_only_this_user_reads_a_key_and_finds_it_by_the_port(state: Path) -> None:
-    key.keep([8000, 8001], "old")
-    key.keep([8000], "secret")
-    assert (key.find("127.0.0.1:8000"), key.find("localhost:8001")) == ("secret", "old")
-    assert (key.find("[::1]:8000"), key.find("10.0.0.1:8000"), key.find("127.0.0.1:9")) == ("secret", None, None)
+    control_key.keep([8000, 8001], "old")
+    control_key.keep([8000], "secret")
+    assert (control_key.find("127.0.0.1:8000"), control_key.find("localhost:8001")) == ("secret", "old")
+    assert (control_key.find("[::1]:8000"), control_key.find("10.0.0.1:8000"), control_key.find("127.0.0.1:9")) == (
+        "secret",
+        None,
+        None,
+    )
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in state.iterdir()} == {0o600}
-    key.forget([8000, 8001], "old")
+    control_key.forget([8000, 8001], "old")
     assert [path.name for path in state.iterdir()] == ["8000"], "another server has taken port 8000 since"
 
 
 def test_the_newest_key_counts_where_a_service_and_a_shell_differ(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key.keep([8000], "of the shell")
+    control_key.keep([8000], "of the shell")
     (runtime := tmp_path / "runtime").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    key.keep([8000], "of the service")
+    control_key.keep([8000], "of the service")
     assert (runtime / "vitbn" / "8000").read_text() == "of the service\n"
     os.utime(state / "8000", ns=(0, 0))
-    assert key.find("127.0.0.1:8000") == "of the service"
+    assert control_key.find("127.0.0.1:8000") == "of the service"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
-    assert key.folders()[0] == state
+    assert control_key.folders()[0] == state
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert key.folders() == [Path(key.tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
+    assert control_key.folders() == [Path(control_key.tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
 
 
 def test_a_folder_of_another_user_gets_no_key_and_tells_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key.keep([8000], "secret")
+    control_key.keep([8000], "secret")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(KeyFailed, match=f"^{state}: expected a folder of user 12345, found another user's or a link$"):
-        key.keep([8000], "new")
-    assert key.find("127.0.0.1:8000") is None
+        control_key.keep([8000], "new")
+    assert control_key.find("127.0.0.1:8000") is None
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(state: Path) -> None:
     state.write_text("")
     with pytest.raises(KeyFailed, match=f"^{state}: expected a folder for .*'s key, found File exists$"):
-        key.keep([8000], "new")
+        control_key.keep([8000], "new")
 
 
 @pytest.mark.parametrize("content", ["", "\n", "a\nb", "ä", "x" * 2000])
@@ -63,7 +67,7 @@ def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "key"
     path.write_text(content)
     with pytest.raises(KeyFailed, match=f"^{path}: expected a key of printable ASCII characters, found none$"):
-        key.read(path)
+        control_key.read(path)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +88,8 @@ def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: str) -> None:
 def test_what_the_user_guards_stays_and_the_rest_is_closed(
     given: list[str], added: list[str], theirs: list[str]
 ) -> None:
-    assert guarding.options(given, "secret") == [f"{each}:{HEADER}=secret" for each in added]
-    assert guarding.theirs(given) == theirs
+    assert restricted_api.options(given, "secret") == [f"{each}:{HEADER}=secret" for each in added]
+    assert restricted_api.theirs(given) == theirs
 
 
 @pytest.mark.parametrize("place", ["--http-address=0.0.0.0", "--grpc-address=::", "--http-address=ipv6:::"])
@@ -93,7 +97,7 @@ def test_an_open_interface_beyond_loopback_needs_to_be_asked_for_twice(place: st
     with pytest.raises(
         ValueError, match=r"^--open-control: expected loopback, found (http|grpc) at .*: write --open-con"
     ):
-        guarding.options(["--open-control", place], "secret")
+        restricted_api.options(["--open-control", place], "secret")
     for harmless in ("--http-address=127.0.0.2", "--grpc-address=localhost", "--http-address=ipv6:::1"):
-        assert guarding.exposed([harmless]) == []
-    assert guarding.exposed([place, "--allow-http=false", "--allow-grpc=0"]) == []
+        assert restricted_api.exposed([harmless]) == []
+    assert restricted_api.exposed([place, "--allow-http=false", "--allow-grpc=0"]) == []

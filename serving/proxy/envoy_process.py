@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.child import Child, ChildFailed
 from serving.control import DIRECT
-from serving.proxy.files import ProxyError, envoy, write, write_endpoints
+from serving.proxy.envoy_config import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured

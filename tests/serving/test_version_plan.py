@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from damages import DAMAGES, foreign, published
 
-from serving.whole import Plan, Problem, plan
+from serving.version_plan import Plan, Problem, plan
 
 
 def test_whole_files_leave_everything_to_config_pbtxt(tmp_path: Path) -> None:

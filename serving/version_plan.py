@@ -1,6 +1,6 @@
-"""Judges by the files which versions of a model are whole.
+"""Which versions of a model to serve, judged by its files: the newest that are as published.
 
-Models without any manifest.json are not this project's: Triton decides.
+In: a model's folder. Out: a `Plan`. Models without any manifest.json are not this project's: Triton decides.
 """
 
 from __future__ import annotations

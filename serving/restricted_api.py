@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from serving.arguments import GUARDS, READ, allowed, last, port_of, split
-from serving.key import HEADER, is_loopback
+from serving.control_key import HEADER, is_loopback
 
 # All that Triton can guard but health, metadata, configuration, inference and statistics: what changes a server.
 CONTROL = ("model-repository", "shared-memory", "logging", "trace")

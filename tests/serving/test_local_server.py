@@ -16,10 +16,10 @@ import tritonclient.http as http
 from tiny_models import check_answers, write_model
 from waiting import wait_until
 
-from serving import running
+from serving import local_server
+from serving.local_server import Server, ServerFailed, running_server
 from serving.ports import answers, free_ports
 from serving.processes import Family, remove_stale_environments
-from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
 # Both start faster: without a second start of each stub, without models.
@@ -97,7 +97,7 @@ def test_only_folders_older_than_every_living_server_are_removed(server: Server)
 
 
 def test_server_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(local_server, "STOP_GRACE_S", 0.5)
     with running_server(tmp_path, EMPTY) as server:
         os.kill(server.pid, signal.SIGSTOP)  # a stopped process takes no SIGTERM
         started = time.monotonic()
@@ -124,7 +124,7 @@ def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = free_ports(3)
         choices = [[taken.getsockname()[1], *free_ports(2)], free]
-        monkeypatch.setattr(running, "free_ports", lambda count: choices.pop(0))
+        monkeypatch.setattr(local_server, "free_ports", lambda count: choices.pop(0))
         with running_server(tmp_path, EMPTY) as server:
             assert server.http_url == f"127.0.0.1:{free[0]}"
 

@@ -27,8 +27,10 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 WITH_PARENT = Path(__file__).with_name("pdeathsig.py")
-POLL_S = 0.05
+POLL_S, KILL_S = 0.05, 1.0
 
 
 class ChildFailed(RuntimeError):
@@ -125,12 +127,24 @@ class Child:
             return self.process.wait()
         return code
 
-    def stop_session(self, grace_s: float) -> None:
-        """Stops it; what else runs in its session then has `grace_s` to end, and is killed."""
-        self.stop(grace_s)
+    def kill_session(self, grace_s: float = 0.0) -> int:
+        """After its end: kills what has not left its session within `grace_s`. Returns the number of processes."""
         deadline = time.monotonic() + grace_s
-        with suppress(ProcessLookupError):  # no process is left
-            while time.monotonic() < deadline:
-                os.killpg(self.pid, 0)
-                time.sleep(POLL_S)
-            os.killpg(self.pid, signal.SIGKILL)
+        while (rest := self._session()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        for process in rest:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        deadline = time.monotonic() + KILL_S
+        while self._session() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return len(rest)
+
+    def _session(self) -> list[psutil.Process]:
+        """What lives in its session. A zombie does not: nobody may ever read its exit code."""
+        living = []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+        return living

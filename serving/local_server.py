@@ -89,7 +89,8 @@ def _child(
     try:
         yield child, Server(log_path=log_path, pid=child.pid, **urls)
     finally:
-        child.stop_session(STOP_GRACE_S)  # stubs of a dead server remove their shared memory first
+        child.stop(STOP_GRACE_S)
+        child.kill_session(STOP_GRACE_S)  # stubs of a dead server remove their shared memory first
         remove_stale_environments()
         control_key.forget([ports["http"], ports["grpc"]])
 

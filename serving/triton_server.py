@@ -13,7 +13,7 @@ from serving.arguments import ServerOptions
 from serving.child import Child
 from serving.events import Events
 from serving.healing import ServerLost
-from serving.processes import Family, Stub
+from serving.processes import Family, Stub, remove_shared_memory, remove_stale_environments
 from serving.server_log import ServerLog
 from serving.version_plan import Plan
 
@@ -38,7 +38,7 @@ class TritonServer(Child):
     def start(self) -> None:
         super().start()
         self.log.started()
-        self._family = Family(self.pid, self._memory)
+        self._family = Family(self.pid)
         self._events.started(self.pid)
 
     def check(self) -> None:
@@ -61,9 +61,9 @@ class TritonServer(Child):
         return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", told)
 
     def stop(self, grace_s: float | None = None) -> int | None:
-        """Also ends its stubs and removes their shared memory."""
-        self._family.look()
+        """Also ends its stubs and removes what they leave."""
         code = super().stop(grace_s)
-        self._events.swept(*self._family.sweep())
+        self._events.swept(self.kill_session(), remove_shared_memory(self._memory))
+        remove_stale_environments()
         self.log.ended()
         return code

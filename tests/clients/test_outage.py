@@ -34,7 +34,8 @@ def tritonserver(repository, ports, log):
     try:
         yield server
     finally:
-        server.stop_session(20)
+        server.stop(20)
+        server.kill_session(20)
 
 
 def kill(server):

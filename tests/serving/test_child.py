@@ -62,5 +62,7 @@ def test_what_is_left_of_its_session_is_killed(tmp_path: Path) -> None:
     while "ready" not in log.read_text():
         time.sleep(0.05)
     started = time.monotonic()
-    child.stop_session(0.5)
+    child.stop()
+    assert child.kill_session(0.5) == 1
     assert 0.5 <= time.monotonic() - started < 30
+    assert child.kill_session() == 0, "nothing is left"

@@ -30,7 +30,7 @@ tell = partial(say, "fleet")
 
 
 class Fleet(Loop):
-    """Raises OSError for a taken `own_port`, of its metrics."""
+    """The servers and the proxy before them. Its metrics are at `own_port`; raises OSError if that is taken."""
 
     def __init__(self, members: Sequence[Member], proxy: Proxy, own_port: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Fleet(Loop):
             self._stop_all()
 
     def _restart_all(self) -> None:
-        """At most one server is drained."""
+        """Restarts the servers one after the other; the others answer meanwhile."""
         tell("restart: begins")
         result = "done"
         try:

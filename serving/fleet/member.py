@@ -1,4 +1,4 @@
-"""A supervised server of a fleet: its ports and process."""
+"""A supervised server of a fleet: its ports, its cores and GPUs, and its supervisor's process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def share(cores: Sequence[int], index: int, count: int) -> set[int]:
 
 
 class Member(Child):
-    """In a session of its own: the fleet takes Ctrl-C and drains first.
-
-    `first_port`: of the fleet; `cores`: of this server; `devices`: GPUs to spread over.
-    """
+    """`first_port`: of the fleet; `cores`: of this server; `devices`: GPUs to spread over."""
 
     grace_s = 8.0  # a supervisor ends within 6 s
     pause_s = 5.0

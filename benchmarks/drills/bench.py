@@ -93,7 +93,10 @@ def prober(server: Server) -> psutil.Process:
     """The server may answer before its supervisor has started the prober."""
 
     def probers() -> list[psutil.Process]:
-        return [each for each in psutil.Process(server.pid).children() if "clients.probe" in each.cmdline()]
+        with suppress(psutil.Error):  # one has just ended
+            children = psutil.Process(server.pid).children()
+            return [each for each in children if lives(each) and "clients.probe" in each.cmdline()]
+        return []
 
     wait_until(probers)
     return probers()[0]

@@ -18,13 +18,13 @@ import pytest
 from damages import DAMAGES, published, truncate
 from waiting import HEAL_S, wait_until
 
-from benchmarks.drills.bench import lives, triton
+from benchmarks.drills.bench import lives, prober, triton
 from clients.probe import Probe, probe_server
 from serving import control_key
 from serving.child import Child
 from serving.control import Control
 from serving.local_server import Server, running_server
-from serving.ports import free_ports
+from serving.ports import answers, free_ports
 from serving.processes import Family, Stub
 
 pytestmark = pytest.mark.live
@@ -121,6 +121,13 @@ def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None
     wait_until(lambda: "vitbn_supervisor_healthy 1.0" in metrics(), "healthy")
     assert deaths <= metrics().count('server_ends_total{reason="died"}') == 1
     assert not [*Path("/dev/shm").glob(f"{prefix}*")]
+
+
+@pytest.mark.slow
+def test_a_killed_prober_is_started_again(supervised: Server) -> None:
+    (first := prober(supervised)).kill()
+    wait_until(lambda: prober(supervised).pid != first.pid, "another prober")
+    wait_until(lambda: answers(supervised.health_url), "healthy")
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ class TritonServer(Child):
         self.log.started()
         self._family = Family(self.pid)
         self._events.started(self.pid)
+        remove_stale_environments()  # while the server starts: it takes a tenth of a second
 
     def check(self) -> None:
         """Raises ServerLost once it has ended."""
@@ -64,6 +65,5 @@ class TritonServer(Child):
         """Also ends its stubs and removes what they leave."""
         code = super().stop(grace_s)
         self._events.swept(self.kill_session(), remove_shared_memory(self._memory))
-        remove_stale_environments()
         self.log.ended()
         return code

@@ -73,7 +73,7 @@ def _classifiers(model: str) -> dict[str, Classifier]:
 
 
 def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Callable[[], object]]:
-    from serving.backends.batching import Call, answer
+    from serving.backends.batching import Call, EqualShapes, answer
 
     runs: dict[str, Callable[[], object]] = {
         f"{name}, {size} a call": partial(classify, images[:size])
@@ -83,8 +83,8 @@ def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Ca
     loaded = LoadedModel(classifiers[ORT])
     for count in REQUESTS:
         calls = [Call({"image": images[i : i + 1]}, frozenset({"logits"})) for i in range(count)]
-        for how, batched in (("together", True), ("one by one", False)):
-            runs[f"{count} requests {how}"] = partial(answer, loaded, ["logits"], calls, batched)
+        for how, joining in (("together", EqualShapes()), ("one by one", None)):
+            runs[f"{count} requests {how}"] = partial(answer, loaded, ["logits"], calls, joining)
     return runs
 
 

@@ -1,4 +1,4 @@
-"""Joins requests of equal shapes, for any engine.
+"""Joins requests for any engine: those of equal shapes, or as another `Joining` says.
 
 After a failed joint run, its requests run alone.
 """
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from serving.backends.contract import Tensor
 
 Array = npt.NDArray[Any]
+Inputs = Mapping[str, Array]
 Outputs = dict[str, Array]
 
 
@@ -34,57 +35,83 @@ class Engine(Protocol):
         """Raises RunFailed."""
 
 
+class Joining(Protocol):
+    """Which requests run together, and how."""
+
+    def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
+        """Positions of requests that run together."""
+
+    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+        """The inputs of a group."""
+
+    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+        """What a request reads of its rows."""
+
+
+class EqualShapes:
+    """Requests that differ only in rows."""
+
+    def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
+        like: dict[Hashable, list[int]] = defaultdict(list)
+        for position, inputs in enumerate(requests):
+            like[tuple(sorted((name, value.shape[1:]) for name, value in inputs.items()))].append(position)
+        return list(like.values())
+
+    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+        return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}
+
+    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+        return outputs
+
+
 @dataclass(frozen=True)
 class Call:
-    inputs: Mapping[str, Array]
+    inputs: Inputs
     requested: frozenset[str]
 
     @property
     def rows(self) -> int:
         return max((len(value) for value in self.inputs.values() if value.ndim), default=0)
 
-    @property
-    def shapes(self) -> Hashable:
-        return tuple(sorted((name, value.shape[1:]) for name, value in self.inputs.items()))
 
-
-def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs | RunFailed]:
-    """Answers by call; if `batched`, calls that differ only in rows run together."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for position, call in enumerate(calls):
-        groups[call.shapes if batched else position].append(position)
+def answer(
+    engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None
+) -> list[Outputs | RunFailed]:
+    """Answers by call; without `joining`, for a model without batches, each runs alone."""
+    groups = joining.groups([call.inputs for call in calls]) if joining else [[each] for each in range(len(calls))]
     answers: dict[int, Outputs | RunFailed] = {}
-    for positions in groups.values():
+    for positions in groups:
         together = [calls[position] for position in positions]
-        answers.update(zip(positions, _answer_group(engine, outputs, together, batched), strict=True))
+        answers.update(zip(positions, _answer_group(engine, outputs, together, joining), strict=True))
     return [answers[position] for position in range(len(calls))]
 
 
 def _answer_group(
-    engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool
+    engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None
 ) -> Sequence[Outputs | RunFailed]:
     try:
-        return _run(engine, outputs, calls, batched)
+        return _run(engine, outputs, calls, joining)
     except RunFailed as failure:
         if len(calls) == 1:
             return [failure]
-        return [each for call in calls for each in _answer_group(engine, outputs, [call], batched)]
+        return [each for call in calls for each in _answer_group(engine, outputs, [call], joining)]
 
 
-def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs]:
+def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None) -> list[Outputs]:
     names = [name for name in outputs if any(name in call.requested for call in calls)]
-    feeds = calls[0].inputs
-    if len(calls) > 1:
-        feeds = {name: np.concatenate([call.inputs[name] for call in calls]) for name in feeds}
-    values = engine.run(names, feeds)
+    if joining is None:
+        return [dict(zip(names, engine.run(names, call.inputs), strict=True)) for call in calls]
+    inputs = [call.inputs for call in calls]
+    values = engine.run(names, joining.joined(inputs) if len(calls) > 1 else inputs[0])
     rows = [call.rows for call in calls]
-    if batched:
-        for name, value in zip(names, values, strict=True):
-            if len(value) != sum(rows):
-                raise RunFailed(f"output '{name}' has {len(value)} rows for a batch of {sum(rows)}")
+    for name, value in zip(names, values, strict=True):
+        if len(value) != sum(rows):
+            raise RunFailed(f"output '{name}' has {len(value)} rows for a batch of {sum(rows)}")
     ends = np.cumsum(rows)[:-1]
-    pieces = [np.split(value, ends) if len(calls) > 1 else [value] for value in values]
+    pieces = {
+        name: np.split(value, ends) if len(calls) > 1 else [value] for name, value in zip(names, values, strict=True)
+    }
     return [
-        {name: piece[i] for name, piece in zip(names, pieces, strict=True) if name in call.requested}
+        joining.own(call.inputs, {name: piece[i] for name, piece in pieces.items() if name in call.requested})
         for i, call in enumerate(calls)
     ]

@@ -4,7 +4,7 @@ In: the configuration as Triton's JSON, the engine's tensors. Out: nothing, or M
 in a native server; strings, scalars, ragged batches and sequences are refused only here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,10 @@ def check_features(config: Config) -> None:
         raise ModelRefused(f"unknown execution accelerator '{accelerator['name']}' is requested")
 
 
-def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+def check_tensors(
+    config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], ragged: Container[str] = ()
+) -> None:
+    """`ragged`: inputs that the backend itself has declared so, for requests of different lengths."""
     wanted = [entry["name"] for entry in config["input"] if not entry.get("optional")]
     needed = [name for name, tensor in inputs.items() if not tensor.optional]
     if len(wanted) != len(needed):
@@ -50,7 +53,8 @@ def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping
         )
     batched = config["max_batch_size"] > 0
     for entry in config["input"]:
-        if entry.get("allow_ragged_batch") or (entry.get("optional") and batched):
+        strange = entry.get("allow_ragged_batch") and entry["name"] not in ragged
+        if strange or (entry.get("optional") and batched):
             raise ModelRefused(f"input '{entry['name']}' is ragged, or optional in a batch: not supported")
         _check_tensor("input", entry, inputs, batched)
     for entry in config["output"]:

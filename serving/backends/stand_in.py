@@ -6,13 +6,15 @@ Engines subclass it in `serving/backends/<engine>/model.py`, which Triton's stub
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb_utils
 
-from serving.backends.batching import Call, Engine, RunFailed, answer
-from serving.backends.contract import Config, ModelRefused, check_features, check_tensors
+from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
+from serving.backends.contract import Config, ModelRefused, check_features, check_tensors, parameter
+from serving.backends.lengths import PARAMETER, Lengths
 
 
 class StandIn(ABC):
@@ -23,6 +25,19 @@ class StandIn(ABC):
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
         """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
+
+    @staticmethod
+    def auto_complete_config(model_config: Any) -> Any:
+        """Lets Triton hand over requests of different lengths together, where `initialize` can join them.
+
+        config.pbtxt cannot say so: the native backend then wants inputs of one axis and does not load.
+        """
+        config = model_config.as_dict()
+        with suppress(ModelRefused):  # `initialize` says why
+            if lengths := joined_lengths(config):
+                for entry in config["input"]:
+                    entry["allow_ragged_batch"] = entry["name"] in lengths.inputs
+        return model_config
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises TritonModelException, which Triton shows as the reason."""
@@ -35,11 +50,12 @@ class StandIn(ABC):
             if not path.exists():
                 raise ModelRefused("the model file does not exist")
             self.engine = self.load(path, config, args)
-            check_tensors(config, self.engine.inputs, self.engine.outputs)
+            lengths = joined_lengths(config)
+            check_tensors(config, self.engine.inputs, self.engine.outputs, lengths.inputs if lengths else ())
         except ModelRefused as refusal:
             message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
-        self.batched: bool = config["max_batch_size"] > 0
+        self.joining: Joining | None = (lengths or EqualShapes()) if config["max_batch_size"] > 0 else None
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -51,10 +67,24 @@ class StandIn(ABC):
             )
             for request in requests
         ]
-        return [_response(each) for each in answer(self.engine, self.outputs, calls, self.batched)]
+        return [_response(each) for each in answer(self.engine, self.outputs, calls, self.joining)]
 
     def finalize(self) -> None:
         del self.engine
+
+
+def joined_lengths(config: Config) -> Lengths | None:
+    """Raises ModelRefused for what no publication writes."""
+    text = parameter(config, PARAMETER)
+    if text is None or not config["max_batch_size"]:
+        return None
+    try:
+        lengths = Lengths.from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(f"parameter '{PARAMETER}': expected what a publication writes, found {error}") from error
+    if missing := {*lengths.inputs} - {entry["name"] for entry in config["input"]}:
+        raise ModelRefused(f"parameter '{PARAMETER}': expected inputs of the model, found '{min(missing)}'")
+    return lengths
 
 
 def _response(answered: dict[str, Any] | RunFailed) -> Any:

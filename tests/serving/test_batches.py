@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.backends.batching import Array, Call, RunFailed, answer
+from serving.backends.batching import Array, Call, EqualShapes, RunFailed, answer
 from serving.backends.contract import Tensor
 
 X = {"x": Tensor("TYPE_INT64", (-1, -1))}
@@ -33,7 +33,7 @@ def engine() -> Doubler:
 
 def answers(engine: Any, *values: list[Any], batched: bool = True) -> list[Any]:
     calls = [Call({"x": np.array(value)}, frozenset({"y"})) for value in values]
-    found = answer(engine, ["y"], calls, batched)
+    found = answer(engine, ["y"], calls, EqualShapes() if batched else None)
     return [str(each) if isinstance(each, RunFailed) else each["y"].tolist() for each in found]
 
 
@@ -67,7 +67,7 @@ def test_without_batches_each_request_runs_alone(engine: Doubler) -> None:
 
 def test_each_request_gets_the_outputs_it_asks_for(engine: Doubler) -> None:
     x = {"x": np.array([[1]])}
-    found = answer(engine, ["y", "z"], [Call(x, frozenset({"z"})), Call(x, frozenset({"y", "z"}))], batched=True)
+    found = answer(engine, ["y", "z"], [Call(x, frozenset({"z"})), Call(x, frozenset({"y", "z"}))], EqualShapes())
     assert [list(each) for each in found if isinstance(each, dict)] == [["z"], ["y", "z"]]
     assert engine.runs == 1
 

@@ -1,0 +1,172 @@
+"""Proves that a packed file answers requests of different lengths together as it answers each alone.
+
+In: a file of `vitbn rewrite --packed MASK` with its sample. Out: how a server joins its requests, or why it must not.
+The comparison runs the server's own code on drawn requests: of each length a whole text, and two that are padded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.compiler.errors import ForeignError, NotSupported
+from export.compiler.proof.runs import Runner
+from export.publishing.artifact import Artifact
+from export.publishing.manifest import Tensor
+from export.publishing.sample import Arrays, Sample
+from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
+from serving.backends.contract import Tensor as Served
+from serving.backends.lengths import Lengths
+
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file may not take each
+
+
+class NotJoined(Exception):
+    """Why requests of different lengths must run apart."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`error`: the largest of an output beside the requests alone, in its size, at most `tolerance`."""
+
+    lengths: Lengths
+    error: float
+    tolerance: float
+    requests: int
+
+    def __str__(self) -> str:
+        sizes = f"{self.error:.1e} of the answers' size (at most {self.tolerance:g})"
+        return f"{self.requests} requests together beside each alone: {sizes}"
+
+
+def prove_joined(artifact: Artifact, mask: str) -> Joined:
+    """Padding behind the texts is tried before padding in front of them. Raises NotJoined."""
+    path = artifact.contents[artifact.manifest.file]
+    if not isinstance(path, Path):
+        raise TypeError(f"{artifact.manifest.file}: expected a file, found its bytes")
+    manifest, sample = artifact.manifest, artifact.sample
+    reasons = []
+    engine = _Engine(path)
+    for left in (False, True):
+        lengths = _lengths(manifest.inputs, manifest.outputs, sample, mask, left)
+        requests, alone = _alone(engine, _drawn(sample, lengths))
+        tolerances = {name: _relative(sample, name, manifest.sample_tolerance[name]) for name in sample.outputs}
+        try:
+            error = _compare(engine, lengths, requests, alone, tolerances)
+        except NotJoined as reason:
+            reasons.append(f"with padding {'before' if left else 'behind'} a text {reason}")
+            continue
+        return Joined(lengths, error, max(tolerances.values()), len(requests))
+    raise NotJoined("; ".join(reasons))
+
+
+class _Engine:
+    """A file as the server's code runs it."""
+
+    inputs: Mapping[str, Served] = {}
+    outputs: Mapping[str, Served] = {}
+
+    def __init__(self, path: Path) -> None:
+        self.runner = Runner(path)
+
+    def run(self, names: Sequence[str], feeds: Inputs) -> list[Array]:
+        try:
+            found = self.runner(dict(feeds))
+        except ForeignError as error:
+            raise RunFailed(str(error)) from error
+        return [found[name] for name in names]
+
+
+def _lengths(
+    inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], sample: Sample, mask: str, left: bool
+) -> Lengths:
+    """What has an axis of free size behind the first that is as long as the mask in the sample has tokens."""
+    if mask not in inputs or len(inputs[mask].shape) != 2 or isinstance(inputs[mask].shape[1], int):
+        raise NotJoined(f"expected a mask {mask!r} of (texts, tokens), both free, found none")
+    tokens = sample.inputs[mask].shape[1]
+    by_token = [
+        [name for name, each in tensors.items() if _is_free(each, 1) and arrays[name].shape[1] == tokens]
+        for tensors, arrays in ((inputs, sample.inputs), (outputs, sample.outputs))
+    ]
+    shapes = [tensors[name].shape for tensors, names in zip((inputs, outputs), by_token, strict=True) for name in names]
+    features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
+    return Lengths(mask, tuple(by_token[0]), tuple(by_token[1]), left, features)
+
+
+def _is_free(tensor: Tensor, axis: int) -> bool:
+    return len(tensor.shape) > axis and not isinstance(tensor.shape[axis], int)
+
+
+def _drawn(sample: Sample, lengths: Lengths) -> list[Arrays]:
+    """Tokens of the sample in any order."""
+    rng = np.random.default_rng(0)
+    requests = []
+    for tokens in LENGTHS:
+        ends = np.arange(tokens) < rng.integers(1, tokens + 1, (2, 1))
+        for shown in (np.ones((1, tokens), bool), ends[:, ::-1] if lengths.left else ends):
+            request = {name: rng.choice(array, len(shown)) for name, array in sample.inputs.items()}
+            request |= {name: rng.choice(request[name], tokens, axis=1) for name in lengths.inputs}
+            request[lengths.mask] = shown.astype(sample.inputs[lengths.mask].dtype)
+            requests.append(request)
+    return requests
+
+
+def _alone(engine: _Engine, drawn: Sequence[Arrays]) -> tuple[list[Arrays], list[Arrays]]:
+    """The requests that the file answers alone, and its answers."""
+    requests, answers, reasons = [], [], []
+    for request in drawn:
+        try:
+            answers.append(engine.runner(request))
+        except NotSupported as reason:
+            reasons.append(reason)
+            continue
+        requests.append(request)
+    if len({_shape(request) for request in requests}) < 2:
+        raise NotJoined(f"expected answers to texts of two lengths, found: {reasons[0] if reasons else 'none'}")
+    return requests, answers
+
+
+def _shape(request: Arrays) -> Any:
+    return tuple(array.shape[1:] for array in request.values())
+
+
+def _relative(sample: Sample, name: str, tolerance: float | None) -> float:
+    if tolerance is None:
+        raise NotJoined(f"{name}: expected a tolerance of its numbers, found none")
+    return tolerance / _size(sample.outputs[name])
+
+
+def _size(array: Array) -> float:
+    return float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0
+
+
+def _compare(
+    engine: _Engine,
+    lengths: Lengths,
+    requests: Sequence[Arrays],
+    alone: Sequence[Arrays],
+    tolerances: Mapping[str, float],
+) -> float:
+    """The largest error of an output, in its size. Raises NotJoined."""
+    calls = [Call(request, frozenset(tolerances)) for request in requests]
+    largest = 0.0
+    for found, expected in zip(answer(engine, [*tolerances], calls, lengths), alone, strict=True):
+        if isinstance(found, RunFailed):
+            raise NotJoined(str(found))
+        for name, tolerance in tolerances.items():
+            shapes = found[name].shape, expected[name].shape
+            if shapes[0] != shapes[1]:
+                raise NotJoined(f"{name} has the shape {shapes[0]}, alone {shapes[1]}")
+            error = float(np.abs(found[name].astype(np.float64) - expected[name].astype(np.float64)).max(initial=0.0))
+            size = max(_size(each[name]) for each in alone)
+            if not error <= tolerance * size:  # NaN too
+                raise NotJoined(
+                    f"{name} is {error / size:.1e} of its size off the answers alone, at most {tolerance:g}"
+                )
+            largest = max(largest, error / size)
+    return largest

@@ -1,0 +1,115 @@
+"""Joins requests of different lengths: each is padded as a client pads it, and its answer is cut to its length again.
+
+In: what a publication has proved of a model and written as JSON into the parameter `joined_lengths` of config.pbtxt,
+and the inputs of requests. Out: which requests run together, their inputs, each request's own part of the answers.
+Triton's native backend ignores the parameter and joins only equal shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from serving.backends.batching import Array, Inputs, Outputs
+
+PARAMETER = "joined_lengths"
+# Numbers in the padded tensors of a joined run, 64 MB of int64. A request of more runs alone.
+MOST_PADDED = 1 << 23
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """`inputs` and `outputs` are (texts, tokens, ...); `mask` (texts, tokens) is one of `inputs`.
+
+    `left`: padding stands before a text. `features`: numbers for a token, of `inputs` and `outputs` together.
+    """
+
+    mask: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    left: bool
+    features: int
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(name, str) for name in (*self.inputs, *self.outputs)) or self.mask not in self.inputs:
+            raise ValueError(f"inputs {self.inputs}, outputs {self.outputs}, mask {self.mask!r}")
+        if not isinstance(self.left, bool) or not isinstance(self.features, int) or self.features < 1:
+            raise ValueError(f"left {self.left!r}, features {self.features!r}")
+
+    @classmethod
+    def from_json(cls, text: str) -> Lengths:
+        """Raises ValueError, KeyError or TypeError for other JSON."""
+        held = json.loads(text)
+        lists = {name: tuple(held[name]) for name in ("inputs", "outputs")}
+        return cls(**{**held, **lists})
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
+        """Positions of requests that run together. A group's padded tensors have at most MOST_PADDED numbers."""
+        like: dict[Hashable, list[int]] = defaultdict(list)
+        for position, inputs in enumerate(requests):
+            like[self._kind(inputs)].append(position)
+        return [group for positions in like.values() for group in self._bounded(requests, positions)]
+
+    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+        """Padded with zeros to the longest."""
+        longest = max(map(self._length, requests))
+        return {
+            name: np.concatenate([self._padded(name, inputs[name], longest) for inputs in requests])
+            for name in requests[0]
+        }
+
+    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+        """The request's own tokens."""
+        length = self._length(request)
+        return {
+            name: value[:, self._place(length, value.shape[1])] if name in self.outputs else value
+            for name, value in outputs.items()
+        }
+
+    def _length(self, inputs: Inputs) -> int:
+        return int(inputs[self.mask].shape[1])
+
+    def _padded(self, name: str, value: Array, length: int) -> Array:
+        if name not in self.inputs or value.shape[1] == length:
+            return value
+        whole = np.zeros((len(value), length, *value.shape[2:]), value.dtype)
+        whole[:, self._place(value.shape[1], length)] = value
+        return whole
+
+    def _place(self, length: int, whole: int) -> slice:
+        """Of a text's tokens among those of the longest."""
+        return slice(whole - length, whole) if self.left else slice(length)
+
+    def _kind(self, inputs: Inputs) -> Hashable:
+        """Equal for requests that differ only in rows and, if padding only adds to theirs, in tokens."""
+        pads = len({inputs[name].shape[1] for name in self.inputs}) == 1 and self._is_padded(inputs[self.mask] != 0)
+        return pads, tuple(
+            (name, value.shape[2:] if pads and name in self.inputs else value.shape[1:])
+            for name, value in sorted(inputs.items())
+        )
+
+    def _is_padded(self, shown: Array) -> bool:
+        """Whether each text begins with a shown token and has hidden tokens only at its end; `left`: from its end."""
+        if not shown.shape[1]:
+            return False
+        shown = shown[:, ::-1] if self.left else shown
+        return bool(shown[:, 0].all() and (shown[:, :-1] >= shown[:, 1:]).all())
+
+    def _bounded(self, requests: Sequence[Inputs], positions: Sequence[int]) -> list[list[int]]:
+        """From short to long: a long request makes no short one longer than the bound allows."""
+        groups, rows = list[list[int]](), 0
+        for position in sorted(positions, key=lambda each: self._length(requests[each])):
+            mask = requests[position][self.mask]
+            rows += len(mask)
+            if not groups or rows * mask.shape[1] * self.features > MOST_PADDED:
+                groups.append([])
+                rows = len(mask)
+            groups[-1].append(position)
+        return groups

@@ -1,0 +1,131 @@
+"""Requests of different lengths run together, and each gets its own rows, cut to its own length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.backends import lengths as lengths_module
+from serving.backends.batching import Array, Call, RunFailed, answer
+from serving.backends.contract import Tensor
+from serving.backends.lengths import Lengths
+
+TOKENS = {"ids": Tensor("TYPE_INT64", (-1, -1)), "mask": Tensor("TYPE_INT64", (-1, -1))}
+
+
+class Adder:
+    """sum (texts, 1): of the ids that the mask shows. doubled (texts, tokens): ids times two. Fails on id 13."""
+
+    inputs: Mapping[str, Tensor] = TOKENS
+    outputs: Mapping[str, Tensor] = {"sum": Tensor("TYPE_INT64", (-1, 1)), "doubled": TOKENS["ids"]}
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        self.shapes.append(feeds["ids"].shape)
+        if (feeds["ids"] == 13).any():
+            raise RunFailed("thirteen")
+        made = {"sum": (feeds["ids"] * feeds["mask"]).sum(axis=1, keepdims=True), "doubled": feeds["ids"] * 2}
+        return [made[name] for name in names]
+
+
+def lengths(**changed: Any) -> Lengths:
+    return Lengths(
+        **{"mask": "mask", "inputs": ("ids", "mask"), "outputs": ("doubled",), "left": False, "features": 2, **changed}
+    )
+
+
+def ask(engine: Adder, joining: Lengths, *requests: tuple[Any, Any]) -> list[Any]:
+    calls = [
+        Call({"ids": np.array(ids), "mask": np.array(mask)}, frozenset({"sum", "doubled"})) for ids, mask in requests
+    ]
+    found = answer(engine, ["sum", "doubled"], calls, joining)
+    return [
+        str(each) if isinstance(each, RunFailed) else (each["sum"].tolist(), each["doubled"].tolist()) for each in found
+    ]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_lengths_run_together_and_each_gets_its_own_rows(left: bool) -> None:
+    engine = Adder()
+    rows = [[1, 0], [1, 1]] if not left else [[0, 1], [1, 1]]
+    found = ask(engine, lengths(left=left), ([[1, 2, 3]], [[1, 1, 1]]), ([[4]], [[1]]), ([[5, 6], [7, 8]], rows))
+    sums = [[5], [15]] if not left else [[6], [15]]
+    assert found == [([[6]], [[2, 4, 6]]), ([[4]], [[8]]), (sums, [[10, 12], [14, 16]])]
+    assert engine.shapes == [(4, 3)]
+
+
+@pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
+def test_texts_that_padding_might_change_run_apart(mask: list[int]) -> None:
+    """Nothing is shown, or the first token is hidden."""
+    engine = Adder()
+    found = ask(engine, lengths(), ([[1, 2]], [mask]), ([[3]], [[1]]), ([[4, 5, 6]], [[1, 1, 1]]))
+    assert found[1:] == [([[3]], [[6]]), ([[15]], [[8, 10, 12]])]
+    assert sorted(engine.shapes) == [(1, 2), (2, 3)]
+
+
+def test_a_hole_runs_apart() -> None:
+    engine = Adder()
+    ask(engine, lengths(), ([[1, 2, 3]], [[1, 0, 1]]), ([[3]], [[1]]), ([[1, 2, 3]], [[1, 0, 1]]))
+    assert sorted(engine.shapes) == [(1, 1), (2, 3)]
+
+
+def test_inputs_of_unequal_lengths_are_not_mended() -> None:
+    """The engine says what is wrong with such a request, and only to its own client."""
+    engine = Adder()
+    bad = {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1]])}
+    good = {"ids": np.array([[1, 2, 3, 4]]), "mask": np.array([[1, 1, 1, 1]])}
+    groups = lengths().groups([bad, good])
+    assert sorted(groups) == [[0], [1]]
+    assert not engine.shapes
+
+
+def test_no_tokens_and_no_texts() -> None:
+    none = {"ids": np.zeros((1, 0), np.int64), "mask": np.zeros((1, 0), np.int64)}
+    empty = {"ids": np.zeros((0, 3), np.int64), "mask": np.zeros((0, 3), np.int64)}
+    some = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64)}
+    joining = lengths()
+    calls = [Call(each, frozenset({"sum", "doubled"})) for each in (none, empty, some)]
+    found = answer(Adder(), ["sum", "doubled"], calls, joining)
+    assert [each["doubled"].shape for each in found if isinstance(each, dict)] == [(1, 0), (0, 3), (1, 2)]
+
+
+def test_a_failure_concerns_only_its_own_request() -> None:
+    engine = Adder()
+    found = ask(engine, lengths(), ([[1]], [[1]]), ([[13, 1]], [[1, 1]]), ([[1, 1, 1]], [[1, 1, 1]]))
+    assert found == [([[1]], [[2]]), "thirteen", ([[3]], [[2, 2, 2]])]
+
+
+def test_padded_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two numbers a token: short texts stay together, a long text joins them only below the bound."""
+    monkeypatch.setattr(lengths_module, "MOST_PADDED", 60)
+    engine = Adder()
+    requests = [(np.ones((1, n), int), np.ones((1, n), int)) for n in (2, 100, 3, 10, 2)]
+    found = ask(engine, lengths(), *requests)
+    assert [each[0] for each in found] == [[[2]], [[100]], [[3]], [[10]], [[2]]]
+    assert engine.shapes == [(3, 3), (1, 10), (1, 100)]
+    assert all(rows * tokens * 2 <= 60 for rows, tokens in engine.shapes if rows > 1)
+
+
+def test_the_parameter_reads_as_it_was_written() -> None:
+    assert Lengths.from_json(lengths(left=True).to_json()) == lengths(left=True)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"mask": "ids2"}, {"left": "yes"}, {"features": 0}, {"outputs": [1]}, {"other": 1}, {"inputs": None}]
+)
+def test_another_parameter_is_refused(changed: dict[str, Any]) -> None:
+    held = json.loads(lengths().to_json()) | changed
+    with pytest.raises((ValueError, TypeError)):
+        Lengths.from_json(json.dumps(held))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "1"])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Lengths.from_json(text)

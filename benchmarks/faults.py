@@ -27,6 +27,7 @@ NAMES = (
     "slow-connections",
     "foreign-calls",
     "lone-requests",
+    "mixed-texts",
     "answers-nan",
     "lying-version",
     "no-home",

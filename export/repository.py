@@ -123,6 +123,7 @@ def publish(
     with _errors():
         from common.repository import ONNX_FILE
         from export.publishing import publish as publishing
+        from export.publishing.joined import joining
         from export.publishing.promote import activate, served
         from export.publishing.triton_config import Serving
 
@@ -130,6 +131,7 @@ def publish(
             publishing.check_name(name)
         with publishing.locked(repository, OPERATING):
             artifact, default_name = _read(file, name)
+            artifact, together = joining(artifact)
             name = name or default_name
             serving = Serving(None if artifact.manifest.file == ONNX_FILE else "tensorrt", instances, threads)
             write = partial(publishing.publish, repository, name, artifact, serving)
@@ -137,6 +139,8 @@ def publish(
             before = served(model_dir) if model_dir.is_dir() else []
             live = _connect(**server)  # refuses a wrong key before anything is written
             click.echo(f"Wrote {write()}")
+            if together:
+                click.echo(together)
             with _later(model_dir):
                 activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
 

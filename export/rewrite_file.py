@@ -194,7 +194,6 @@ def describe(
     facts = {
         "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "reads": list(request.reads),
-        "packed": request.packed,
         "fixed_inputs": fixed_inputs(original),
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),
@@ -205,4 +204,5 @@ def describe(
         "proofs": [asdict(proof) for proof in proved.proofs],
         "proof_inputs": proved.source,
     }
-    return Origin(tuple(step.name for step in rewritten.steps if step.sites), facts=facts)
+    rewrites = tuple(step.name for step in rewritten.steps if step.sites)
+    return Origin(rewrites, packed=request.packed, facts=facts)

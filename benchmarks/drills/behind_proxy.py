@@ -22,7 +22,7 @@ import psutil
 from benchmarks.drills import hostile
 from benchmarks.drills.bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.drills.fleets import RunningFleet, running_fleet
-from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile, times
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile, times
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
@@ -88,7 +88,7 @@ class BehindProxy(ExitStack):
         return meanwhile(ask)
 
     def _asker(self) -> Asker:
-        return Asker(self._fleet.http_url, MODEL, self._images, self._logits)
+        return Asker(self._fleet.http_url, MODEL, [image_question(self._images, self._logits)])
 
     def _over_grpc(self, until: Callable[[], bool], verdicts: Verdicts) -> None:
         image = self._images
@@ -135,7 +135,7 @@ class BehindProxy(ExitStack):
     def _overload(self) -> Row:
         images, logits = published(OVERLOADED, self._repository)
         _load(self._fleet, OVERLOADED)
-        asker = Asker(self._fleet.http_url, OVERLOADED, images, logits)
+        asker = Asker(self._fleet.http_url, OVERLOADED, [image_question(images, logits)])
         capacity = asker.capacity(8)
         verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_s)
         return {"capacity_per_s": capacity, **verdicts.row()}

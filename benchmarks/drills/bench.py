@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
 from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.publish import publish
@@ -54,7 +54,7 @@ class DrillBench(ExitStack):
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
         """Checks every answer of MODEL."""
-        asker = Asker(server.http_url, MODEL, self.images[:1], self.logits[:1])
+        asker = Asker(server.http_url, MODEL, [image_question(self.images[:1], self.logits[:1])])
         return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
 

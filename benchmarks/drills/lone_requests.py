@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.drills.verdicts import Asker, Verdicts, times
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, times
 from benchmarks.load.published import publish
 from benchmarks.measure.candidate import Candidate
 from export.equivalence import onnx_classifier
@@ -36,7 +36,7 @@ def lone_requests() -> dict[str, Any]:
         with running_server(repository) as server:
             for _ in range(REQUESTS // TURN):
                 for name, each in verdicts.items():
-                    Asker(server.http_url, name, images, logits).closed_loop(1, times(TURN), each)
+                    Asker(server.http_url, name, [image_question(images, logits)]).closed_loop(1, times(TURN), each)
     rows = {
         name: {**each.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in each.right)}
         for name, each in verdicts.items()

@@ -33,8 +33,10 @@ from benchmarks.drills.bench import (
     workers,
 )
 from benchmarks.drills.lone_requests import lone_requests
+from benchmarks.drills.mixed_texts import REQUESTS as TEXTS
+from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
-from benchmarks.drills.verdicts import TOLERANCE, Asker, Verdicts
+from benchmarks.drills.verdicts import TOLERANCE, Asker, Verdicts, image_question
 from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
@@ -50,7 +52,7 @@ REQUESTS = 500  # between two publications
 Drill = Callable[[DrillBench], Row]
 
 
-def drills(publications: int = 20, overload_s: float = 20.0) -> dict[str, Drill]:
+def drills(publications: int = 20, overload_s: float = 20.0, texts: int = TEXTS) -> dict[str, Drill]:
     faults: dict[str, Callable[[Server], object]] = {
         "stub-killed": lambda server: stubs(server)[0].kill(),
         "stub-stopped": lambda server: stubs(server)[0].suspend(),
@@ -68,6 +70,7 @@ def drills(publications: int = 20, overload_s: float = 20.0) -> dict[str, Drill]
         "slow-connections": lambda bench: slow_connections(),
         "foreign-calls": control_calls.foreign_calls,
         "lone-requests": lambda bench: lone_requests(),
+        "mixed-texts": lambda bench: mixed_texts(texts),
         "answers-nan": supervised_faults.answers_nan,
         "lying-version": supervised_faults.lying_version,
         "no-home": poor_machines.no_home,
@@ -148,7 +151,7 @@ def _overload(bench: DrillBench, seconds: float) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         images, logits = published(OVERLOADED, repository := Path(folder, "models"))
         with bench.server(repository) as server:
-            asker = Asker(server.http_url, OVERLOADED, images, logits)
+            asker = Asker(server.http_url, OVERLOADED, [image_question(images, logits)])
             capacity, before_mb = asker.capacity(4), memory_mb(server)
             verdicts = asker.open_loop(OVERLOAD * capacity, seconds)
             recovery_s = wait_until(lambda: probe_server(server.http_url).ok)

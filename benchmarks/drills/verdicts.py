@@ -1,6 +1,6 @@
-"""Requests to one model over HTTP; every answer is compared with the expected logits.
+"""Requests to one model over HTTP; every answer is compared with what is expected.
 
-In: a server, images, their logits. Out: `Verdicts`. An open loop sends at most `MOST` requests.
+In: a server, questions with their answers. Out: `Verdicts`. An open loop sends at most `MOST` requests.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import click
@@ -99,13 +100,46 @@ def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator
 
 
 @dataclass(frozen=True)
+class Question:
+    """A request, the length of its JSON, and whether outputs (name -> float32) are its answer."""
+
+    body: bytes
+    header: int
+    is_right: Callable[[Mapping[str, NDArray[np.float32]]], bool]
+
+
+def question(
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Sequence[str],
+    is_right: Callable[[Mapping[str, NDArray[np.float32]]], bool],
+) -> Question:
+    from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+    from tritonclient.utils import np_to_triton_dtype
+
+    tensors = [InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)) for name, value in inputs.items()]
+    for tensor, value in zip(tensors, inputs.values(), strict=True):
+        tensor.set_data_from_numpy(value)
+    asked = [InferRequestedOutput(name) for name in outputs]
+    body, header = InferenceServerClient.generate_request_body(tensors, outputs=asked)
+    return Question(body, header, is_right)
+
+
+def image_question(images: NDArray[np.uint8], logits: NDArray[np.float32]) -> Question:
+    """Images (b, 1, 28, 28) with their logits (b, classes)."""
+    return question({"image": images}, ["logits"], lambda found: is_close(found["logits"], logits))
+
+
+def is_close(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = TOLERANCE) -> bool:
+    return found.shape == expected.shape and bool(np.abs(found - expected).max(initial=0.0) <= tolerance)
+
+
+@dataclass(frozen=True)
 class Asker:
-    """Repeats one request: `images` uint8 (b, 1, 28, 28) with the float32 `logits` (b, classes)."""
+    """Asks the questions in turn."""
 
     url: str
     model: str
-    images: NDArray[np.uint8]
-    logits: NDArray[np.float32]
+    questions: Sequence[Question]
 
     def closed_loop(
         self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None, pause_s: float = 0
@@ -153,20 +187,17 @@ class Asker:
         self, work: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]], verdicts: Verdicts
     ) -> None:
         import aiohttp
-        from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-        tensor = InferInput("image", list(self.images.shape), "UINT8")
-        tensor.set_data_from_numpy(self.images)
-        body, length = InferenceServerClient.generate_request_body([tensor], outputs=[InferRequestedOutput("logits")])
+        questions = cycle(self.questions)
         url = f"http://{self.url}/v2/models/{self.model}/infer"
         timeout, connector = aiohttp.ClientTimeout(ANSWER_S), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
             async def ask() -> bool:
-                started = time.perf_counter()
+                asked, started = next(questions), time.perf_counter()
                 try:
-                    headers = {"Inference-Header-Content-Length": str(length)}
-                    async with session.post(url, data=body, headers=headers) as answer:
+                    headers = {"Inference-Header-Content-Length": str(asked.header)}
+                    async with session.post(url, data=asked.body, headers=headers) as answer:
                         content = await answer.read()
                 except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
                     verdicts.failed += 1
@@ -176,7 +207,7 @@ class Asker:
                     verdicts.refused.append(seconds)
                 elif answer.status != 200:
                     verdicts.failed += 1
-                elif self._is_right(content, int(answer.headers["Inference-Header-Content-Length"])):
+                elif asked.is_right(outputs_in(content, int(answer.headers["Inference-Header-Content-Length"]))):
                     verdicts.right.append((started, seconds))
                 else:
                     verdicts.wrong += 1
@@ -184,7 +215,12 @@ class Asker:
 
             await work(ask)
 
-    def _is_right(self, content: bytes, length: int) -> bool:
-        shape = json.loads(content[:length])["outputs"][0]["shape"]
-        logits = np.frombuffer(content[length:], np.float32).reshape(shape)
-        return logits.shape == self.logits.shape and bool(np.abs(logits - self.logits).max() <= TOLERANCE)
+
+def outputs_in(content: bytes, header: int) -> dict[str, NDArray[np.float32]]:
+    """Of an answer whose JSON has `header` bytes."""
+    found, start = {}, header
+    for told in json.loads(content[:header])["outputs"]:
+        end = start + told["parameters"]["binary_data_size"]
+        found[told["name"]] = np.frombuffer(content[start:end], np.float32).reshape(told["shape"])
+        start = end
+    return found

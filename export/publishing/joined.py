@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.proof.runs import Runner
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
-from export.publishing.sample import Arrays, Sample
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths
@@ -41,7 +41,19 @@ class Joined:
 
     def __str__(self) -> str:
         sizes = f"{self.error:.1e} of the answers' size (at most {self.tolerance:g})"
-        return f"{self.requests} requests together beside each alone: {sizes}"
+        return f"{self.requests} requests beside each alone, {sizes}"
+
+
+def joining(artifact: Artifact) -> tuple[Artifact, str]:
+    """A packed file with what its server must know, and a line for its publisher; any other as it is, and no line."""
+    if artifact.origin.packed is None:
+        return artifact, ""
+    try:
+        proved = prove_joined(artifact, artifact.origin.packed)
+    except NotJoined as reason:
+        return artifact, f"Requests of different lengths run apart: {reason}"
+    told = artifact.telling(joined_lengths=proved.lengths.to_json())
+    return told, f"Requests of different lengths run together: {proved}"
 
 
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
@@ -165,8 +177,6 @@ def _compare(
             error = float(np.abs(found[name].astype(np.float64) - expected[name].astype(np.float64)).max(initial=0.0))
             size = max(_size(each[name]) for each in alone)
             if not error <= tolerance * size:  # NaN too
-                raise NotJoined(
-                    f"{name} is {error / size:.1e} of its size off the answers alone, at most {tolerance:g}"
-                )
+                raise NotJoined(f"{name} is off by {error / size:.1e} of its size (at most {tolerance:g})")
             largest = max(largest, error / size)
     return largest

@@ -83,7 +83,8 @@ class Origin:
     """What the stage that wrote a file tells of it.
 
     `test_accuracy`: of the file itself; None: not measured. `network`: None for a network of another origin. `engine`:
-    None for an ONNX file. `facts`: for people; no program reads them.
+    None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_lengths`: how a
+    server joins requests of different lengths, as in config.pbtxt. `facts`: for people; no program reads them.
     """
 
     rewrites: tuple[str, ...] = ()
@@ -91,12 +92,17 @@ class Origin:
     test_accuracy: float | None = None
     network: Network | None = None
     engine: Plan | None = None
+    packed: str | None = None
+    joined_lengths: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not all(isinstance(each, str) for each in self.rewrites):
             raise TypeError(f"rewrites {[*self.rewrites]!r}")
         _check_type("precision", self.precision, str)
+        for name in ("packed", "joined_lengths"):
+            if getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), str)
         _check_accuracy(self.test_accuracy)
 
     @property
@@ -110,8 +116,8 @@ class Origin:
     def to_json(self) -> dict[str, Any]:
         """Side by side: free facts, the network's fields and the file's own."""
         held: dict[str, Any] = {**self.facts, "rewrites": [*self.rewrites], "precision": self.precision}
-        if self.test_accuracy is not None:
-            held["test_accuracy"] = self.test_accuracy
+        told = ("test_accuracy", "packed", "joined_lengths")
+        held |= {name: value for name in told if (value := getattr(self, name)) is not None}
         if self.network:
             held |= self.network.to_json()
         if self.engine:
@@ -180,8 +186,8 @@ def _origin(held: dict[str, Any]) -> Origin:
     network = _network(held) if held.get("model_config") is not None else None
     engine = _plan(held.pop("engine")) if "engine" in held else None
     _check_type("rewrites", rewrites := held.pop("rewrites") if network else held.pop("rewrites", []), list)
-    precision, accuracy = held.pop("precision", "fp32"), held.pop("test_accuracy", None)
-    return Origin(tuple(rewrites), precision, accuracy, network, engine, held)
+    told = {name: held.pop(name, None) for name in ("test_accuracy", "packed", "joined_lengths")}
+    return Origin(tuple(rewrites), held.pop("precision", "fp32"), **told, network=network, engine=engine, facts=held)
 
 
 def _network(held: dict[str, Any]) -> Network:

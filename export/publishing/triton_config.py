@@ -308,12 +308,20 @@ def _set_parameters(message: pb.ModelConfig, model: Model, asked: Serving, limit
         parameters["HINT_BF16"] = "YES" if asked.bfloat16 else None
     if engine == "openvino" and model.default.config and limits:
         parameters["max_images"] = str(limits[1])
+    if engine == "onnxruntime":
+        parameters["joined_lengths"] = _joined_lengths(model)
     bfloat16 = "HINT_BF16" in message.parameters if "HINT_BF16" not in parameters else bool(parameters["HINT_BF16"])
     parameters["probe"] = probe(model.versions, bfloat16)
     for name, text in parameters.items():
         message.parameters.pop(name, None)
         if text is not None:
             message.parameters[name].string_value = text
+
+
+def _joined_lengths(model: Model) -> str | None:
+    """How requests of different lengths run together, if that is proved of each served version."""
+    told = {each.manifest.origin.joined_lengths for each in model.versions.values()}
+    return told.pop() if len(told) == 1 and len(model.versions) == len(model.served) else None
 
 
 def _set_policy(message: pb.ModelConfig, model: Model) -> None:

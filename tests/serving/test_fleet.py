@@ -18,7 +18,7 @@ from waiting import wait_until
 from benchmarks.drills import control_calls
 from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile import good, send
-from benchmarks.drills.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
 from clients.probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
@@ -44,7 +44,7 @@ def right(fleet: RunningFleet) -> bool:
 
 
 def traffic(fleet: RunningFleet) -> AbstractContextManager[Verdicts]:
-    asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
+    asker = Asker(fleet.http_url, "linear", [image_question(SAMPLE, expected_logits(SAMPLE))])
     return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts, PAUSE_S))
 
 

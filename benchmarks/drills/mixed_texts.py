@@ -1,0 +1,123 @@
+"""Texts of different lengths to a packed encoder whose process is killed; every answer is compared with its own.
+
+Out: counts of answers; `swapped`: wrong answers that are another text's; `texts_a_run`: how many the server joined.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.drills.bench import HEAL_S, stubs, wait_until, wait_until_right, workers
+from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
+from benchmarks.drills.verdicts import Asker, Question, Verdicts, is_close, meanwhile, question
+from benchmarks.measure.run import Row
+from serving.running import Server, running_server
+
+MODEL = "encoder"
+REQUESTS, KILLS, IN_FLIGHT = 100_000, 3, 12
+TEXTS = 1_000  # different ones
+TOLERANCE = 1e-4  # of numbers of about 1
+
+Answers = Mapping[str, NDArray[np.float32]]
+
+
+def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
+    with tempfile.TemporaryDirectory(prefix="texts-") as folder:
+        file = publish_packed(Path(folder))
+        texts = Texts(file)
+        with running_server(Path(folder, "models"), supervised=True, timeout_s=HEAL_S) as server:
+            wait_until_right(server)
+            asker = Asker(server.http_url, MODEL, texts.questions)
+            with meanwhile(lambda until, verdicts: asker.closed_loop(IN_FLIGHT, until, verdicts)) as verdicts:
+                for number in range(kills):
+                    _wait_for(verdicts, requests * (number + 1) // (kills + 1))
+                    _kill(server)
+                _wait_for(verdicts, requests)
+            texts_a_run = _texts_a_run(server)
+    return {**verdicts.row(), "swapped": texts.swapped, "kills": kills, "texts_a_run": texts_a_run}
+
+
+def publish_packed(folder: Path) -> Path:
+    """The packed file; it is published in the repository `models`."""
+    from export.publishing.beside import read_beside
+    from export.publishing.joined import joining
+    from export.publishing.publish import publish
+    from export.rewrite_file import Request, rewrite_file
+
+    file = folder / "packed.onnx"
+    request = Request((f"{HIDDEN}[mask]", POOLED), packed=MASK, proof="float32")
+    rewrite_file(write_encoder(folder), file, request)
+    artifact, told = joining(read_beside(file))
+    if artifact.origin.joined_lengths is None:
+        raise RuntimeError(told)
+    publish(folder / "models", MODEL, artifact)
+    return file
+
+
+class Texts:
+    """Drawn texts as questions; their answers come from `file` in this process, each text alone."""
+
+    def __init__(self, file: Path) -> None:
+        import onnxruntime
+
+        session, rng = onnxruntime.InferenceSession(file), np.random.default_rng(0)
+        self.answers: list[dict[str, NDArray[np.float32]]] = []
+        self.questions: list[Question] = []
+        self.swapped = 0
+        for number, tokens in enumerate(rng.integers(1, LONGEST + 1, TEXTS)):
+            ids = rng.integers(0, WORDS, (1, tokens))
+            inputs = {IDS: ids, MASK: np.ones_like(ids)}
+            self.answers.append(dict(zip((HIDDEN, POOLED), session.run([HIDDEN, POOLED], inputs), strict=True)))
+            self.questions.append(question(inputs, [HIDDEN, POOLED], self._judge(number)))
+        self._check_apart()
+
+    def _judge(self, number: int) -> Any:
+        def is_right(found: Answers) -> bool:
+            right = self._is(found, number)
+            self.swapped += not right and any(self._is(found, other) for other in range(TEXTS))
+            return right
+
+        return is_right
+
+    def _is(self, found: Answers, number: int) -> bool:
+        return all(is_close(found[name], expected, TOLERANCE) for name, expected in self.answers[number].items())
+
+    def _check_apart(self) -> None:
+        """Raises RuntimeError if two texts have one answer: a swap would go unseen."""
+        pooled = np.concatenate([each[POOLED] for each in self.answers])
+        apart = np.abs(pooled[:, None] - pooled[None]).max(axis=2) + np.eye(len(pooled))
+        if apart.min() < 10 * TOLERANCE:
+            raise RuntimeError(f"expected answers that are {10 * TOLERANCE:g} apart, found {apart.min():.1e}")
+
+
+def _wait_for(verdicts: Verdicts, count: int) -> None:
+    """Raises TimeoutError if no answer is right for HEAL_S."""
+    while verdicts.sent < count:
+        right, started = len(verdicts.right), time.monotonic()
+        while len(verdicts.right) == right and verdicts.sent < count:
+            if time.monotonic() - started > HEAL_S:
+                raise TimeoutError(f"expected a right answer within {HEAL_S:g} s")
+            time.sleep(0.05)
+
+
+def _kill(server: Server) -> None:
+    first = workers(server)
+    stubs(server)[0].kill()
+    wait_until(lambda: workers(server) - first)
+    wait_until_right(server)
+
+
+def _texts_a_run(server: Server) -> float:
+    """Since the model was last loaded."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{MODEL}/stats", timeout=10) as answer:
+        (counts,) = json.load(answer)["model_stats"]
+    return float(counts["inference_count"] / counts["execution_count"])

@@ -1,0 +1,141 @@
+"""A packed file is published with the way in which its requests of different lengths run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import tritonclient.http as http
+from click.testing import CliRunner
+from foreign_networks import VOCABULARY, export
+from masked_networks import Masked
+from numpy.typing import NDArray
+
+from export.publishing.beside import read_beside
+from export.publishing.foreign import foreign_artifact
+from export.publishing.joined import NotJoined, prove_joined
+from export.publishing.publish import read_config
+from export.repository import repository as command
+from export.rewrite_file import Request, rewrite_file
+from serving.backends.lengths import Lengths
+from serving.running import running_server
+
+pytestmark = pytest.mark.slow
+
+MASK = "attention_mask"
+Array = NDArray[Any]
+Packed = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    @cache
+    def write(form: str, pool: str, *reads: str) -> Path:
+        folder = tmp_path_factory.mktemp("packed")
+        onnx.save(export(Masked(form, pool), "new", 20), folder / "in.onnx")
+        rewrite_file(folder / "in.onnx", folder / "packed.onnx", Request(reads, packed=MASK, proof="float32"))
+        return folder / "packed.onnx"
+
+    return write
+
+
+def publish(file: Path, models: Path, *more: str) -> str:
+    asked = ["publish", str(file), "--name", "encoder", "--repository", str(models), "--server", "127.0.0.1:9", *more]
+    result = CliRunner().invoke(command, asked)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+JOINED = [("absolute", "mean", (), False), ("rotary", "last", (), True), ("absolute", "hidden", ("y[mask]",), False)]
+
+
+@pytest.mark.parametrize(("form", "pool", "reads", "left"), JOINED)
+def test_padding_stands_where_it_changes_no_answer(
+    form: str, pool: str, reads: Sequence[str], left: bool, packed: Packed
+) -> None:
+    proved = prove_joined(read_beside(packed(form, pool, *reads)), MASK)
+    assert proved.error < 1e-5 < proved.tolerance
+    assert proved.requests > 10
+    outputs, features = (("y",), 2 + 16) if pool == "hidden" else ((), 2)
+    assert proved.lengths == Lengths(MASK, ("input_ids", MASK), outputs, left, features)
+
+
+def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(packed: Packed, tmp_path: Path) -> None:
+    file = packed("absolute", "last")
+    printed = publish(file, tmp_path / "models")
+    assert "Requests of different lengths run apart: with padding behind a text y is off by" in printed
+    assert "joined_lengths" not in read_config(tmp_path / "models" / "encoder").parameters
+
+
+def test_a_file_that_reads_its_padding_is_found_out(tmp_path: Path) -> None:
+    """Not packed, though it says so: its mean is over every place."""
+    onnx.save(export(Masked("absolute", "plain"), "new", 20), tmp_path / "in.onnx")
+    artifact = foreign_artifact(tmp_path / "in.onnx")
+    with pytest.raises(NotJoined, match="with padding before a text y is off by"):
+        prove_joined(artifact, MASK)
+
+
+def swap(lengths: Lengths, requests: Any, true: Callable[..., Any]) -> Any:
+    """The rows of two requests change places."""
+    return {name: array[::-1] for name, array in true(lengths, requests).items()}
+
+
+def show(lengths: Lengths, requests: Any, true: Callable[..., Any]) -> Any:
+    """Padding is not hidden."""
+    return {name: np.maximum(array, 1) for name, array in true(lengths, requests).items()}
+
+
+@pytest.mark.parametrize("fault", [swap, show])
+def test_a_planted_fault_of_the_server_is_found(
+    fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, packed: Packed
+) -> None:
+    artifact = read_beside(packed("absolute", "mean"))
+    true = Lengths.joined
+    monkeypatch.setattr(Lengths, "joined", lambda self, requests: fault(self, requests, true))
+    with pytest.raises(NotJoined, match="off by"):
+        prove_joined(artifact, MASK)
+
+
+@pytest.mark.parametrize("mask", ["other", "y"])
+def test_a_mask_that_the_file_lacks_is_named(mask: str, packed: Packed) -> None:
+    with pytest.raises(NotJoined, match=f"expected a mask '{mask}'"):
+        prove_joined(read_beside(packed("absolute", "mean")), mask)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("pool", "reads"), [("mean", ()), ("hidden", ("y[mask]",))])
+def test_the_server_joins_lengths_and_gives_each_its_own_answer(
+    pool: str, reads: Sequence[str], packed: Packed, tmp_path: Path
+) -> None:
+    file = packed("absolute", pool, *reads)
+    assert "Requests of different lengths run together: 18 requests beside each alone" in publish(file, tmp_path)
+    config = read_config(tmp_path / "encoder")
+    assert not any(given.allow_ragged_batch for given in config.input)  # the native backend would refuse the file
+    original, rng = ort.InferenceSession(file), np.random.default_rng(0)
+    texts = [rng.integers(0, VOCABULARY, (1, int(tokens))) for tokens in rng.integers(1, 100, 200)]
+    expected = [original.run(None, {"input_ids": ids, MASK: np.ones_like(ids)})[0] for ids in texts]
+    with running_server(tmp_path) as server:
+        url = server.http_url
+        with ThreadPoolExecutor(12) as clients:
+            found = list(clients.map(lambda ids: ask(url, ids, np.ones_like(ids)), texts))
+        for one, own in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, own, rtol=0, atol=1e-5)
+        client = http.InferenceServerClient(url)
+        assert all(given["allow_ragged_batch"] for given in client.get_model_config("encoder")["input"])
+        (counts,) = client.get_inference_statistics("encoder")["model_stats"]
+        assert counts["execution_count"] < counts["inference_count"]
+
+
+def ask(url: str, ids: Array, mask: Array) -> Array:
+    inputs = [http.InferInput(name, ids.shape, "INT64") for name in ("input_ids", MASK)]
+    for given, array in zip(inputs, (ids, mask), strict=True):
+        given.set_data_from_numpy(array)
+    with http.InferenceServerClient(url) as client:
+        return client.infer("encoder", inputs).as_numpy("y")

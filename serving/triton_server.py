@@ -29,7 +29,7 @@ class TritonServer(Child):
 
     def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], events: Events) -> None:
         at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
-        complete = all(each.versions is not None for each in plans.values())
+        complete = all(each.complete for each in plans.values())
         self._memory = f"vitbn_{secrets.token_hex(4)}_"
         self._events, self.log = events, ServerLog(events.say)
         arguments = options.command(at_start, complete, self._memory)

@@ -51,6 +51,11 @@ class Plan:
     config: pb.ModelConfig | None = field(default=None, compare=False)
     differs: bool = False
 
+    @property
+    def complete(self) -> bool:
+        """Whether config.pbtxt tells all: of requests of different lengths only our backend can tell Triton."""
+        return self.versions is not None and not (self.config and "joined_lengths" in self.config.parameters)
+
     def json(self, again: bool = False) -> str | None:
         """For Triton's load call; `again`: it loads although nothing has changed."""
         from google.protobuf import json_format

@@ -6,6 +6,7 @@ In: a folder. Out: a file. Inputs: `input_ids` and `attention_mask`, int64 (text
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,14 @@ def write_encoder(folder: Path) -> Path:
 
     torch.manual_seed(0)
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "texts", 1: "tokens"}
-    file = folder / "encoder.onnx"
-    torch.onnx.export(
-        _network().eval(),
-        (ids, torch.ones_like(ids)),
-        file,
-        input_names=[IDS, MASK],
-        output_names=[HIDDEN, POOLED],
-        dynamic_shapes={"ids": free, "mask": free},
-        opset_version=20,
-        dynamo=True,
-        verbose=False,
-    )
+    names: dict[str, Any] = {"input_names": [IDS, MASK], "output_names": [HIDDEN, POOLED], "opset_version": 20}
+    file, shapes = folder / "encoder.onnx", {"ids": free, "mask": free}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = (ids, torch.ones_like(ids))
+        torch.onnx.export(
+            _network().eval(), arguments, file, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
+        )
     return file
 
 

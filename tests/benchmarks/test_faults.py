@@ -2,10 +2,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.drills import poor_machines, server_faults, slow_connections, supervised_faults
+from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
 from benchmarks.drills.bench import DrillBench
 from benchmarks.faults import faults
 from benchmarks.measure.run import Row
@@ -33,7 +34,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(bench: DrillBench, name: str) -> Row:
-    return server_faults.drills(publications=2, overload_s=1)[name](bench)
+    return server_faults.drills(publications=2, overload_s=1, texts=4_000)[name](bench)
 
 
 def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:
@@ -72,6 +73,23 @@ def test_a_lying_version_is_taken_away(bench: DrillBench) -> None:
     row = run(bench, "lying-version")
     assert row["wrong"] > 0, "it lied"
     assert (row["wrong_later"], row["restarts"], row["reloads"]) == (0, 0, 1)
+
+
+def test_no_text_gets_another_texts_answer_while_a_process_dies(bench: DrillBench) -> None:
+    row = run(bench, "mixed-texts")
+    assert (row["wrong"], row["swapped"]) == (0, 0)
+    assert row["failed"] > 0, "the faults were real"
+    assert row["right"] > 3_500
+    assert row["texts_a_run"] > 1.02, "the server joined none"  # by chance 1.008 have the same length
+
+
+def test_a_swap_would_be_seen(tmp_path: Path) -> None:
+    texts = mixed_texts.Texts(mixed_texts.publish_packed(tmp_path))
+    assert texts.questions[0].is_right(texts.answers[0])
+    assert not texts.questions[0].is_right(texts.answers[1])
+    assert texts.swapped == 1
+    off = {name: answer + np.float32(0.01) for name, answer in texts.answers[0].items()}
+    assert (texts.questions[0].is_right(off), texts.swapped) == (False, 1)
 
 
 @pytest.mark.parametrize("name", ["no-home", "few-descriptors"])

@@ -38,7 +38,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     return [[int(number) for number in value.split("x")] for value in values]
 
 
-@presets("added", "proxy", "bulk", rates={"sharings": ["1x0"], "batches": [1], "rates": [500, 1000, 2000]})
+@presets("added", "proxy", "bulk", "texts", rates={"sharings": ["1x0"], "batches": [1], "rates": [500, 1000, 2000]})
 @click.command(cls=WithPresets)
 @repeated("--model", "models", NameChoice(SHIPPED), "vitbn")
 @repeated(

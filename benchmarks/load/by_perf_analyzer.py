@@ -12,16 +12,21 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.load.figures import Failed, served_name
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from benchmarks.measure.candidate import Candidate
     from export.equivalence import Images
     from serving.local_server import Server
+
+Text = Mapping[str, "NDArray[Any]"]  # inputs (1, tokens)
 
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"
 LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
@@ -48,25 +53,53 @@ def measure(
 ) -> dict[str, float]:
     """Images uint8 (n, C, H, W)."""
     name, whole = served_name(candidate, workload), candidate.engine == "openvino"  # its dims include the batch
-    requests, report, intervals = (folder / f"{name}.{kind}" for kind in ("json", "csv", "intervals"))
+    requests, intervals = (folder / f"{name}.{kind}" for kind in ("json", "intervals"))
     url, protocol = workload.address(server)
-    command = [str(program()), "-m", name, "-u", url, "-i", protocol]
-    command += ["--shared-memory", workload.shared_memory, "--input-data", str(requests)]
-    command += _in_batches(requests, workload.batch, images, whole)
+    words = ["-m", name, "-u", url, "-i", protocol, "--shared-memory", workload.shared_memory]
+    words += _in_batches(requests, workload.batch, images, whole)
     if workload.rate is None:
-        command += ["--concurrency-range", f"{workload.in_flight}:{workload.in_flight}"]
+        words += _closed_loop(workload.in_flight or 1)
     else:
         _write_intervals(intervals, workload, seconds)
         threads = min(MAX_THREADS, max(1, workload.requests(1)))
-        command += ["--request-intervals", str(intervals), "--max-threads", str(threads)]
+        words += ["--request-intervals", str(intervals), "--max-threads", str(threads)]
+    figures = _figures(words, seconds, folder / f"{name}.csv")
+    return {"images_per_s": (workload.batch if whole else 1) * figures.pop("inferences_per_s"), **figures}
+
+
+def measure_texts(
+    server: Server,
+    model: str,
+    texts: Sequence[Mapping[str, NDArray[Any]]],
+    in_flight: int,
+    seconds: float,
+    folder: Path,
+) -> dict[str, float]:
+    """Over gRPC, a text a request, each with its own length."""
+    requests = folder / f"{model}.json"
+    data = [
+        {name: {"content": array[0].tolist(), "shape": [array.shape[1]]} for name, array in text.items()}
+        for text in texts
+    ]
+    requests.write_text(json.dumps({"data": data}))
+    words = ["-m", model, "-u", server.grpc_url, "-i", "grpc", "--input-data", str(requests), *_closed_loop(in_flight)]
+    figures = _figures(words, seconds, folder / f"{model}.csv")
+    return {"texts_per_s": figures.pop("inferences_per_s"), **figures}
+
+
+def _closed_loop(in_flight: int) -> list[str]:
+    return ["--concurrency-range", f"{in_flight}:{in_flight}"]
+
+
+def _figures(words: list[str], seconds: float, report: Path) -> dict[str, float]:
     # Average the windows whatever their spread: the spread between rounds says more.
-    command += ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
-    _run(command, report)
-    return _read(report, workload.batch if whole else 1)
+    windows = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
+    _run([str(program()), *words, *windows], report)
+    return _read(report)
 
 
 def _in_batches(requests: Path, batch: int, images: Images, whole: bool) -> list[str]:
-    """Writes the requests; `whole`: the model leaves their shape open."""
+    """The options for requests that it writes; `whole`: the model leaves their shape open."""
     import numpy as np
 
     shape = (batch, *images.shape[1:])
@@ -74,9 +107,11 @@ def _in_batches(requests: Path, batch: int, images: Images, whole: bool) -> list
     contents = np.resize(images, (1, *shape)) if whole else images
     data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode(), **about}} for each in contents]
     requests.write_text(json.dumps({"data": data}))
+    given = ["--input-data", str(requests)]
     if not whole:
-        return ["-b", str(batch)]
+        return [*given, "-b", str(batch)]
     return [
+        *given,
         *("--shape", f"image:{','.join(map(str, shape))}"),
         *("--output-shared-memory-size", str(LARGEST_LOGITS * batch)),
     ]
@@ -105,12 +140,12 @@ def _run(command: list[str], report: Path) -> None:
         raise Failed(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
 
 
-def _read(report: Path, images: int) -> dict[str, float]:
-    """An inference has `images` images; the report's times are microseconds."""
+def _read(report: Path) -> dict[str, float]:
+    """The report's times are microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     return {
-        "images_per_s": images * float(row["Inferences/Second"]),
+        "inferences_per_s": float(row["Inferences/Second"]),
         **{f"p{percent}_ms": float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99)},
         "server_queue_ms": float(row["Server Queue"]) / 1000,
         "server_compute_ms": sum(float(row[name]) for name in COMPUTE) / 1000,

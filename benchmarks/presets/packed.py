@@ -10,7 +10,7 @@ import click
 
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.foreign_networks import SIX, text
-from benchmarks.measure.padded_texts import CUT, LOADS, MASK, PACKED, PADDED, ROWS_READ, calls
+from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, packed_files
 from benchmarks.measure.run import Row
 
 LAYERS = (6, 12)
@@ -44,7 +44,7 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
 
     sizes = {name: size for name, size in SIX.items() if name != "num_labels"} | {"num_hidden_layers": layers}
-    files = rewritten(text("BertConfig", "BertModel", fusible=False, **sizes)(folder), folder)
+    files = packed_files(text("BertConfig", "BertModel", fusible=False, **sizes)(folder), folder, (ROWS_READ,))
     for load, lengths_of in LOADS.items():
         lengths = lengths_of(np.random.default_rng(0))
         measured = time_interleaved(calls(files, lengths), seconds, f"{layers} layers, {load}")
@@ -52,14 +52,3 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
             ratio = vars(ratio_with_interval(measured[PADDED], durations)) if candidate != PADDED else None
             about = {"load": load, "candidate": candidate, "texts": len(lengths), "tokens": sum(lengths)}
             yield {**about, "padded_tokens": len(lengths) * max(lengths), **durations.row(), "times_as_fast": ratio}
-
-
-def rewritten(plain: Path, folder: Path) -> dict[str, Path]:
-    """Proved on the files alone: the float64 of 12 layers takes minutes."""
-    from export.rewrite_file import Request, rewrite_file
-
-    files = {PADDED: plain, PACKED: folder / "packed.onnx", CUT: folder / "cut.onnx"}
-    alone, every = Request((ROWS_READ,), only=("tidy",)), Request((ROWS_READ,))
-    for candidate, request in ((PACKED, alone), (CUT, every)):
-        rewrite_file(plain, files[candidate], Request(request.reads, request.only, proof="float32", packed=MASK))
-    return files

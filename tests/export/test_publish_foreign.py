@@ -16,9 +16,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from common.repository import versions
 from export.errors import PublishError
 from export.publishing import foreign
+from export.publishing.artifact import read_version
 from export.publishing.beside import read_beside, write_beside
 from export.publishing.foreign import foreign_artifact
-from export.publishing.publish import publish, read_config
+from export.publishing.publish import publish, read_config, serve
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from serving.local_server import running_server
@@ -145,6 +146,19 @@ def test_what_the_operator_set_stays(file: Path, models: Path) -> None:
     )
     assert found.model_warmup[0].inputs["x:0"].input_data_file == "2_0_x_0"
     assert verify_version(models / "sums", 2).problem is None
+
+
+def test_lengths_run_together_only_if_that_is_proved_of_each_served_version(file: Path, models: Path) -> None:
+    plain = foreign_artifact(file)
+    joining = plain.telling(joined_lengths='{"mask": "x:0"}')
+    told = []
+    for artifact in (joining, joining, plain):
+        publish(models, "sums", artifact)
+        told.append(read_config(models / "sums").parameters["joined_lengths"].string_value)
+    serve(models / "sums", [1, 2])
+    told.append(read_config(models / "sums").parameters["joined_lengths"].string_value)
+    assert told == ['{"mask": "x:0"}', '{"mask": "x:0"}', "", '{"mask": "x:0"}']
+    assert read_version(models / "sums" / "1").manifest.origin == joining.origin
 
 
 @pytest.mark.parametrize("first", ["n", 3])

@@ -13,7 +13,8 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     each.__name__: each
     for each in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
-        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders, third_party.packed),
+        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
+        *(third_party.packed, third_party.texts),
         *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),

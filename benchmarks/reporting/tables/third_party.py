@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
 from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
@@ -64,6 +66,19 @@ def packed(run: Run, intervals: bool = True) -> Table:
         for row in own:
             if row is not padded:
                 cells[f"x {row['candidate']}"] = _ratio(row["times_as_fast"], intervals)
+        rows.append(cells)
+    return Table(rows, 2)
+
+
+def texts(run: Run) -> Table:
+    """On a server; beside the padded file whose requests are joined, with the lowest and highest of the rounds."""
+    rows = []
+    for row in measured(run):
+        cells = {"load": row["load"], "served": row["candidate"], "texts/s": number(row["texts_per_s"])}
+        cells |= {f"p{percent} ms": milliseconds(row[f"p{percent}_ms"]) for percent in (50, 99)}
+        for name, column in (("rate", "x texts/s"), ("p99", "x p99")):
+            ratios = row[f"{name}_of_{PADDED}_joined"]
+            cells[column] = cell(Ratio(median(ratios), min(ratios), max(ratios)))
         rows.append(cells)
     return Table(rows, 2)
 

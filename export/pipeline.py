@@ -122,7 +122,8 @@ def _best(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points: flo
     best = choice.best.candidate
     artifact, accuracies = made["int8" if best.precision == "int8" else "fp32"]
     artifact = artifact.telling({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
-    serving = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
+    shared = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
+    serving = replace(shared, goal=goal) if best.engine == "onnxruntime" else shared
     return Ready(exported, artifact, serving, accuracies, choice)
 
 

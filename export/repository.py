@@ -115,9 +115,21 @@ def show(model: str, version: int | None, repository: Path) -> None:
 @click.option("--name", help="Model name.  [default: the network's]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
+@click.option(
+    "--for",
+    "goal",
+    type=click.Choice(["latency", "throughput"]),
+    help="latency: single rows get a session of their own.  [default: latency for networks of this project]",
+)
 @loading_options
 def publish(
-    file: Path, name: str | None, instances: int | None, threads: int | None, repository: Path, **server: Any
+    file: Path,
+    name: str | None,
+    instances: int | None,
+    threads: int | None,
+    goal: Any,
+    repository: Path,
+    **server: Any,
 ) -> None:
     """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`."""
     with _errors():
@@ -133,7 +145,8 @@ def publish(
             artifact, default_name = _read(file, name)
             artifact, together = joining(artifact)
             name = name or default_name
-            serving = Serving(None if artifact.manifest.file == ONNX_FILE else "tensorrt", instances, threads)
+            engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
+            serving = Serving(engine, instances, threads, goal=goal)
             write = partial(publishing.publish, repository, name, artifact, serving)
             model_dir = repository / name
             before = served(model_dir) if model_dir.is_dir() else []

@@ -55,7 +55,10 @@ repository_option = click.option(
 @click.option("--name", help="Model name.  [default: the network's]")
 @click.option("--backend", type=click.Choice(["onnxruntime", "openvino", "auto"]), help="[default: onnxruntime]")
 @click.option(
-    "--for", "goal", type=click.Choice(["latency", "throughput"]), help="Goal of auto.  [default: throughput]"
+    "--for",
+    "goal",
+    type=click.Choice(["latency", "throughput"]),
+    help="Goal of auto; latency: a session of its own for single images.  [default: latency; auto: throughput]",
 )
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
@@ -94,13 +97,13 @@ def export(
 def _check_options(name: str | None, repository: Path | None, output: Path | None, options: dict[str, Any]) -> None:
     backend, precision, asked = options["backend"], options["precision"], options["rewrites"]
     sharing = options["instances"] or options["threads"] is not None
-    check_output_alone(output, repository or name or backend or sharing)
+    check_output_alone(output, repository or name or backend or options["goal"] or sharing)
     if options["fuse_bn"] and asked not in (None, "bn"):
         raise click.UsageError(f"expected --fuse-bn or --rewrites {asked}, found both")
     if precision == "tf32" and backend in ("openvino", "auto"):
         raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
-    if options["goal"] and backend != "auto":
-        raise click.UsageError("expected --backend auto with --for, found --for alone")
+    if options["goal"] and backend == "openvino":
+        raise click.UsageError("expected --backend onnxruntime or auto with --for, found openvino")
     if backend == "auto" and (precision != "fp32" or sharing):
         raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
     _check_drop(precision, backend)
@@ -118,7 +121,7 @@ def _check_drop(precision: str, backend: str | None) -> None:
 def check_output_alone(output: Path | None, others: object) -> None:
     if output and others:
         raise click.UsageError(
-            "expected --output alone, found --name, --repository, --backend, --instances or --threads"
+            "expected --output alone, found --name, --repository, --backend, --for, --instances or --threads"
         )
 
 
@@ -131,8 +134,9 @@ def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, op
     auto = options["backend"] == "auto"
     rewrites: Any = options["rewrites"] or ("all" if auto and not options["fuse_bn"] else "bn")
     form = Form(rewrites, options["fuse_attention"], options["opset"])
-    serving = Serving(None if auto else options["backend"], options["instances"], options["threads"])
-    target: Any = options["goal"] or "throughput" if auto else Target(options["precision"], serving)
+    goal = options["goal"]
+    serving = Serving(None if auto else options["backend"], options["instances"], options["threads"], goal=goal)
+    target: Any = goal or "throughput" if auto else Target(options["precision"], serving)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedBlockWarning)
         ready = export_for(target, path, form, drop, depth, data_dir)

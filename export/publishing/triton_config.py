@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = 256
 # Images at once inside a transformer, in the project's ONNX Runtime backend.
 INNER_BATCH = 64
+# Rows of a request that goes to the backend's session for single requests.
+LONE_ROWS = 1
 MAX_QUEUE_SIZE = 16
 STANDBY_PRIORITY = 1000  # the second instance works only while the first does
 # Larger batches keep a GPU busy without a CUDA graph.
@@ -52,7 +54,8 @@ class Serving:
     """None keeps the value in config.pbtxt or, for a new model, means the default.
 
     `instances`: per device. `threads`: of each on a CPU; 0: one per core. `max_batch`: in images; TensorRT
-    takes the engine's. `device`: default the server's GPUs, if any. `bfloat16`: only for OpenVINO.
+    takes the engine's. `device`: default the server's GPUs, if any. `bfloat16`: only for OpenVINO. `goal`: whether a
+    second session of our ONNX Runtime backend serves single rows sooner.
     """
 
     engine: Engine | None = None
@@ -61,6 +64,7 @@ class Serving:
     bfloat16: bool | None = None
     max_batch: int | None = None
     device: Literal["cpu", "cuda"] | None = None
+    goal: Literal["latency", "throughput"] | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,9 @@ def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[
 
 
 def _with_defaults(serving: Serving, manifest: Manifest) -> Serving:
-    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE if manifest.config else None)
+    small = manifest.config is not None and serving.engine in (None, "onnxruntime")  # a second session costs little
+    largest = MAX_BATCH_SIZE if manifest.config else None
+    defaults = Serving(instances=1, threads=0, max_batch=largest, goal="latency" if small else None)
     return replace(defaults, **{name: value for name, value in vars(serving).items() if value is not None})
 
 
@@ -310,6 +316,10 @@ def _set_parameters(message: pb.ModelConfig, model: Model, asked: Serving, limit
         parameters["max_images"] = str(limits[1])
     if engine == "onnxruntime":
         parameters["joined_lengths"] = _joined_lengths(model)
+    if asked.goal is not None:
+        if engine != "onnxruntime":
+            raise PublishError(f"{model.name}: expected a model for onnxruntime with --for, found one for {engine}")
+        parameters["lone_rows"] = str(LONE_ROWS) if asked.goal == "latency" else None
     bfloat16 = "HINT_BF16" in message.parameters if "HINT_BF16" not in parameters else bool(parameters["HINT_BF16"])
     parameters["probe"] = probe(model.versions, bfloat16)
     for name, text in parameters.items():

@@ -6,6 +6,7 @@ After a failed joint run, its requests run alone.
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,6 +79,8 @@ def answer(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None
 ) -> list[Outputs | RunFailed]:
     """Answers by call; without `joining`, for a model without batches, each runs alone."""
+    if len(calls) == 1:  # a lone request waits for no grouping
+        return list(_answer_group(engine, outputs, calls, joining))
     groups = joining.groups([call.inputs for call in calls]) if joining else [[each] for each in range(len(calls))]
     answers: dict[int, Outputs | RunFailed] = {}
     for positions in groups:
@@ -107,7 +110,7 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     for name, value in zip(names, values, strict=True):
         if len(value) != sum(rows):
             raise RunFailed(f"output '{name}' has {len(value)} rows for a batch of {sum(rows)}")
-    ends = np.cumsum(rows)[:-1]
+    ends = [*accumulate(rows)][:-1]
     pieces = {
         name: np.split(value, ends) if len(calls) > 1 else [value] for name, value in zip(names, values, strict=True)
     }

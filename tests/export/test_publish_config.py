@@ -220,3 +220,17 @@ def test_the_temperature_of_the_served_version_is_in_the_config(tmp_path: Path) 
         publish(tmp_path, "vitbn", artifact)
         assert read_config(tmp_path / "vitbn").parameters["temperature"].string_value == expected
     assert json.loads((tmp_path / "vitbn/1/manifest.json").read_text())["calibration_error"] == 0.004
+
+
+def test_single_images_get_a_session_of_their_own_unless_throughput_counts(tmp_path: Path) -> None:
+    def lone_rows(**asked: Any) -> str | None:
+        publish(tmp_path, "tiny", ARTIFACT, Serving(**asked))
+        parameters = read_config(tmp_path / "tiny").parameters
+        return parameters["lone_rows"].string_value if "lone_rows" in parameters else None
+
+    goals: list[dict[str, Any]] = [{}, {"goal": "throughput"}, {}, {"goal": "latency"}, {}]
+    assert [lone_rows(**each) for each in goals] == ["1", None, None, "1", "1"]
+    publish(tmp_path, "other", ARTIFACT, Serving("openvino"))
+    assert "lone_rows" not in read_config(tmp_path / "other").parameters
+    with pytest.raises(PublishError, match="expected a model for onnxruntime with --for, found one for openvino"):
+        publish(tmp_path, "other", ARTIFACT, Serving(goal="latency"))

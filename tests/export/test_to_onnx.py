@@ -172,7 +172,10 @@ def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> 
         (["--max-accuracy-drop", 1], "expected no --max-accuracy-drop: fp32 drops nothing"),
         (["--max-accuracy-drop", "nan", "--precision", "int8"], "--max-accuracy-drop: expected a number, found nan"),
         (["--data-dir", "nowhere"], "Directory 'nowhere' does not exist"),
-        (["--for", "latency"], "expected --backend auto with --for, found --for alone"),
+        (
+            ["--backend", "openvino", "--for", "latency"],
+            "expected --backend onnxruntime or auto with --for, found openvino",
+        ),
         (["--backend", "auto", "--precision", "int8"], "expected --backend auto alone, found --precision"),
         (["--backend", "auto", "--threads", "0"], "expected --backend auto alone, found --precision"),
         (["--output", "x.onnx", "--backend", "auto"], "expected --output alone"),

@@ -93,11 +93,29 @@ def test_a_batch_runs_in_parts(backend: ModuleType, inner: int, rows: list[int])
         np.testing.assert_array_equal(answer, 2 * x)
 
 
+@pytest.mark.parametrize(("rows", "lone"), [(1, True), (2, True), (3, False), (9, False)])
+def test_only_a_small_batch_runs_where_threads_spin(backend: ModuleType, rows: int, lone: bool) -> None:
+    quiet, spinning = Doubling(), Doubling()
+    x = np.arange(2.0 * rows).reshape(rows, 2)
+    for inner in (0, 4):
+        answers = backend.OnnxRuntime(quiet, inner, spinning, 2).run(["y", "z"], {"x": x})
+        np.testing.assert_array_equal(answers[0], 2 * x)
+    assert (bool(spinning.rows), bool(quiet.rows)) == (lone, not lone)
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_threads_wait_busily_only_where_asked_for_and_within_a_run(backend: ModuleType, spins: bool) -> None:
+    told = backend.session_options({}, spins).get_session_config_entry
+    found = told("session.intra_op.allow_spinning"), told("session.force_spinning_stop")
+    assert found == (str(int(spins)), "1")
+
+
 @pytest.mark.parametrize(
     ("text", "size", "kind", "expected"), [("64", 8, "CPU", 64), ("64", 0, "CPU", 0), ("64", 8, "GPU", 0)]
 )
 def test_parts_need_a_batch_and_a_cpu(backend: ModuleType, text: str, size: int, kind: str, expected: int) -> None:
-    assert backend.inner_batch(parameters(inner_batch=text) | {"max_batch_size": size}, kind) == expected
+    config = parameters(inner_batch=text, lone_rows=text) | {"max_batch_size": size}
+    assert [backend.rows_of(config, name, kind) for name in ("inner_batch", "lone_rows")] == [expected, expected]
 
 
 GPU = {

@@ -48,19 +48,29 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 
 
 class OnnxRuntime:
-    """Runs at most `inner_batch` rows at once (0: all): their activations stay in the cache."""
+    """Runs at most `inner_batch` rows at once (0: all): their activations stay in the cache.
 
-    def __init__(self, session: ort.InferenceSession, inner_batch: int = 0) -> None:
-        self.session, self.inner_batch = session, inner_batch
+    Batches of at most `lone_rows` rows run in `lone`.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inner_batch: int = 0,
+        lone: ort.InferenceSession | None = None,
+        lone_rows: int = 0,
+    ) -> None:
+        self.session, self.inner_batch, self.lone, self.lone_rows = session, inner_batch, lone or session, lone_rows
         # Requests may set these initializers too.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        rows = max(map(len, feeds.values())) if self.inner_batch else 0
+        rows = max(map(len, feeds.values())) if self.inner_batch or self.lone_rows else 0
         try:
-            if rows <= self.inner_batch:
-                values: list[Array] = self.session.run(names, feeds)
+            if rows <= self.inner_batch or not self.inner_batch:
+                session = self.lone if rows <= self.lone_rows else self.session
+                values: list[Array] = session.run(names, feeds)
                 return values
             starts = range(0, rows, self.inner_batch)
             parts = [{name: value[i : i + self.inner_batch] for name, value in feeds.items()} for i in starts]
@@ -75,15 +85,19 @@ class TritonPythonModel(StandIn):
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
-        options, inner = session_options(config), inner_batch(config, args["model_instance_kind"])
-        wanted = providers(config, args["model_instance_kind"], args["model_instance_device_id"])
+        kind = args["model_instance_kind"]
+        inner, lone_rows = rows_of(config, "inner_batch", kind), rows_of(config, "lone_rows", kind)
+        wanted = providers(config, kind, args["model_instance_device_id"])
+        quiet, spinning = session_options(config), session_options(config, spins=True)
+        lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # one thread waits for none
         try:
             file = path / "model.onnx" if path.is_dir() else path
-            session = ort.InferenceSession(file, options, wanted)
+            session = ort.InferenceSession(file, quiet, wanted)
+            lone = ort.InferenceSession(file, spinning, wanted) if lone_rows else None
         except ORT_ERRORS as error:
             raise ModelRefused(f"ONNX Runtime cannot read the model: {error}") from error
-        check_provider(session.get_providers(), args["model_instance_kind"])
-        return OnnxRuntime(session, inner)
+        check_provider(session.get_providers(), kind)
+        return OnnxRuntime(session, inner, lone, lone_rows)
 
 
 def providers(config: Config, kind: str, device: str) -> list[Any]:
@@ -113,16 +127,21 @@ def cuda_parameters(config: Config) -> dict[str, str]:
     return dict(cuda[0].get("parameters", {})) if cuda else {}
 
 
-def inner_batch(config: Config, kind: str) -> int:
-    """Most rows of a run, 0: all, as on a GPU. Raises ModelRefused for a bad value."""
-    rows = _integer(config, "inner_batch")
+def rows_of(config: Config, key: str, kind: str) -> int:
+    """A number of rows that counts on a CPU, for a model with batches; else 0. Raises ModelRefused for a bad value."""
+    rows = _integer(config, key)
     if rows < 0:
-        raise ModelRefused(f"parameter 'inner_batch': expected at least 0, found {rows}")
+        raise ModelRefused(f"parameter '{key}': expected at least 0, found {rows}")
     return rows if config["max_batch_size"] > 0 and kind != "GPU" else 0
 
 
-def session_options(config: Config) -> ort.SessionOptions:
+def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
+    """`spins`: threads wait busily between the operators of a run. They take cores from Triton and its clients, and
+    never wait so between runs: docs/decisions.md, Serving.
+    """
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = GRAPH_LEVELS.get(int(level), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     mode = _integer(config, "execution_mode")

@@ -20,7 +20,7 @@ from benchmarks.drills.bench import HEAL_S, stubs, wait_until, wait_until_right,
 from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
 from benchmarks.drills.verdicts import Asker, Question, Verdicts, is_close, meanwhile, question
 from benchmarks.measure.run import Row
-from serving.running import Server, running_server
+from serving.local_server import Server, running_server
 
 MODEL = "encoder"
 REQUESTS, KILLS, IN_FLIGHT = 100_000, 3, 16

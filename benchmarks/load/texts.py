@@ -51,7 +51,7 @@ def lengths() -> dict[str, NDArray[np.int64]]:
 
 def measure(files: Mapping[str, Path], in_flight: int, seconds: float, rounds: int) -> Iterator[list[Row]]:
     """The rows after each round. Raises Failed, WrongAnswer."""
-    from serving.running import running_server
+    from serving.local_server import running_server
 
     loads = {name: draw(tokens) for name, tokens in lengths().items()}
     with tempfile.TemporaryDirectory() as folder:

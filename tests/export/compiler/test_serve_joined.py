@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from foreign_networks import VOCABULARY, export
 from masked_networks import Masked
 from numpy.typing import NDArray
+from serving.running import running_server
 
 from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
@@ -25,7 +26,6 @@ from export.publishing.publish import read_config
 from export.repository import repository as command
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths
-from serving.running import running_server
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from foreign_networks import VOCABULARY, export
 from masked_networks import Masked
 from numpy.typing import NDArray
-from serving.running import running_server
 
 from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
@@ -26,6 +25,7 @@ from export.publishing.publish import read_config
 from export.repository import repository as command
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths
+from serving.local_server import running_server
 
 pytestmark = pytest.mark.slow
 

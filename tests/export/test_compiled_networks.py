@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, network, plain
 
+from export.compiler.analyses import alike
 from export.errors import RewriteError
 from export.graph import Form, check_network, export, rewrite
 from models.config import MODEL_NAMES, ModelConfig
@@ -48,6 +50,8 @@ def test_every_network_folds(model: str, form: Form) -> None:
     ("config", "macs"),
     [
         (ModelConfig(depth=1), 63_360),
+        (ModelConfig(model="vit", depth=1), 117_376),
+        (ModelConfig(model="vitbnffn", depth=1), 117_376),
         (ModelConfig(depth=6), 8_593_024),
         (ModelConfig(model="vit", depth=6), 8_593_024),
         (NARROW, 218_752),
@@ -55,11 +59,26 @@ def test_every_network_folds(model: str, form: Form) -> None:
         (replace(NARROW, depth=2, qkv_bias=True), 3_496_576),
         (ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)), 559_936),
     ],
-    ids=["one block", "six", "vit", "narrow", "two narrow", "biases", "late"],
+    ids=["one block", "one of vit", "one of vitbnffn", "six", "vit", "narrow", "two narrow", "biases", "late"],
 )
 def test_the_work_that_is_left(config: ModelConfig, macs: int) -> None:
     """What the rewriter of PyTorch modules left before."""
     assert rewrite(plain(config), Form("all")).steps[-1].macs <= macs
+
+
+@pytest.mark.slow
+def test_a_norm_of_the_class_token_is_computed_once_and_a_wrong_number_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, right = replace(SMALL, model="vit", depth=1), alike._computed
+    assert error(config, rewrite(plain(config), Form("all"))) <= 1e-12
+
+    def wrong(*given: Any) -> Any:
+        made = right(*given)
+        return made if made is None else 1.01 * made
+
+    monkeypatch.setattr(alike, "_computed", wrong)
+    assert error(config, rewrite(plain(config), Form("all"))) > 1e-6
 
 
 @pytest.mark.parametrize("model", NEVER_FOLD)

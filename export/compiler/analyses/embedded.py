@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.few_queries import alike
+from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Array, constant, is_constant

@@ -10,28 +10,20 @@ of D features, Q queries and H heads of E features:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.alike import alike
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, permutation
+from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import UNROUNDED, Array, constant
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Dim, Shapes, same
-from export.compiler.operators.boxes import WHOLE, Box
-from export.compiler.operators.table import RESHAPES, SELECTING, demand_of
-from export.compiler.operators.view import indices_of
-
-COMBINING: dict[str, Callable[[Array, Array], Array]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-}
+from export.compiler.operators.table import RESHAPES, SELECTING
 
 
 @dataclass(frozen=True)
@@ -195,39 +187,6 @@ def weight_of(product: ir.Node) -> Array:
     if weight is None:
         raise Refused.at(product, "expected a constant weight")
     return weight.astype(np.float64)
-
-
-def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
-    """The part `wanted` of a value that all images share, such as a class token; its first axis has size 1."""
-    array: Array | None = constant(value)
-    if array is not None:
-        for axis, indices in wanted:
-            array = np.take(array, indices, axis=axis)
-        return array
-    node = value.producer() if value is not None else None
-    if value is None or node is None or node.domain or value.shape is None:
-        return None
-    demand = demand_of(shapes, node, 0, wanted)
-    if demand.produced != wanted:
-        return None
-    parts = [(given, demand.inputs[k]) for k, given in enumerate(node.inputs) if k in demand.inputs]
-    dims = [len(dict(wanted).get(axis, ())) or dim for axis, dim in enumerate(shapes.dims(value))]
-    if node.op_type in COMBINING:
-        arrays = [known for known in (alike(shapes, *part) for part in parts) if known is not None]
-        array = COMBINING[node.op_type](arrays[0], arrays[1]) if len(arrays) == 2 else None
-    elif (
-        node.op_type in ("Expand", "Slice")
-        or (node.op_type == "Gather" and indices_of(shapes, node) is not None)
-        or (node.op_type == "Concat" and len(parts) == 1)
-    ):
-        array = alike(shapes, *parts[0])
-    if array is None:
-        return None
-    if node.op_type == "Gather" and len(dims) < array.ndim:
-        array = np.squeeze(array, attribute_int(node, "axis", 0))
-    array = array.reshape((1,) * (len(dims) - array.ndim) + array.shape)
-    fits = array.shape[0] == 1 and all(map(same, array.shape[1:], dims[1:]))
-    return array.astype(np.float64) if fits else None
 
 
 def projected(query: Channels, rows: Array, heads: int) -> Array:

@@ -147,6 +147,7 @@ def _named(chosen: Callable[[Operator], bool]) -> frozenset[str]:
 ELEMENTWISE = _named(lambda row: row.reads is elementwise)
 BROADCASTING = _named(lambda row: row.reads is broadcasting)
 REDUCING = _named(lambda row: row.reads is rules.reduce)
+NORMALISING = _named(lambda row: row.reads is rules.layer_norm)
 VIEWS = _named(lambda row: row.view is not None)
 RESHAPES = _named(lambda row: row.view is view.reshaped)
 SELECTING = VIEWS - RESHAPES - {"Transpose", "Expand", "Tile"}

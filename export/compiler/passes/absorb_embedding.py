@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.alike import alike
 from export.compiler.analyses.embedded import Embedded, embedded
-from export.compiler.analyses.few_queries import alike
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant

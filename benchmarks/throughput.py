@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.candidate import PRECISIONS, Candidate
 from benchmarks.measure.choices import (
     FiniteRange,
     WithPresets,
@@ -22,7 +22,7 @@ from benchmarks.measure.choices import (
     presets,
     repeated,
 )
-from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
+from benchmarks.measure.engines import SERVED_ENGINES
 from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
@@ -47,7 +47,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
 @repeated("--engine", "engines", click.Choice(SERVED_ENGINES), "onnxruntime", help="Of the server.")
-@repeated("--precision", "precisions", click.Choice(SERVED_PRECISIONS), "fp32")
+@repeated("--precision", "precisions", click.Choice(PRECISIONS), "fp32")
 @repeated("--batch", "batches", click.IntRange(1, LARGEST_BATCH), 1, 64)
 @repeated(
     *("--in-flight", "in_flight", click.IntRange(1)),

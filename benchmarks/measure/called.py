@@ -16,7 +16,6 @@ from benchmarks.measure import networks
 from benchmarks.measure.calls import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, Classify, Device, Program, Sizes
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start
-from benchmarks.measure.floors import Work
 from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.workload import Workload
@@ -31,7 +30,7 @@ class Built:
     reference: Reference
     program: Program
     run: Classify
-    work: Work
+    macs: int
     sizes: Sizes
 
     @property
@@ -83,8 +82,8 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
         for each in candidates:
             try:
                 of = references[each.config, each.own]
-                program, work = networks.program(of, each)
-                built.append(Built(each, of, program, start(program, each, sizes), work, sizes))
+                program, macs = networks.program(of, each)
+                built.append(Built(each, of, program, start(program, each, sizes), macs, sizes))
             except Exception as reason:  # engines raise anything; only this candidate is lost
                 missing.add(each, reason)
             advance(1)

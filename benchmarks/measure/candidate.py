@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from export.graph import Served
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8"]
-"""fp16 leaves the Softmax in float32, fp16-softmax does not; int8 and fp8 leave all but products with weights."""
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
+"""fp16 and bf16 leave the Softmax in float32; int8 leaves all but products with weights."""
 Rewrites = Literal["none", "folded", "all"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.measure.candidate import PRECISIONS, Candidate, Classify, Device, Precision, Program, Rewrites, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Device, Precision, Program, Rewrites, Sizes
 from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 
 if TYPE_CHECKING:
     from models.config import ModelConfig, ModelName
-
-SERVED_PRECISIONS = tuple(precision for precision in PRECISIONS if precision not in ("fp16-softmax", "fp8"))
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -42,7 +40,7 @@ def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 
     if candidate.device == "cpu":
         return on_cpu(data, candidate)
-    return on_cuda(data, candidate, sizes, ENGINES[candidate.engine].graph)
+    return on_cuda(data, candidate, ENGINES[candidate.engine].graph)
 
 
 def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -83,8 +81,7 @@ class Engine:
 ON_CPU: tuple[Precision, ...] = ("fp32", "bf16")
 ON_CUDA: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
 IN_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
-IN_TENSORRT: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8")
-IN_ITS_PROVIDER: tuple[Precision, ...] = ("tf32", "fp16")  # no option turns TF32 off
+IN_TENSORRT: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
 
 ENGINES: dict[str, Engine] = {
     "torch": Engine(
@@ -119,17 +116,6 @@ ENGINES: dict[str, Engine] = {
         graph=True,
         runtimes={"onnx-cudagraph": ("all", "all rewrites, CUDA graph")},
     ),
-    "onnxruntime-tensorrt": Engine(
-        *("TensorRT in ONNX Runtime", onnxruntime, "file", (), IN_ITS_PROVIDER),
-        fused=True,
-        runtimes={"onnx-tensorrt": ("all", "all rewrites")},
-    ),
-    "onnxruntime-tensorrt-cudagraph": Engine(
-        *("TensorRT in ONNX Runtime", onnxruntime, "file", (), IN_ITS_PROVIDER),
-        fused=True,
-        graph=True,
-        runtimes={"onnx-tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},
-    ),
     "openvino": Engine(
         *("OpenVINO", openvino, "file", ON_CPU),
         runtimes={"openvino": ("all", "all rewrites")},
@@ -148,11 +134,6 @@ ENGINES: dict[str, Engine] = {
         fused=True,
         graph=True,
         runtimes={"tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},
-    ),
-    "tensorrt-refit": Engine(
-        *("TensorRT", tensorrt, "file", (), IN_TENSORRT[:4]),
-        fused=True,
-        runtimes={"tensorrt-refit": ("all", "all rewrites, built with other weights and refitted")},
     ),
 }
 SERVED_ENGINES = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each
@@ -226,6 +207,4 @@ def why_not(candidate: Candidate) -> str | None:
         return f"{engine.label} on {device} is measured only in {', '.join(precisions)}"
     if candidate.engine == "torch-sdpa" and not candidate.config.is_transformer:
         return "the network has no attention"
-    if precision == "fp16-softmax" and not candidate.config.is_transformer:
-        return "the network has no softmax"
     return None

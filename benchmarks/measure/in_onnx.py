@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import onnxruntime
 
 from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.progress import note
-from benchmarks.measure.tensorrt_execution import Execution, refit
+from benchmarks.measure.tensorrt_execution import Execution
 from export.engines.gpu import require
 from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
 from export.errors import Unavailable
@@ -44,21 +43,15 @@ def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
+def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
     """Raises Unavailable without the library or the device."""
-    providers = {"CUDAExecutionProvider": cuda_options(candidate, graph)}
-    if candidate.engine.startswith("onnxruntime-tensorrt"):
-        require()  # loads TensorRT's libraries for the provider
-        data = prepare(onnx.load_from_string(data)).SerializeToString()
-        providers = {"TensorrtExecutionProvider": tensorrt_options(candidate, sizes, graph), **providers}
-    provider = next(iter(providers))
+    provider = "CUDAExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
     onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
-    session = onnxruntime.InferenceSession(data, providers=list(providers.items()))
+    session = onnxruntime.InferenceSession(data, providers=[(provider, cuda_options(candidate, graph))])
     if session.get_providers()[0] != provider:  # without its libraries ONNX Runtime silently uses another
-        needs = f"; it needs TensorRT 10, here is {version('tensorrt')}" if len(providers) > 1 else ""
-        raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message{needs})")
+        raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message)")
     return _replayed(session) if graph else _bound_to_cuda(session)
 
 
@@ -70,18 +63,6 @@ def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
         "prefer_nhwc": "0" if candidate.config.is_transformer else "1",
         "enable_cuda_graph": str(int(graph)),
-        "user_compute_stream": _stream(),
-    }
-
-
-def tensorrt_options(candidate: Candidate, sizes: Sizes, graph: bool) -> dict[str, str]:
-    """A profile for each of `sizes`."""
-    image = "x".join(map(str, candidate.config.input_shape))
-    shapes = ",".join(f"{INPUT_NAME}:{size}x{image}" for size in sizes)
-    return {
-        "trt_fp16_enable": str(int(candidate.precision == "fp16")),
-        "trt_cuda_graph_enable": str(int(graph)),
-        **{f"trt_profile_{bound}_shapes": shapes for bound in ("min", "opt", "max")},
         "user_compute_stream": _stream(),
     }
 
@@ -142,25 +123,9 @@ def _run_options(**entries: str) -> Any:
 
 def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
     """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
-    found = require().compute_capability
-    if candidate.precision == "fp8" and tuple(map(int, found.split("."))) < (8, 9):
-        raise Unavailable(f"TensorRT in fp8: expected a GPU of compute capability 8.9 or later, found {found}")
-    precision: Any = candidate.precision.removesuffix("-softmax")
-    refitted = candidate.engine == "tensorrt-refit"
-    options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes, refittable=refitted)
-    plan = engine_of(other_weights(data) if refitted else data, candidate.config, options)
-    return execution(plan, sizes.index, graph, data if refitted else None)
-
-
-def other_weights(data: bytes) -> bytes:
-    """The graph of another checkpoint: every weight matrix negated."""
-    proto = onnx.load_from_string(data)
-    for tensor in proto.graph.initializer:
-        value = onnx.numpy_helper.to_array(tensor)
-        if value.ndim > 1 and np.issubdtype(value.dtype, np.floating):
-            tensor.CopyFrom(onnx.numpy_helper.from_array(-value, tensor.name))
-    other: bytes = proto.SerializeToString()
-    return other
+    require()
+    options = EngineOptions(candidate.precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
+    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
 
 
 @cache
@@ -177,13 +142,9 @@ def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes
     return plan
 
 
-def execution(
-    plan: bytes, profile_of: Callable[[int], int], graph: bool = False, weights: bytes | None = None
-) -> Execution:
-    """`weights`: an ONNX file whose weights the engine gets. Raises EngineError."""
+def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
+    """Raises EngineError."""
     import torch
 
     with load(plan) as engine:
-        if weights:
-            refit(engine, prepare(onnx.load_from_string(weights)).SerializeToString())
         return Execution(engine, profile_of, torch.cuda.current_stream(), graph)

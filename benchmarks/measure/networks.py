@@ -13,7 +13,6 @@ import torch
 
 from benchmarks.measure.candidate import Candidate, Precision, Program
 from benchmarks.measure.engines import ENGINES, why_not
-from benchmarks.measure.floors import Work, work
 from benchmarks.measure.fused import with_fused_attention
 from benchmarks.measure.own import Own
 from benchmarks.measure.typed import TYPED, for_tensorrt
@@ -22,7 +21,7 @@ from export.equivalence import EquivalenceError, Images, Logits, compare, torch_
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
 from export.images import COUNT, embedded_sample
-from export.precision import convert, to_fp16
+from export.precision import convert
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
@@ -36,10 +35,8 @@ TOLERANCES: dict[Precision, float] = {
     "fp32": 2e-5,
     "tf32": 0.01,
     "fp16": 0.01,
-    "fp16-softmax": 0.01,
     "bf16": 0.05,
     "int8": 0.15,
-    "fp8": 0.15,
 }
 REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -49,7 +46,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "
 class Reference:
     """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images.
 
-    `data`: for the conversion to int8 and float8.
+    `data`: for the conversion to int8.
     """
 
     config: ModelConfig
@@ -57,18 +54,20 @@ class Reference:
     proof: Images
     logits: Logits
     data: Dataset
-    _graphs: dict[Form, tuple[onnx.ModelProto, Work]] = field(default_factory=dict)
+    _graphs: dict[Form, tuple[onnx.ModelProto, int]] = field(default_factory=dict)
 
     @cached_property
     def plain(self) -> onnx.ModelProto:
         return to_onnx(self.network, self.config, DEFAULT_OPSET)
 
-    def graph(self, form: Form) -> tuple[onnx.ModelProto, Work]:
-        """In float32; made once."""
+    def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
+        """In float32, with its multiply-accumulates an image; made once."""
         if form not in self._graphs:
             rewritten = rewrite(self.plain, form)
-            least = work(rewritten.model)
-            self._graphs[form] = finished(self.plain, rewritten) if rewritten.steps else self.plain, least
+            if rewritten.steps:
+                self._graphs[form] = finished(self.plain, rewritten), rewritten.steps[-1].macs
+            else:
+                self._graphs[form] = self.plain, rewritten.macs
         return self._graphs[form]
 
     def images(self, count: int) -> Images:
@@ -109,8 +108,8 @@ def example_images(config: ModelConfig, count: int, own: Own | None = None) -> I
     return np.resize(images, (count, *config.input_shape))
 
 
-def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
-    """What the candidate's engine takes, and its work.
+def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
+    """What the candidate's engine takes, and its multiply-accumulates an image.
 
     Raises Unavailable if the candidate cannot be measured.
     """
@@ -122,9 +121,9 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
         if engine.fused:
             network.model = with_fused_attention(network.model, of.config)
         return network.to(DTYPES[precision]), of.graph(Form("none"))[1]
-    proto, least = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
+    proto, macs = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
     typed = candidate.engine.startswith("tensorrt") and precision in TYPED
-    return _file(of, proto, precision, typed), least
+    return _file(of, proto, precision, typed), macs
 
 
 def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
@@ -138,8 +137,6 @@ def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, typed: bo
     """`typed`: in the types that TensorRT takes."""
     if typed:
         proto = for_tensorrt(proto, precision, of.data.train_images)
-    elif precision == "fp16-softmax":
-        proto = to_fp16(proto, kept=("LayerNormalization",))
     elif precision == "fp16" or precision == "int8":
         proto, _ = convert(proto, precision, of.data, 100)
     data: bytes = proto.SerializeToString()

@@ -72,8 +72,7 @@ def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
     if form in (EAGER, FUSED_ATTENTION):
         engine = "torch" if form == EAGER else "torch-sdpa"
         candidate = Candidate(of.config.model, engine, rewrites="none", geometry=of.config)
-        program, work = networks.program(of, candidate)
-        return candidate, program, work.macs
+        return candidate, *networks.program(of, candidate)
     precision: Precision = "int8" if form == INT8 else "fp32"
     candidate = Candidate(of.config.model, precision=precision, geometry=of.config)
     data, macs = networks.rewritten_file(of, passes_of(form), precision)

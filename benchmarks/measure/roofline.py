@@ -19,7 +19,6 @@ from benchmarks.measure.candidate import Device, Precision
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
 STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
 REPEATS = 7
-LAUNCHES = 1000
 Matrix = NDArray[np.float32]
 
 
@@ -44,8 +43,8 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
     other: dict[str, float] = {
         p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")
     }
-    if device == "cuda":
-        other |= _quantised_gemm_rates(precisions)
+    if device == "cuda" and "int8" in precisions:
+        other |= _int8_gemm_rate()
     a, b, c = (torch.ones(STREAM_FLOATS, device=device) for _ in range(3))
     copy_ns = _best_ns(lambda: a.copy_(b))
     triad_ns = _best_ns(lambda: torch.add(b, c, alpha=2, out=a))
@@ -55,7 +54,6 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
         "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | other,
         "copy_gb_per_s": 2 * a.nbytes / copy_ns,
         "triad_gb_per_s": 3 * a.nbytes / triad_ns,
-        **(launch_costs() if device == "cuda" else {}),
     }
 
 
@@ -75,39 +73,17 @@ def best(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Of two results of `limits`, each limit."""
     found = dict(max(one, other, key=lambda limits: limits["gemm_gflops_per_s"]))
     found |= {key: max(one[key], other[key]) for key in found if key.endswith("_per_s")}
-    found |= {key: min(one[key], other[key]) for key in found if key.endswith("_us")}
     rates = "gemm_gflops_per_s_by_precision"
     return {**found, rates: {precision: max(rate, other[rates][precision]) for precision, rate in one[rates].items()}}
 
 
-def launch_costs() -> dict[str, float]:
-    """Microseconds of an empty kernel, launched by itself and as a node of a CUDA graph."""
-
-    def launch() -> None:
-        for _ in range(LAUNCHES):
-            torch.cuda._sleep(0)
-
-    launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    runs = {"launch_us": launch, "graph_node_us": graph.replay}
-    return {name: _best_ns(run) / 1e3 / LAUNCHES for name, run in runs.items()}
-
-
-def _quantised_gemm_rates(precisions: tuple[Precision, ...]) -> dict[str, float]:
-    """GFLOP/s of a GPU. A precision for which it has no kernels is left out."""
-    side, rates = SIDE["cuda"], dict[str, float]()
+def _int8_gemm_rate() -> dict[str, float]:
+    """GFLOP/s of a GPU; empty if it has no kernels."""
+    side = SIDE["cuda"]
     whole = torch.ones((side, side), dtype=torch.int8).to("cuda")
-    eighth, scale = whole.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-    runs: dict[str, Callable[[], object]] = {
-        "int8": lambda: torch._int_mm(whole, whole.t()),
-        "fp8": lambda: torch._scaled_mm(eighth, eighth.t(), scale, scale, out_dtype=torch.bfloat16),
-    }
-    for name in runs.keys() & {*precisions}:
-        with suppress(RuntimeError):
-            rates[name] = 2 * side**3 / _best_ns(runs[name])
-    return rates
+    with suppress(RuntimeError):
+        return {"int8": 2 * side**3 / _best_ns(lambda: torch._int_mm(whole, whole.t()))}
+    return {}
 
 
 def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:

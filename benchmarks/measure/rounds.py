@@ -12,8 +12,7 @@ import numpy as np
 
 from benchmarks.measure.called import Built, Called, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
-from benchmarks.measure.engines import BASELINE, ENGINES, label_of, runtime_of
-from benchmarks.measure.floors import floor, gemm_gflops_per_s
+from benchmarks.measure.engines import BASELINE, label_of, runtime_of
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record, Row
 from benchmarks.measure.timing import (
@@ -100,7 +99,7 @@ class Rounds:
         compared, limits = list[Row](), self._limits()
         for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}
-            own = called.built.candidate.precision.removesuffix("-softmax")
+            own = called.built.candidate.precision
             for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", own)):
                 base = self._baseline(name, precision)
                 row[key] = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
@@ -172,9 +171,8 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
     """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
     built, candidate = called.built, called.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)
-    gflops_per_s = 2 * built.work.macs * batch / p50_ms / 1e6
-    graph = ENGINES[candidate.engine].graph
-    floor_ms, floor_by = floor(built.work, batch, candidate.precision, graph, limits)
+    gflops_per_s = 2 * built.macs * batch / p50_ms / 1e6
+    gemms = limits["gemm_gflops_per_s_by_precision"]
     moved = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
     return {
         "model": candidate.model,
@@ -191,10 +189,8 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
         "device_p50_ms": float(np.median(called.calls.device_ms)) if called.calls.device_ms else None,
         "images_per_s": 1000 * batch / p50_ms,
         "first_call_ms": called.first_call_ns / 1e6,
-        "macs": built.work.macs,
-        "floor_ms": floor_ms,
-        "floor_by": floor_by,
-        "gemm_share": gflops_per_s / gemm_gflops_per_s(candidate.precision, limits),
+        "macs": built.macs,
+        "gemm_share": gflops_per_s / gemms.get(candidate.precision, gemms["fp32"]),
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
         "peak_memory_mb": called.peak_memory_mb,
         "max_abs_error": called.max_abs_error,

@@ -89,18 +89,6 @@ def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
     return replay
 
 
-def refit(engine: Any, data: bytes) -> None:
-    """Gives a refittable engine the weights of an ONNX file with the same graph. Raises RuntimeError."""
-    import tensorrt as trt
-    from polygraphy.backend.trt import get_trt_logger
-
-    refitter = trt.Refitter(engine, get_trt_logger())
-    _demand(trt.OnnxParserRefitter(refitter, get_trt_logger()).refit_from_bytes(data), "another checkpoint's weights")
-    if missing := refitter.get_missing_weights():
-        raise RuntimeError(f"TensorRT: expected all weights refitted, found {', '.join(missing)} without")
-    _demand(refitter.refit_cuda_engine(), "to refit the engine")
-
-
 def _demand(accepted: bool, what: str) -> None:
     if not accepted:
         raise RuntimeError(f"TensorRT: expected it to take {what}, found a refusal (its own message stands above)")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.figures import LARGEST_BATCH, Failed
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.candidate import PRECISIONS, Candidate
 from benchmarks.measure.choices import dataset_options, device_option, digits, json_option, seconds_option
-from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not
+from benchmarks.measure.engines import SERVED_ENGINES, why_not
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
@@ -29,7 +29,7 @@ CHECKED = 1000  # images whose logits are compared
 @click.command()
 @click.option("--model", type=click.Choice(OF_DIGITS), default="vitbn", show_default=True)
 @click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
-@click.option("--precision", type=click.Choice(SERVED_PRECISIONS), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
 @click.option(
     "--batch",
     type=click.IntRange(1, LARGEST_BATCH),

@@ -28,10 +28,10 @@ RUNTIMES = (
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
-# Of two networks, beside PyTorch eager: ONNX Runtime's other ways, an engine with new weights; and lower precisions.
+# Of two networks, beside PyTorch eager: ONNX Runtime's CUDA graphs; and lower precisions.
 WIDER = {
-    "others": (("onnx-cudagraph", "onnx-tensorrt", "onnx-tensorrt-cudagraph", "tensorrt-refit"), PRECISIONS),
-    "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8", "fp8")),
+    "others": (("onnx-cudagraph",), PRECISIONS),
+    "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8")),
 }
 GRACE_S = 30.0  # of a step that is stopped
 

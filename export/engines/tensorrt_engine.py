@@ -41,7 +41,7 @@ ACCURACY_DROP = 0.1  # percentage points
 ALLOWED = {"fp32": ("float32",), "tf32": ("float32", "tfloat32"), "fp16": ("float16", "float32")}
 # The inspector's words, as in "Half" (11) or "Row major linear FP16 format" (10).
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
-WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
+WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "Int8": "int8"}
 
 
 class EngineError(ExportError):
@@ -52,7 +52,7 @@ class EngineError(ExportError):
 class EngineOptions:
     """`fixed` batch sizes get a profile each; the engine takes no other size."""
 
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8"]
     min_batch: int = 1
     opt_batch: int = 64
     max_batch: int = 5000
@@ -61,7 +61,6 @@ class EngineOptions:
     hardware_compatible: bool = False
     workspace_mib: int | None = None
     fixed: tuple[int, ...] = ()
-    refittable: bool = False
 
     @property
     def profiles(self) -> list[tuple[int, int, int]]:
@@ -156,13 +155,12 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
         cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks the file before it looks
     with _engine_errors():
         create_config = CreateConfig(
-            tf32=options.precision in ("tf32", "int8", "fp8"),  # of what stays in float32
+            tf32=options.precision in ("tf32", "int8"),  # of what stays in float32
             profiles=[
                 Profile().add(INPUT_NAME, *((size, *config.input_shape) for size in sizes))
                 for sizes in options.profiles
             ],
             load_timing_cache=str(cache) if cache and cache.is_file() else None,
-            refittable=options.refittable,
             profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # else the inspector tells only names
             memory_pool_limits={trt.MemoryPoolType.WORKSPACE: mib << 20} if mib else None,
             version_compatible=options.version_compatible,

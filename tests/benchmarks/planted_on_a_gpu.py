@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,8 +31,6 @@ LATENCY = Step(
     ),
     1,
 )
-ONE = ("--precision", "fp32", "--batch", "1", "--seconds", "1", "--device", "cuda", "--json", "latency.json")
-REFIT = replace(LATENCY, arguments=("--model", "vitbn", "--runtime", "torch", "--runtime", "tensorrt-refit", *ONE))
 LOAD = Step(
     *("benchmarks.throughput", "throughput"),
     ("--model", "vitbn-tiny", "--batch", "64", "--in-flight", "1", *gpu.SERVED, "--json", "throughput.json"),
@@ -88,7 +85,6 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)
     yield "10", [], ROOT, patch.object(backend, "check_provider", lambda *_: None)
     yield "11", [LATENCY], ROOT, patch.object(in_onnx, "EngineOptions", one_profile)
-    yield "refit", [REFIT], ROOT, patch.object(in_onnx, "refit", lambda *_: None)
 
 
 def one_profile(precision: Any, **_: Any) -> EngineOptions:
@@ -111,7 +107,7 @@ if __name__ == "__main__":
         folder = Path(name)
         (folder / "copy").mkdir()
         gpu_dry_run.stub(folder)
-        found = {"none": gpu_dry_run.faults([LATENCY, LOAD, REFIT], ROOT, folder)}
+        found = {"none": gpu_dry_run.faults([LATENCY, LOAD], ROOT, folder)}
         found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
             in_onnx.engine_of.cache_clear()

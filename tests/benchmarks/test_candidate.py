@@ -58,7 +58,6 @@ def test_a_name_stands_for_the_shipped_network() -> None:
         (Candidate("vitbn", "tensorrt", geometry=SMALL), "TensorRT needs another device than cpu"),
         (Candidate("vitbn", "onnxruntime", "fp16", geometry=SMALL), "ONNX Runtime on cpu is measured only in fp32, in"),
         (Candidate("cnn", "torch-sdpa", geometry=ModelConfig(model="cnn")), "the network has no attention"),
-        (Candidate("cnn", "tensorrt", "fp16-softmax", 0, "cuda"), "the network has no softmax"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:

@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +71,8 @@ def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.M
     assert list(candidates(list(steps(Path("out"))))) == []
     monkeypatch.setattr(module, "WIDER", {})
     assert [line.rpartition("(")[2] for line in candidates(list(steps(Path("out"))))] == [
-        f"{word}), found none" for word in ("fp8", "tensorrt-refit", "onnx-cudagraph", "onnx-tensorrt")
+        f"{word}), found none" for word in ("int8", "onnx-cudagraph")
     ]
-
-
-@pytest.mark.parametrize(("capability", "refused"), [("8.6", True), ("8.9", False), ("10.0", False)])
-def test_float8_needs_a_card_that_has_it(capability: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_onnx, "require", lambda: Gpu("Stub GPU", capability))
-    monkeypatch.setattr(in_onnx, "engine_of", lambda *_: b"plan")
-    monkeypatch.setattr(in_onnx, "execution", lambda *_: "an engine")
-    start = partial(in_onnx.in_tensorrt, b"", Candidate("vitbn", "tensorrt", "fp8", device="cuda"), (1,), False)
-    if refused:
-        with pytest.raises(Unavailable, match=r"fp8: expected a GPU of compute capability 8\.9 or later, found 8\.6"):
-            start()
-    else:
-        assert start() == "an engine"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

@@ -23,7 +23,6 @@ DEFECTS = {
     "9": "TensorRT: expected each engine built once",
     "10": "expected a refusal of a model that asked for a GPU and got a CPU",
     "11": "TensorRT: expected a profile for each batch size, found one from 1 to 5000 images",
-    "refit": "latency.py: vitbn tensorrt-refit fp32: vitbn tensorrt-refit fp32: expected an error of at most",
 }
 
 

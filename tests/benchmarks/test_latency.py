@@ -206,8 +206,7 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
 def test_rows_say_why_they_are_no_cuda_graph() -> None:
     row = {"model": "vitbn", "runtime": "tensorrt-cudagraph", "label": "TensorRT", "precision": "fp16", "batch": 1}
     row |= {"device": "cuda", "stable": True, "fallback": "no CUDA graph for 1 images: RuntimeError: refused"}
-    lines = list(closing_lines([row], [], LIMITS | {"launch_us": 2.0, "graph_node_us": 0.5}, None))
-    assert any(line.startswith("An empty launch takes 2.00 us, as a node of a CUDA graph 0.50") for line in lines)
+    lines = list(closing_lines([row], [], LIMITS, None))
     assert "vitbn, TensorRT, fp16: no CUDA graph for 1 images: RuntimeError: refused" in lines
 
 

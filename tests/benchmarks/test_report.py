@@ -204,14 +204,14 @@ def test_a_marker_that_names_no_table(runs: dict[str, Run]) -> None:
         filled("page.md", "<!-- table nonsense rewrites.json -->\n<!-- end -->", runs)
 
 
-def test_a_row_of_a_gpu_has_three_times_and_a_floor(runs: dict[str, Run]) -> None:
+def test_a_row_of_a_gpu_has_three_times_and_its_state(runs: dict[str, Run]) -> None:
     state = {"sm_mhz": [1900, 1950, 1980], "power_w": [400.0, 500.0, 600.0], "temperature_c": [50, 55, 60]}
     row = dict(runs["latency.json"].rows[0]) | {"device": "cuda", "device_p50_ms": 0.6, "copies_p50_ms": 0.9}
-    row |= {"floor_ms": 0.57, "floor_by": "bytes", "gpu_state": state | {"rejected": {"hardware thermal": 2}}}
+    row |= {"gpu_state": state | {"rejected": {"hardware thermal": 2}}}
     text = latency(Run(None, None, None, {}, None, [row])).markdown
     shown = [cell.strip() for cell in text.splitlines()[-1].split("|")]
     on_the_card = ["1,900 to 1,980", "400 to 600", "50 to 60", "2"]
-    assert shown[-9:-1] == ["0.600", "0.900", "0.570", "bytes", *on_the_card]
+    assert shown[-7:-1] == ["0.600", "0.900", *on_the_card]
 
 
 def test_a_table_says_what_is_missing_and_keeps_text() -> None:

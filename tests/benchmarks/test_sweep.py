@@ -32,7 +32,7 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("small_limits")
 def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DEPTHS": (), "DIMS": (), "COMPARED": ("cnn",), "RUNTIMES": ("onnx-tensorrt",)}.items():
+    for name, value in {"DEPTHS": (), "DIMS": (), "COMPARED": ("cnn",), "RUNTIMES": ("tensorrt-cudagraph",)}.items():
         monkeypatch.setattr(sweep, name, value)
     result = CliRunner().invoke(latency, ["--preset", "sweep", "--json", str(tmp_path / "sweep.json")])
     assert result.exit_code == 1
@@ -54,6 +54,6 @@ def test_the_best_of_each_limit_counts() -> None:
     by_precision = "gemm_gflops_per_s_by_precision"
     first = {"gemm_gflops_per_s": 2.0, "gemm_library": "a", by_precision: {"fp32": 2.0, "bf16": 5.0}}
     second = {"gemm_gflops_per_s": 3.0, "gemm_library": "b", by_precision: {"fp32": 3.0, "bf16": 4.0}}
-    times = {"copy_gb_per_s": 9.0, "launch_us": 2.0}, {"copy_gb_per_s": 8.0, "launch_us": 3.0}
+    times = {"copy_gb_per_s": 9.0}, {"copy_gb_per_s": 8.0}
     expected = {**second, **times[0], by_precision: {"fp32": 3.0, "bf16": 5.0}}
     assert roofline.best({**first, **times[0]}, {**second, **times[1]}) == expected

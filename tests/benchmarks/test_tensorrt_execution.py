@@ -1,19 +1,13 @@
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.measure.floors import Work, floor
-from benchmarks.measure.networks import reference
 from benchmarks.measure.tensorrt_execution import Execution
-from export.graph import Form
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
-from models.macs import macs_per_image
+from models.config import INPUT_NAME, OUTPUT_NAME
 
 STREAM = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
 SIZES = (2, 5)
@@ -161,45 +155,3 @@ def test_where_no_graph_can_be_captured_the_engine_is_enqueued_and_the_reason_ke
         assert torch.equal(run(given), given.flatten(1).float().sum(1)[:, None].expand(-1, 3))
     assert str(run.fallback).startswith(f"no CUDA graph for 5 images: {reason}")
     assert Graph.capturing is None
-
-
-def test_the_floor_counts_every_layer_once() -> None:
-    config = ModelConfig(model="vitbn", depth=1)
-    tokens, dim, inner, hidden = config.num_patches + 1, config.dim, config.heads * config.dim_head, config.mlp_dim
-    pixels = int(np.prod(config.input_shape))
-    plain = pixels + config.num_patches * dim + dim + config.num_classes  # embedding, head
-    plain += tokens * (dim + 3 * inner + inner + dim) + tokens * 4 * inner + 2 * tokens * (dim + hidden)
-    of = reference(config)
-    # Embedding, qkv, attention, output, two of the FFN, head.
-    assert of.graph(Form("none"))[1] == Work(macs_per_image(of.network.model), plain, 7)
-    assert of.graph(Form("all", fuse_attention=True))[1].values < plain / 2
-
-
-@pytest.mark.parametrize(
-    ("of", "batch", "precision", "graph", "expected_ms", "by"),
-    [
-        (Work(10**6, 10**3, 0), 500, "fp32", False, 1.0, "operations"),  # 1 GFLOP
-        (Work(10**6, 10**6, 0), 500, "fp16", False, 1.0, "bytes"),  # 1 GB
-        (Work(10**6, 10**3, 500), 1, "fp32", False, 1.0, "launches"),
-        (Work(10**6, 10**3, 500), 1, "fp32", True, 0.25, "launches"),
-    ],
-)
-def test_the_highest_floor_counts(
-    of: Work, batch: int, precision: str, graph: bool, expected_ms: float, by: str
-) -> None:
-    limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 1e3, "fp16": 1e9}, "copy_gb_per_s": 1e3}
-    limits |= {"launch_us": 2.0, "graph_node_us": 0.5}
-    found_ms, name = floor(of, batch, precision, graph, limits)
-    assert (found_ms, name) == (pytest.approx(expected_ms), by)
-
-
-@pytest.mark.slow
-def test_the_floor_of_5000_images_on_an_h200() -> None:
-    """By hand, at 4,000 GB/s; the products alone take 0.11 ms."""
-    of = reference(ModelConfig(model="vitbn", depth=6))
-    limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 5e4, "fp16": 8e5}, "copy_gb_per_s": 4e3}
-    for rewrites, expected_ms in (("all", 0.57), ("none", 1.14)):
-        moved = replace(of.graph(Form(rewrites, fuse_attention=True))[1], macs=1)
-        assert floor(moved, 5000, "fp16", False, limits) == (pytest.approx(expected_ms, rel=0.05), "bytes")
-    products = replace(of.graph(Form("all"))[1], values=1)
-    assert floor(products, 5000, "fp16", False, limits) == (pytest.approx(0.11, rel=0.05), "operations")

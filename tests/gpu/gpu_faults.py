@@ -21,10 +21,8 @@ CANDIDATES = {
 STEPS = {
     "--published-configuration": "the published depths",
     "layout": "the training time of an epoch",
-    "fp8": "lower precisions of TensorRT",
-    "tensorrt-refit": "an engine with new weights",
+    "int8": "lower precisions of TensorRT",
     "onnx-cudagraph": "ONNX Runtime's CUDA graphs",
-    "onnx-tensorrt": "ONNX Runtime's TensorRT provider",
 }
 NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
 

@@ -61,10 +61,6 @@ PROVIDER_OPTIONS = {
     | {"cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "enable_cuda_graph", "use_tf32", "prefer_nhwc"}
     | {"enable_skip_layer_norm_strict_mode", "use_ep_level_unified_stream", "sdpa_kernel", "fuse_conv_bias"}
     | {"tunable_op_enable", "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms"},
-    "TensorrtExecutionProvider": OF_A_STREAM
-    | {f"trt_{kind}_enable" for kind in ("fp16", "bf16", "int8", "engine_cache", "timing_cache", "cuda_graph")}
-    | {f"trt_profile_{bound}_shapes" for bound in ("min", "opt", "max")}
-    | {"trt_max_workspace_size", "trt_engine_cache_path", "trt_timing_cache_path", "trt_builder_optimization_level"},
 }
 
 

@@ -25,7 +25,7 @@ FAULT: list[str] = []
 """Planted: `another type` of a layer, a `wrong answer`, or ONNX Runtime with `no provider` for a GPU."""
 ANSWERS: dict[tuple[str, str], Any] = {}
 """By class and attribute a value, or a function of the object and the arguments; else the return type decides."""
-CONSTRUCTED = ("Builder", "OnnxParser", "OnnxParserRefitter", "Refitter", "Runtime")
+CONSTRUCTED = ("Builder", "OnnxParser", "Runtime")
 KINDS: dict[str, type] = {}
 """The real classes of these names; in the module, functions replace them."""
 WORDS: dict[int, str] = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
@@ -138,11 +138,6 @@ def in_tensorrt() -> None:
         parsed[:] = [onnx.load_from_string(data)]
         return True
 
-    def refit(parser: Conformant, data: bytes) -> bool:
-        refitter, _ = parser.state["args"]
-        refitter.state["args"][0].state["proto"] = onnx.load_from_string(data)
-        return True
-
     def shape(engine: Conformant, name: str) -> tuple[int, ...]:
         graph = engine.state["proto"].graph
         (value,) = (each for each in (*graph.input, *graph.output) if each.name == name)
@@ -167,8 +162,6 @@ def in_tensorrt() -> None:
             ("Runtime", "deserialize_cuda_engine"): lambda runtime, plan: Conformant(
                 trt.ICudaEngine, proto=onnx.load_from_string(bytes(plan))
             ),
-            ("OnnxParserRefitter", "refit_from_bytes"): refit,
-            ("Refitter", "get_missing_weights"): [],
             ("ICudaEngine", "num_io_tensors"): 2,
             ("ICudaEngine", "get_tensor_name"): lambda engine, index: (INPUT_NAME, OUTPUT_NAME)[index],
             ("ICudaEngine", "get_tensor_mode"): of_tensor(trt.TensorIOMode.INPUT, trt.TensorIOMode.OUTPUT),
@@ -232,13 +225,13 @@ def execute(context: Conformant, stream: int) -> bool:
 
 @lru_cache(8)
 def classifier(data: bytes) -> Any:
-    """ONNX Runtime has no CPU kernels for bfloat16 and products in float8."""
+    """ONNX Runtime has no CPU kernels for bfloat16."""
     from onnx.reference import ReferenceEvaluator
 
     from export.equivalence import onnx_classifier
 
     proto = onnx.load_from_string(data)
-    if {onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT8E4M3FN}.isdisjoint(element_types(proto).values()):
+    if onnx.TensorProto.BFLOAT16 not in element_types(proto).values():
         return onnx_classifier(data)
     evaluator: Any = ReferenceEvaluator(proto)
     return lambda images: evaluator.run(None, {INPUT_NAME: images})[0]

@@ -18,8 +18,6 @@ ON_A_GPU = {
     "device_p50_ms": "on device ms",
     "copies_p50_ms": "with copies ms",
     "overlapped_p50_ms": "overlapped ms",
-    "floor_ms": "floor ms",
-    "floor_by": "floor by",
 }
 GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature C"}
 
@@ -108,11 +106,6 @@ def closing_lines(
     rows: Sequence[Row], missing: Sequence[Row], limits: Mapping[str, Any], caveat: str | None
 ) -> Iterator[str]:
     yield limits_line(limits)
-    if any(row["device"] == "cuda" for row in rows):
-        yield (
-            f"An empty launch takes {limits['launch_us']:.2f} us, as a node of a CUDA graph "
-            f"{limits['graph_node_us']:.2f}; floor: the least time at these limits, a kernel per product and attention"
-        )
     for row in rows:
         if row.get("fallback"):
             yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"

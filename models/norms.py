@@ -75,8 +75,7 @@ class TokenBatchNorm(RowNorm):
 class RepBN(RowNorm):
     """BN(x) + a x with a learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
 
-    Guo et al., "SLAB: Efficient Transformers", ICML 2024, equation 5. a starts at 0, plain BatchNorm, unless
-    `start_skips` sets it.
+    Guo et al., "SLAB: Efficient Transformers", ICML 2024, equation 5. a starts at 0, plain BatchNorm.
     """
 
     def __init__(self, features: int) -> None:
@@ -219,13 +218,6 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
         scale = scale * norm.weight.data
     shift = -norm.running_mean * scale
     return scale, shift + norm.bias.data if norm.affine else shift
-
-
-@torch.no_grad()
-def start_skips(model: nn.Module, value: float) -> None:
-    for module in model.modules():
-        if isinstance(module, RepBN):
-            module.skip.fill_(value)
 
 
 def anneal(model: nn.Module, progress: float) -> None:

@@ -61,7 +61,6 @@ class TrainingOptions:
     - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
       least (`models/deepen.py`).
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
-    - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
     - `device`: as `choose_device` returns it, before a training starts.
     """
 
@@ -71,7 +70,6 @@ class TrainingOptions:
     schedule: Literal["constant", "one-cycle"] = _option("constant", ("constant", "one-cycle"))
     weight_decay: float = _option(0.0, Numbers(float, 0, 1), "Weight decay of AdamW.")
     label_smoothing: float = _option(0.0, SHARE)
-    accumulate: int = _option(1, Numbers(int, 1), "Process each batch in this many parts.")
     clip: float | None = _option(None, Numbers(float, 0, low_open=True), "Largest norm of the gradient.")
     precision: Literal["fp32", "bf16"] = _option("fp32", ("fp32", "bf16"))
     augment: Augmentation = _option("none", AUGMENTATIONS)  # noqa: RUF009  # a field
@@ -85,7 +83,6 @@ class TrainingOptions:
     )
     last_block: Literal["all", "row"] = _option("row", ("row", "all"), LAST_BLOCK_HELP)
     ema: float | None = _option(None, SHARE, "Decay of a moving average of the weights, which is kept instead.")
-    skip_init: float = _option(0.0, Numbers(float), "RepBN's factor; theirs is 1.")
     seed: int = _option(0, Numbers(int, 0, 2**63 - 1))
     device: str = _option("auto", DEVICES)
 

@@ -47,8 +47,7 @@ def _option(of: Field[Any]) -> Callable[[Command], Command]:
         about["type"] = click.Path(path_type=str)
     elif isinstance(values, Numbers):
         bounds: Any = values[1:]
-        bounded: click.ParamType[Any] = click.IntRange(*bounds) if values.kind is int else click.FloatRange(*bounds)
-        about["type"] = click.FLOAT if values == Numbers(float) else bounded
+        about["type"] = click.IntRange(*bounds) if values.kind is int else click.FloatRange(*bounds)
         about["callback"] = _finite
     else:
         about["type"] = click.Choice(values)

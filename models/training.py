@@ -36,7 +36,7 @@ from models.evaluation import (
     on_device,
 )
 from models.metrics import Metrics
-from models.norms import anneal, start_skips
+from models.norms import anneal
 from models.recipe import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 from models.registry import build, channels_last
 from models.state_dict_file import unpickling_reason
@@ -153,7 +153,6 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int, key: str)
         channels_last(model)
     if options.init:
         _load_weights(model, Path(options.init))
-    start_skips(model, options.skip_init)
     average = copy.deepcopy(model) if options.ema is not None else None
     teacher = None
     if options.teacher and not options.teacher_cache:
@@ -233,19 +232,14 @@ def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], c
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
     """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm: see `_batches`
-    total = torch.zeros((), device=pixels.device)
     try:
-        for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):
-            loss = _loss(state, x, y, options) * (len(y) / len(labels))
-            loss.backward()
-            total += loss.detach()
+        loss = _loss(state, pixels, labels, options)
+        loss.backward()
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         raise TrainingError(
-            f"{options.device}: out of memory with batches of {options.batch_size} in {parts} parts; "
-            f"raise --accumulate or lower --batch-size"
+            f"{options.device}: out of memory with batches of {options.batch_size}; lower --batch-size"
         ) from error
     if options.clip is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
@@ -253,7 +247,7 @@ def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
     state.schedule.step()
     if state.average is not None and options.ema is not None:
         _follow(state.average, state.model, max(1 - options.ema, 1 / state.schedule.last_epoch))
-    return total
+    return loss.detach()
 
 
 @torch.no_grad()

@@ -146,31 +146,6 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [2, 3, 100])
-def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
-    """BatchNorm would normalise parts; 50 images have no 100 parts."""
-    config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
-    whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
-    parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
-    assert [epoch.training_loss for epoch in parted] == pytest.approx([e.training_loss for e in whole], rel=1e-4)
-    states = [load(tmp_path / f"{name}.safetensors").model.state_dict() for name in ("parted", "whole")]
-    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
-
-
-def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
-    for parts, most in ((1, 50), (4, 13)):
-        kept = []
-        watched = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, kept=kept: (kept.append(len(tensor) if tensor.ndim == 4 else 0), tensor)[1],  # (B, H, N, .)
-            lambda tensor: tensor,
-        )
-        with watched:
-            options = replace(OPTIONS, epochs=1, accumulate=parts, last_block="all")
-            run(tmp_path / f"{parts}.safetensors", some_digits, options)
-        assert max(kept) == most
-
-
-@pytest.mark.slow
 def test_out_of_memory_names_the_knob(tmp_path):
     """In a child with 200 MB beside its libraries."""
     limited = f"""
@@ -193,7 +168,7 @@ train.train()
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert child.returncode == 1
-    said = "Error: cpu: out of memory with batches of 1400 in 1 parts; raise --accumulate or lower --batch-size\n"
+    said = "Error: cpu: out of memory with batches of 1400; lower --batch-size\n"
     assert said in child.stderr
     assert "Traceback" not in child.stderr
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,6 @@ Shape = tuple[int, int, int]
 Ids: TypeAlias = "pa.Array | list[str] | range"  # a range of rows of the part's file
 
 _BLOCK_BYTES = 1 << 20  # of pixels; larger blocks are not quicker
-_IDS = 10_000  # at most in an array
 _LARGEST_PICTURE = 1 << 27  # bytes
 
 
@@ -90,7 +89,6 @@ class Reader:
                 row += len(block)
 
     def _parquet(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         image_column, id_column = self.settings.image_column, self.settings.id_column
@@ -111,7 +109,7 @@ class Reader:
                 yield self._ready(ids, pixels, errors)
             else:
                 contents = images.field("bytes") if form == "bytes in a struct" else images
-                names = pa.chunked_array(numbered(path, ids), pa.string()) if isinstance(ids, range) else ids
+                names = row_ids(path, ids) if isinstance(ids, range) else ids
                 named_contents = zip(names.to_pylist(), contents, strict=True)
                 yield from self._gathered((name, value.as_py) for name, value in named_contents)
 
@@ -248,21 +246,14 @@ def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
             shard.members = []  # type: ignore[attr-defined]  # else it keeps every header
 
 
-def numbered(path: str, rows: range) -> Iterator[pa.Array]:
-    """The ids `path[first row]` and so on, in arrays of equally long ids."""
+def row_ids(path: str, rows: range) -> pa.Array:
+    """The ids `path[row]`; escapes bytes of the path that are not UTF-8."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    start = rows.start
-    while start < rows.stop:
-        digits = len(str(start))
-        numbers = np.arange(start, start := min(rows.stop, 10**digits, start + _IDS))
-        name = f"{path}[{'0' * digits}]".encode(errors="backslashreplace")
-        text = np.tile(np.frombuffer(name, np.uint8), (len(numbers), 1))
-        for place in range(-2, -2 - digits, -1):
-            numbers, digit = np.divmod(numbers, 10)
-            text[:, place] += digit.astype(np.uint8)
-        ends = np.arange(len(text) + 1, dtype=np.int32) * np.int32(text.shape[1])
-        yield pa.Array.from_buffers(pa.string(), len(text), [None, pa.py_buffer(ends), pa.py_buffer(text)])
+    name = path.encode(errors="backslashreplace").decode()
+    numbers = pa.array(np.arange(rows.start, rows.stop)).cast(pa.string())
+    return pc.binary_join_element_wise(f"{name}[", numbers, "]", "")
 
 
 def _pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.bulk.blocks import Ids, Reader, numbered
+from clients.bulk.blocks import Ids, Reader, row_ids
 from clients.bulk.job import Job, Output, Part
 from clients.bulk.network import ModelFile, Network
 
@@ -58,7 +58,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
     """One range for all row numbers: an array a block would cost more. Only the row of a damage follows them."""
     ranges = [each for each in ids if isinstance(each, range)]
-    arrays = list(numbered(path, range(ranges[0].start, ranges[-1].stop))) if ranges else []
+    arrays = [row_ids(path, range(ranges[0].start, ranges[-1].stop))] if ranges else []
     others = (each for each in ids if not isinstance(each, range))
     return arrays + [_texts(each) if isinstance(each, list) else each for each in others]
 

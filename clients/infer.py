@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clients.errors import ClientError, InvalidImage
-from clients.options import DEFAULTS, Options, Tls, parse_headers
+from clients.options import DEFAULTS, Options, Tls
+from common.headers import parse_headers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,7 +181,8 @@ def _output() -> str:
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
     """Raises UsageError unless the images are one idx file with as many items."""
-    from clients.images.idx import IdxFile, is_idx
+    from clients.images.idx import IdxFile
+    from common.idx import is_idx
 
     if len(paths) != 1 or not is_idx(paths[0]):
         raise click.UsageError("--labels: expected PATH to be one idx file of images")

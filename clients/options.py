@@ -1,9 +1,10 @@
 """What all clients of the server may choose, with the defaults; light to import, for the command line."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from common.headers import check_header
 
 Protocol = Literal["http", "grpc"]
 _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -66,28 +67,6 @@ class Options:
     @property
     def addresses(self) -> list[str]:
         return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
-
-
-def parse_headers(texts: Sequence[str]) -> dict[str, str]:
-    """NAME:VALUE each; raises ValueError."""
-    headers = {}
-    for text in texts:
-        name, colon, value = (part.strip() for part in text.partition(":"))
-        if not colon:
-            raise ValueError(f"header: expected NAME:VALUE, found {text!r}")
-        check_header(name, value)
-        headers[name] = value
-    return headers
-
-
-def check_header(name: str, value: str) -> None:
-    """Raises ValueError unless both protocols can send the header (RFC 9110)."""
-    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-        raise ValueError(f"header: expected a name of letters, digits and hyphens, found {name!r}")
-    if not re.fullmatch(r"([!-~]([ -~]*[!-~])?)?", value):
-        raise ValueError(f"header {name}: expected printable ASCII, found {value!r}")
-    if name.lower() in ("transfer-encoding", "content-length", "content-encoding", "inference-header-content-length"):
-        raise ValueError(f"header {name}: expected no header that describes the request's own body")
 
 
 DEFAULTS = Options()

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 import click
 
-from clients.options import parse_headers
 from clients.samples import judged, outputs, question, request
+from common.headers import parse_headers
 from common.repository import model_dir
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second

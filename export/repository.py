@@ -21,11 +21,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition(":") for value in values]
-    for name, colon, _ in pairs:
-        if not (name and colon):
-            raise click.BadParameter(f"expected NAME:VALUE, found {name!r}")
-    return {name: content.strip() for name, _, content in pairs}
+    from common.headers import parse_headers
+
+    try:
+        return parse_headers(values)
+    except ValueError as error:
+        raise click.BadParameter(str(error).removeprefix("header: ")) from error
 
 
 def _key(context: click.Context, parameter: click.Parameter, value: Path | None) -> str | None:

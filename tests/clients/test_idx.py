@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from idx_files import idx_bytes
 
-from clients.images import idx as module
-from clients.images.idx import IdxFile, is_idx
+from clients.images.idx import IdxFile
 from clients.preprocess import InvalidImage
+from common import idx as module
+from common.idx import is_idx
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 6, 5), dtype=np.uint8)
 WHOLE = idx_bytes(IMAGES)

@@ -1,23 +1,24 @@
-"""Times two ONNX files in interleaved rounds, so a drift of the machine hits both."""
+"""Times two ONNX files in interleaved rounds."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
 from export.compiler.proof.inputs import Feeds, draw, first_dimensions
 from export.compiler.proof.runs import Runner
+from export.interleaved import Schedule, interleaved, turn_ns
 from export.intervals import Ratio, ratio_of_rounds
 
 BATCHES = (1, 8)
 SECONDS = 4.0
 LEAST, MOST = 7, 200  # rounds
-TURN_NS = 10_000_000  # of calls of a file in a round, at least one call
+TURN_S = 0.01  # of calls of a file in a round, at least one call
 NOISE = 0.05  # a smaller loss is none
 
 
@@ -62,23 +63,14 @@ def time_both(
 
 
 def _timed(runners: Sequence[Runner], feeds: Feeds, sizes: Mapping[str, int], threads: int) -> Timed:
-    started = time.perf_counter()
     for runner in runners:
-        runner(feeds)
-    rounds = min(MOST, max(LEAST, int(SECONDS / (time.perf_counter() - started))))
-    taken: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds):
-        for position in (0, 1) if number % 2 else (1, 0):
-            taken[position].append(_turn_ns(runners[position].call(feeds)))
-    speed = ratio_of_rounds(*taken)
-    before_ms, after_ms = (statistics.median(samples) / 1e6 for samples in taken)
-    return Timed(sizes, threads, before_ms, after_ms, speed, rounds, runners[0].packed)
+        runner(feeds)  # the first calls allocate
+    turns = [partial(_turn_ns, runner, feeds) for runner in runners]
+    before_ns, after_ns = interleaved(turns, Schedule(LEAST, SECONDS, MOST))
+    speed = ratio_of_rounds(before_ns, after_ns)
+    before_ms, after_ms = (statistics.median(samples) / 1e6 for samples in (before_ns, after_ns))
+    return Timed(sizes, threads, before_ms, after_ms, speed, len(before_ns), runners[0].packed)
 
 
-def _turn_ns(call: Callable[[], object]) -> float:
-    calls_ns: list[int] = []
-    while sum(calls_ns) < TURN_NS:
-        start = time.perf_counter_ns()
-        call()
-        calls_ns.append(time.perf_counter_ns() - start)
-    return statistics.median(calls_ns)
+def _turn_ns(runner: Runner, feeds: Feeds) -> float:
+    return statistics.median(turn_ns(runner.call(feeds), TURN_S))

@@ -1,10 +1,14 @@
-"""Times candidates in interleaved rounds: a drift of the machine affects all equally."""
+"""Times candidates in interleaved rounds: a drift of the machine affects all equally.
+
+Beside `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C what was
+finished.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
@@ -14,6 +18,7 @@ import click
 import numpy as np
 
 from benchmarks.measure.progress import note, share_bar
+from export.interleaved import Schedule, time_ns, turn_ns
 from export.intervals import Ratio, ratio_of_rounds
 
 MIN_ROUNDS = 3
@@ -134,32 +139,25 @@ def time_interleaved(
     """
     if not candidates:
         return {}
-    cold = {name: _time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
+    cold = {name: time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
     quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
-    min_rounds, max_rounds = _limited(min_rounds)
-    least_s = min_rounds * sum(
+    schedule = _limited(min_rounds, budget_s)
+    least_s = schedule.least * sum(
         max(took_ns / 1e9, protocol.turn_s) * (1 + (name in quick)) + protocol.settle_s
         for name, took_ns in warm_up.items()
     )
     if title:
-        least, most = f"{min_rounds} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
+        least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
     turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
     _load(candidates, protocol.load_s)
-    start, rounds, next_question, refused = time.perf_counter(), 0, min_rounds, 0
+    start, rounds, next_question, refused = time.perf_counter(), 0, schedule.least, 0
     with share_bar(title) as show:
         try:
-            while rounds < min_rounds or (rounds < max_rounds and _fits(time.perf_counter() - start, rounds, budget_s)):
-                taken, counts = {}, True
-                for name, run in candidates.items():
-                    time.sleep(protocol.settle_s)
-                    if name in quick:
-                        run()
-                    taken[name] = _turn_ns(run, protocol.turn_s)
-                    counts = protocol.accept() and counts
-                protocol.ended(counts)
-                if not counts:
+            while schedule.goes_on(rounds, time.perf_counter() - start):
+                taken = _round(candidates, quick, protocol)
+                if taken is None:
                     refused += 1
                     if refused == MAX_REFUSED:
                         note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
@@ -168,7 +166,8 @@ def time_interleaved(
                 for name, turn in taken.items():
                     turns[name].append(turn)
                 rounds += 1
-                show(min(1.0, max((time.perf_counter() - start) / max(budget_s, least_s), rounds / max_rounds)))
+                share_s = (time.perf_counter() - start) / max(budget_s, least_s)
+                show(min(1.0, max(share_s, rounds / schedule.most)))
                 if rounds >= next_question:
                     next_question = -(-rounds * 5 // 4)
                     if enough(_finished(turns, rounds, protocol)):
@@ -182,6 +181,21 @@ def time_interleaved(
     return _finished(turns, rounds, protocol)
 
 
+def _round(
+    candidates: Mapping[str, Callable[[], object]], quick: Container[str], protocol: Protocol
+) -> dict[str, list[int]] | None:
+    """The calls of each candidate's turn; None if the round does not count."""
+    taken, counts = dict[str, list[int]](), True
+    for name, run in candidates.items():
+        time.sleep(protocol.settle_s)
+        if name in quick:
+            run()
+        taken[name] = turn_ns(run, protocol.turn_s)
+        counts = protocol.accept() and counts
+    protocol.ended(counts)
+    return taken if counts else None
+
+
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
     """Passes the finished rounds to `use`, also at Ctrl-C, which it re-raises."""
     try:
@@ -192,17 +206,13 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
     use(measured)
 
 
-def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:
-    return elapsed_s * (rounds + 1) <= budget_s * rounds
-
-
-def _limited(min_rounds: int) -> tuple[int, float]:
+def _limited(min_rounds: int, budget_s: float) -> Schedule:
     text = os.environ.get(ROUNDS_VARIABLE)
     if text is None:
-        return min_rounds, float("inf")
+        return Schedule(min_rounds, budget_s)
     if not text.isdecimal() or int(text) < 1:
         raise click.ClickException(f"{ROUNDS_VARIABLE}: expected a number of at least 1, found {text!r}")
-    return min(min_rounds, int(text)), int(text)
+    return Schedule(min(min_rounds, int(text)), budget_s, int(text))
 
 
 def _finished(turns: Mapping[str, list[list[int]]], rounds: int, protocol: Protocol) -> dict[str, Durations]:
@@ -225,18 +235,3 @@ def _load(candidates: Mapping[str, Callable[[], object]], seconds: float) -> Non
     while time.perf_counter() < begin + seconds:
         for run in candidates.values():
             run()
-
-
-def _turn_ns(run: Callable[[], object], turn_s: float) -> list[int]:
-    calls_ns, end_ns = [_time_ns(run)], 1e9 * turn_s
-    took_ns = calls_ns[0]
-    while took_ns < end_ns:
-        calls_ns.append(_time_ns(run))
-        took_ns += calls_ns[-1]
-    return calls_ns
-
-
-def _time_ns(run: Callable[[], object]) -> int:
-    start = time.perf_counter_ns()
-    run()
-    return time.perf_counter_ns() - start

@@ -130,7 +130,8 @@ def test_a_state_lasts_a_third_of_the_rounds_and_seven(states: list[float], coun
 
 def test_a_result_says_how_many_slower_rounds_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([10**6, *(int(1e6 * state) for state in SLOW)])  # one of warm-up
-    monkeypatch.setattr("benchmarks.measure.timing._time_ns", lambda run: next(taken))
+    for module in ("benchmarks.measure.timing", "export.interleaved"):
+        monkeypatch.setattr(f"{module}.time_ns", lambda run: next(taken))
     protocol = Protocol(settle_s=0.0, refill=False)
     measured = time_interleaved({"it": lambda: None}, 0.0, min_rounds=len(SLOW), protocol=protocol)["it"]
     assert (measured.samples_ns, measured.slower_rounds) == ((10**6,) * 12, 9)

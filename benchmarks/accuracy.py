@@ -24,6 +24,7 @@ from benchmarks.measure.progress import note
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
+    from benchmarks.measure.candidate import Candidate
     from export.equivalence import Classifier, Images, Logits
     from models.checkpoint import Checkpoint
     from models.data import Dataset
@@ -138,8 +139,6 @@ def _in_runtimes(network: Own, data: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
-    from benchmarks.measure.called import build
-
     exact = candidates([(network.name, network)], EXACT, ["fp32"], cores(), "cpu")
 
     @cache
@@ -149,13 +148,20 @@ def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[st
 
         return export_checkpoint(checkpoint.path, Form(rewrites="all"), data_dir=network.place).onnx
 
-    makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(build, each) for each in exact}
+    makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(_as_measured, each) for each in exact}
     for precision in ("fp16", "int8"):
         makers[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
     for bfloat16 in (False, True):
         name = f"OpenVINO, all rewrites{', bfloat16' if bfloat16 else ''}"
         makers[name] = partial(_in_openvino, optimized, bfloat16)
     return makers
+
+
+def _as_measured(candidate: Candidate) -> Classifier:
+    from benchmarks.measure.called import build
+    from benchmarks.measure.networks import reference
+
+    return build(reference(candidate.config, candidate.own), candidate).run
 
 
 def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.measure.candidate import PRECISIONS, Candidate, Precision
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import (
     PRECISION_HELP,
     WithPresets,
@@ -30,6 +30,7 @@ from benchmarks.measure.engines import (
 from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
+from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED, shipped
 from models.config import MODEL_NAMES, ModelConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
-from benchmarks.measure.candidate import PRECISIONS, Candidate
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import (
     FiniteRange,
     WithPresets,
@@ -26,6 +26,7 @@ from benchmarks.measure.engines import SERVED_ENGINES
 from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
+from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
 
 IN_FLIGHT = (1, 2, 8)

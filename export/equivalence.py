@@ -76,10 +76,7 @@ def compare(
         if len(batch) < size or size < 1:
             raise EquivalenceError(f"{stages}: expected {size} images to compare, found {len(batch)}")
         want, have = expected(batch), found(batch)
-        if want.shape != have.shape:
-            raise EquivalenceError(f"{stages}: expected logits {want.shape} at batch {size}, found {have.shape}")
-        if want.dtype != have.dtype:
-            raise EquivalenceError(f"{stages}: expected {want.dtype}, found {have.dtype}")
+        _check_form(stages, want, have, f" at batch {size}")
         answers.append((size, want if exact is None else exact(batch), want, have))
     if not answers:
         raise EquivalenceError(f"{stages}: expected images to compare, found none")
@@ -89,21 +86,39 @@ def compare(
         raise EquivalenceError(f"{stages}: {limit}, found {own:.1e} of the largest logit")
     relative = allowed(tolerance, own)
     for size, known, want, have in answers:
-        if not (error := relative_error(known, have)) <= relative:
-            limit = f"expected an error of at most {relative:.1e} of the largest logit at batch {size}"
-            raise EquivalenceError(f"{stages}: {limit}, found {error:.1e}")
-        _check_argmax(stages, want, have, max(TIE, 2 * own))
+        _check_error(stages, known, have, relative, f" at batch {size}")
+        check_classes(stages, want, have, max(TIE, 2 * own))
     largest = max(float(np.abs(known).max()) for _, known, _, _ in answers)
-    worst = max(_error(known, have) for _, known, _, have in answers)
-    worst_own = None if exact is None else max(_error(known, want) for _, known, want, _ in answers)
+    worst = max(_largest_error(known, have) for _, known, _, have in answers)
+    worst_own = None if exact is None else max(_largest_error(known, want) for _, known, want, _ in answers)
     return Comparison(stages, worst, worst_own, relative, largest, max(size for size, *_ in answers))
 
 
-def _error(known: Logits, found: Logits) -> float:
-    return float(np.abs(known.astype(np.float64) - found.astype(np.float64)).max())
+def check(stages: str, expected: Logits, found: Logits, tolerance: float) -> float:
+    """The largest absolute error. Raises EquivalenceError above `tolerance`, relative to the largest logit."""
+    _check_form(stages, expected, found)
+    _check_error(stages, expected, found, tolerance)
+    return _largest_error(expected, found)
 
 
-def _check_argmax(stages: str, want: Logits, have: Logits, tie: float) -> None:
+def _check_form(stages: str, expected: Logits, found: Logits, where: str = "") -> None:
+    if expected.shape != found.shape:
+        raise EquivalenceError(f"{stages}: expected logits {expected.shape}{where}, found {found.shape}")
+    if expected.dtype != found.dtype:
+        raise EquivalenceError(f"{stages}: expected {expected.dtype}, found {found.dtype}")
+
+
+def _check_error(stages: str, expected: Logits, found: Logits, tolerance: float, where: str = "") -> None:
+    if not (error := relative_error(expected, found)) <= tolerance:  # NaN fails too
+        limit = f"expected an error of at most {tolerance:.1e} of the largest logit{where}"
+        raise EquivalenceError(f"{stages}: {limit}, found {error:.1e}")
+
+
+def _largest_error(expected: Logits, found: Logits) -> float:
+    return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max())
+
+
+def check_classes(stages: str, want: Logits, have: Logits, tie: float = TIE) -> None:
     """`tie`: relative to the largest logit."""
     best = np.sort(want, axis=1)[:, -2:]
     decided = best[:, -1] - best[:, 0] > tie * np.abs(want).max()

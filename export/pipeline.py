@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from export.engines.choosing import Choice, Goal, Numbers, choose
+from export.engines.choosing import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
 from export.graph import Exported, Form, export
 from export.images import NamedImages, embedded_sample, own_dataset, own_sample
 from export.precision import Accuracies, AccuracyError, lower
+from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
@@ -26,8 +27,6 @@ from models.data import DataError, Dataset
 if TYPE_CHECKING:
     from export.engines.gpu import Gpu
     from export.engines.tensorrt_engine import Built, EngineOptions
-
-Precision = Literal["fp32", "tf32", "fp16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ def _exact(exported: Exported, target: Target) -> Ready:
 
 def _measured(exported: Exported, target: Target, dataset: Dataset, max_drop_points: float) -> Ready:
     artifact, accuracies, serving = exported.artifact, [], target.serving
-    if target.precision in ("fp16", "int8"):
-        artifact, converted = lower(artifact, target.precision, dataset, max_drop_points)
+    if (precision := file_precision(target.precision, serving.engine or "onnxruntime")) != "fp32":
+        artifact, converted = lower(artifact, precision, dataset, max_drop_points)
         accuracies.append(converted)
     if serving.engine == "openvino":
         serving = replace(serving, bfloat16=has_bfloat16())
@@ -111,16 +110,16 @@ def _measured(exported: Exported, target: Target, dataset: Dataset, max_drop_poi
 
 
 def _best(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points: float) -> Ready:
-    made: dict[Numbers, tuple[Artifact, tuple[Accuracies, ...]]] = {"fp32": (exported.artifact, ())}
-    files: dict[Numbers, bytes | ExportError] = {"fp32": exported.onnx}
+    made: dict[Precision, tuple[Artifact, tuple[Accuracies, ...]]] = {"fp32": (exported.artifact, ())}
+    files: dict[Precision, bytes | ExportError] = {"fp32": exported.onnx}
     try:
         int8, converted = lower(exported.artifact, "int8", dataset, max_drop_points)
         made["int8"], files["int8"] = (int8, (converted,)), int8.data
     except AccuracyError as reason:
         files["int8"] = reason
     choice = choose(files, dataset, goal, max_drop_points)
-    best = choice.best.candidate
-    artifact, accuracies = made["int8" if best.precision == "int8" else "fp32"]
+    best = choice.best.setting
+    artifact, accuracies = made[file_precision(best.precision, best.engine)]
     artifact = artifact.telling({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
     shared = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
     serving = replace(shared, goal=goal) if best.engine == "onnxruntime" else shared
@@ -138,12 +137,12 @@ def export_engine(source: Artifact, options: EngineOptions, gpu: Gpu, data_dir: 
     def dataset(fetch: bool) -> Dataset:
         return own_dataset(source.config, source.network.metrics, data_dir, fetch)
 
-    held, wanted = source.origin.precision, "fp16" if options.precision == "fp16" else "fp32"
+    held, wanted = source.origin.precision, file_precision(options.precision, "tensorrt")
     if held not in (wanted, "fp32"):
         usable = "fp32" if wanted == "fp32" else f"fp32 or {wanted}"
         raise PublishError(f"ONNX: expected {usable} to build {wanted} from, found {held}")
     if held != wanted:
-        source, _ = lower(source, "fp16", dataset(True), ACCURACY_DROP)
+        source, _ = lower(source, wanted, dataset(True), ACCURACY_DROP)
     try:
         images = dataset(False)
     except DataError:

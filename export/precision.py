@@ -1,24 +1,26 @@
-"""Converts an ONNX graph to float16 or int8, through an accuracy gate.
+"""Lowers a float32 ONNX graph to another precision; and an accuracy gate for what was lowered.
 
-In: a float32 graph and a labelled dataset. Out: the converted graph, still from uint8 to float32, and both test
-accuracies; or AccuracyError.
+In: a float32 graph, images to calibrate with, for the gate a labelled dataset. Out: the lowered graph, still from uint8
+to float32, and both test accuracies; or AccuracyError. `export/precision_table.py` says what each precision is.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto, numpy_helper
 
 from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError
+from export.precision_table import Precision
 from export.publishing.artifact import Artifact, onnx_artifact
 from models.config import INPUT_NAME
 from models.data import Dataset
@@ -28,8 +30,7 @@ CALIBRATION_SEED = 0
 TEST_BATCH = 256
 # In float16 exponentials and squares overflow or lose digits.
 KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
-
-Lowered = Literal["fp16", "int8"]
+BFLOAT16_OPSET = 22  # the first with such convolutions; none of our operators changes between 20 and it but in types
 
 
 class AccuracyError(ExportError):
@@ -52,26 +53,25 @@ class Accuracies:
 
 
 def convert(
-    proto: onnx.ModelProto, precision: Lowered, dataset: Dataset, max_drop_points: float
+    proto: onnx.ModelProto, precision: Precision, dataset: Dataset, max_drop_points: float
 ) -> tuple[onnx.ModelProto, Accuracies]:
     """Raises AccuracyError above `max_drop_points`, in percentage points."""
-    lowered = to_fp16(proto) if precision == "fp16" else to_int8(proto, dataset.train_images)
-    onnx.checker.check_model(lowered, full_check=True)
-    before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
-    return lowered, _gate(precision, None, after, before, dataset, max_drop_points)
+    converted = lowered(proto, precision, dataset.train_images)
+    before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, converted))
+    return converted, _gate(precision, None, after, before, dataset, max_drop_points)
 
 
 def lower(
-    source: Artifact, precision: Lowered, dataset: Dataset, max_drop_points: float
+    source: Artifact, precision: Precision, dataset: Dataset, max_drop_points: float
 ) -> tuple[Artifact, Accuracies]:
     """Of a float32 file. Raises AccuracyError as `convert`."""
     proto = onnx.load_from_string(source.data)
     del proto.metadata_props[:]  # of the float32 file
-    lowered, converted = convert(proto, precision, dataset, max_drop_points)
+    converted, accuracies = convert(proto, precision, dataset, max_drop_points)
     image: Any = source.sample.inputs[INPUT_NAME]
-    facts = {**source.origin.facts, "float32_test_accuracy": converted.reference}
-    origin = replace(source.origin, precision=precision, test_accuracy=converted.accuracy, facts=facts)
-    return onnx_artifact(lowered, image, source.network, origin), converted
+    facts = {**source.origin.facts, "float32_test_accuracy": accuracies.reference}
+    origin = replace(source.origin, precision=precision, test_accuracy=accuracies.accuracy, facts=facts)
+    return onnx_artifact(converted, image, source.network, origin), accuracies
 
 
 def engine_accuracy(
@@ -96,11 +96,53 @@ def accuracy(classify: Classifier, dataset: Dataset) -> float:
     return float(np.mean(np.concatenate(found) == labels))
 
 
-def to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> onnx.ModelProto:
+def lowered(
+    proto: onnx.ModelProto, precision: Precision, train_images: Images, strongly_typed: bool = False
+) -> onnx.ModelProto:
+    """The graph in the precision of its file. `strongly_typed`: in the form that TensorRT takes.
+
+    Raises onnx.checker.ValidationError for a graph that is not valid afterwards.
+    """
+    if precision == "fp16":
+        converted = to_fp16(proto)
+    elif precision == "bf16":
+        converted = to_bf16(proto)
+    elif precision == "int8":
+        converted = to_int8(proto, train_images, symmetric=strongly_typed)
+    else:
+        return proto
+    onnx.checker.check_model(converted, full_check=True)
+    return converted
+
+
+def to_bf16(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """As in float16, with the weights rounded from float32."""
+    converted = to_fp16(proto)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    converted.opset_import[0].version = BFLOAT16_OPSET
+    for tensor in converted.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            _set_bfloat16(tensor, weights.get(tensor.name, numpy_helper.to_array(tensor)))
+    for node in converted.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.BFLOAT16
+            if attribute.t.data_type == TensorProto.FLOAT16:
+                _set_bfloat16(attribute.t, numpy_helper.to_array(attribute.t))
+    return converted
+
+
+def _set_bfloat16(tensor: onnx.TensorProto, value: Any) -> None:
+    import ml_dtypes
+
+    tensor.CopyFrom(numpy_helper.from_array(np.asarray(value).astype(ml_dtypes.bfloat16), tensor.name))
+
+
+def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
+    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
     model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
     # The converter casts a shared weight once per reader, under the same name.
@@ -114,7 +156,7 @@ def to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> on
 def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = False) -> onnx.ModelProto:
     """Products of activations, patch embedding and head stay in float32: little work, but sensitive.
 
-    `symmetric`: signed activations around 0, and float32 biases.
+    `symmetric`: signed activations around 0, and float32 biases: TensorRT knows no others.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 

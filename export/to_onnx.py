@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from export.precision_table import IN_ONNX_RUNTIME, Precision, file_precision
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import in_words
 
@@ -37,7 +38,7 @@ repository_option = click.option(
 )
 @click.option("--fuse-bn", is_flag=True, help="As --rewrites bn.")
 @click.option("--fuse-attention", is_flag=True, help="Attention in the form that GPU kernels fuse.")
-@click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16", "int8"]), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(IN_ONNX_RUNTIME), default="fp32", show_default=True)
 @click.option(
     "--max-accuracy-drop",
     type=click.FloatRange(0, 100),
@@ -109,9 +110,9 @@ def _check_options(name: str | None, repository: Path | None, output: Path | Non
     _check_drop(precision, backend)
 
 
-def _check_drop(precision: str, backend: str | None) -> None:
+def _check_drop(precision: Precision, backend: str | None) -> None:
     context = click.get_current_context()
-    lowered = precision in ("fp16", "int8") or backend in ("openvino", "auto")
+    lowered = file_precision(precision, "onnxruntime") != "fp32" or backend in ("openvino", "auto")
     if context.get_parameter_source("max_accuracy_drop") is not ParameterSource.DEFAULT and not lowered:
         raise click.UsageError(f"expected no --max-accuracy-drop: {precision} drops nothing")
     if math.isnan(context.params["max_accuracy_drop"]):  # is in every range
@@ -186,15 +187,15 @@ def _promotion(version: Path) -> str:
 def _print_choice(choice: Choice) -> None:
     click.echo("  engine       precision  instances  threads  test accuracy %  images/s  ms a call")
     for row in choice.rows:
-        candidate = row.candidate
-        head = f"  {candidate.engine:11}  {candidate.precision:9}"
+        setting = row.setting
+        head = f"  {setting.engine:11}  {setting.precision:9}"
         if row.left_out:
             click.echo(f"{head}  left out: {row.left_out}")
             continue
-        sharing = f"{candidate.instances:9}  {candidate.threads or 'all':>7}"
+        sharing = f"{setting.instances:9}  {setting.threads or 'all':>7}"
         figures = f"{100 * (row.accuracy or 0):15.2f}  {row.images_per_s:8,.0f}  {row.call_ms:9.3f}"
         click.echo(f"{head}  {sharing}  {figures}")
-    click.echo(f"Chose for {choice.goal}: {choice.best.candidate}")
+    click.echo(f"Chose for {choice.goal}: {choice.best.setting}")
     if choice.reason:
         click.echo(f"  {choice.reason}")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from export.precision_table import IN_A_PLAN
 from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import in_words
@@ -29,7 +30,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command()
 @click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
 @click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
-@click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16"]), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(IN_A_PLAN), default="fp32", show_default=True)
 @click.option("--min-batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--opt-batch", type=click.IntRange(1), default=64, show_default=True, help="The size to optimise for.")
 @click.option("--max-batch", type=click.IntRange(1), default=5000, show_default=True)

@@ -14,8 +14,9 @@ from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published import Published
-    from benchmarks.measure.candidate import Classify, Device
+    from benchmarks.measure.candidate import Classify
     from export.equivalence import Images, Logits
+    from export.precision_table import Device
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import click
 
 from benchmarks.load.figures import WrongAnswer
 from benchmarks.measure.candidate import Candidate
+from export.precision_table import IN_A_PLAN, PRECISIONS
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Device, Precision
     from export.equivalence import Logits
+    from export.precision_table import Device, Precision
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig
 
-SERVED_IN_TENSORRT = ("fp32", "tf32", "fp16")
 IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
 
@@ -88,8 +88,8 @@ def publish(
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
     place = candidate.own.place if candidate.own else None
     if engine == "tensorrt":
-        if candidate.precision not in SERVED_IN_TENSORRT:
-            raise Unavailable(f"TensorRT is served only in {', '.join(SERVED_IN_TENSORRT)}")
+        if candidate.precision not in IN_A_PLAN:
+            raise Unavailable(f"TensorRT is served only in {', '.join(IN_A_PLAN)}")
         form = Form("all", fuse_attention=True)
         source = export_checkpoint(candidate.path, form, data_dir=place).artifact
         artifact = _engine(source, precision, largest)
@@ -113,10 +113,10 @@ def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    import numpy as np
+    """Raises WrongAnswer for other logits than those in process."""
+    from export import equivalence
 
-    from benchmarks.measure.networks import TOLERANCES
-
-    error, limit = float(np.abs(found - expected).max()), TOLERANCES[precision] * float(np.abs(expected).max())
-    if not error <= limit:
-        raise WrongAnswer(f"{who}: expected logits within {limit:.0e} of those in process, found {error:.1e}")
+    try:
+        equivalence.check(f"{who}", expected, found, PRECISIONS[precision].tolerance)
+    except equivalence.EquivalenceError as error:
+        raise WrongAnswer(f"{error}, beside the logits in process") from error

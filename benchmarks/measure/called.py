@@ -14,12 +14,13 @@ import torch
 
 from benchmarks.measure import networks
 from benchmarks.measure.calls import BUFFERS, Calls, classify
-from benchmarks.measure.candidate import Candidate, Classify, Device, Program, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start
 from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
+from export.precision_table import Device
 
 CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
 
@@ -67,10 +68,10 @@ class Missing:
             note(f"Not measured: {candidate.model}, {label_of(candidate)}, {candidate.precision}: {words}")
 
 
-def build(candidate: Candidate, sizes: Sizes = (1,)) -> Classify:
+def build(of: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> Built:
     """For calls with `sizes` images. Raises Unavailable without the library or the device."""
-    program, _ = networks.program(reference(candidate.config, candidate.own), candidate)
-    return start(program, candidate, sizes)
+    program, macs = networks.program(of, candidate)
+    return Built(candidate, of, program, start(program, candidate, sizes), macs, sizes)
 
 
 def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
@@ -81,9 +82,7 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
         for each in candidates:
             try:
-                of = references[each.config, each.own]
-                program, macs = networks.program(of, each)
-                built.append(Built(each, of, program, start(program, each, sizes), macs, sizes))
+                built.append(build(references[each.config, each.own], each, sizes))
             except Exception as reason:  # engines raise anything; only this candidate is lost
                 missing.add(each, reason)
             advance(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.measure.candidate import Device
+from export.precision_table import Device
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Classify

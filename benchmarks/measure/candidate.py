@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from benchmarks.measure.own import Own
+from export.precision_table import Device, Precision
 from models.catalog import shipped
 from models.config import ModelConfig
 
 if TYPE_CHECKING:
     from export.graph import Served
 
-Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
-"""fp16 and bf16 leave the Softmax in float32; int8 leaves all but products with weights."""
 Rewrites = Literal["none", "folded", "all"]
-
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 Program: TypeAlias = "Served | bytes"
 """A PyTorch network, or the bytes of an ONNX file."""

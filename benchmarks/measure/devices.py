@@ -4,7 +4,7 @@ import gc
 
 import click
 
-from benchmarks.measure.candidate import Device
+from export.precision_table import Device
 
 
 def choose(wanted: str) -> Device:

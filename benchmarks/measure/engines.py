@@ -1,6 +1,6 @@
 """All engines, a function each. Imports no library of them: the commands' help needs this module.
 
-A new engine is a function and a line in ENGINES.
+A new engine is a function, a row in ENGINES and, if its kind is new, its name in `export/precision_table.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.measure.candidate import Candidate, Classify, Device, Precision, Program, Rewrites, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Program, Rewrites, Sizes
 from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
+from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
     from models.config import ModelConfig, ModelName
@@ -57,54 +58,50 @@ def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 
 @dataclass(frozen=True)
 class Engine:
-    """`cpu`, `cuda`: precisions that `start` knows there. `fused`: attention in the form that GPU kernels fuse.
+    """`kind`: its name in the table of precisions. `devices`: where `start` knows it.
 
-    `graph`: a call is one CUDA graph.
+    `fused`: attention in the form that GPU kernels fuse. `graph`: a call is one CUDA graph.
 
     `runtimes`: of each name for `--runtime` the rewrites and the words for them.
     """
 
     label: str
+    kind: EngineKind
     start: Callable[[Any, Candidate, Sizes], Classify]
     program: Literal["network", "file"]
-    cpu: tuple[Precision, ...] = ()
-    cuda: tuple[Precision, ...] = ()
+    devices: tuple[Device, ...] = ("cpu", "cuda")
     fused: bool = False
     graph: bool = False
     runtimes: Mapping[str, tuple[Rewrites, str]] = field(default_factory=dict)
 
     def precisions(self, device: Device) -> tuple[Precision, ...]:
-        return self.cpu if device == "cpu" else self.cuda
+        if device not in self.devices:
+            return ()
+        return tuple(name for name, row in PRECISIONS.items() if self.kind in row.engines(device))
 
-
-# On CPUs ONNX Runtime casts around every float16 operator, and PyTorch's kernels gain nothing.
-ON_CPU: tuple[Precision, ...] = ("fp32", "bf16")
-ON_CUDA: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
-IN_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
-IN_TENSORRT: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
 
 ENGINES: dict[str, Engine] = {
     "torch": Engine(
-        *("PyTorch eager", eager, "network", ON_CPU, ON_CUDA),
+        *("PyTorch eager", "torch", eager, "network"),
         runtimes={"torch": ("none", "as published")},
     ),
     "torch-sdpa": Engine(
-        *("PyTorch eager", eager, "network", ON_CPU, ON_CUDA),
+        *("PyTorch eager", "torch", eager, "network"),
         fused=True,
         runtimes={"torch-sdpa": ("none", "fused attention")},
     ),
     "torch-compile": Engine(
-        *("PyTorch compiled", compiled, "network", ON_CPU, ON_CUDA),
+        *("PyTorch compiled", "torch", compiled, "network"),
         runtimes={"torch-compile": ("none", "as published")},
     ),
     "torch-cudagraphs": Engine(
-        *("PyTorch CUDA graphs", cuda_graphs, "network", (), ON_CUDA),
+        *("PyTorch CUDA graphs", "torch", cuda_graphs, "network", ("cuda",)),
         fused=True,
         graph=True,
         runtimes={"torch-cudagraphs": ("none", "fused attention")},
     ),
     "onnxruntime": Engine(
-        *("ONNX Runtime", onnxruntime, "file", ("fp32", "int8"), IN_ONNX_RUNTIME),
+        *("ONNX Runtime", "onnxruntime", onnxruntime, "file"),
         runtimes={
             "onnx": ("none", "plain export"),
             "onnx-folded": ("folded", "norms folded"),
@@ -112,16 +109,16 @@ ENGINES: dict[str, Engine] = {
         },
     ),
     "onnxruntime-cudagraph": Engine(
-        *("ONNX Runtime", onnxruntime, "file", (), IN_ONNX_RUNTIME),
+        *("ONNX Runtime", "onnxruntime", onnxruntime, "file", ("cuda",)),
         graph=True,
         runtimes={"onnx-cudagraph": ("all", "all rewrites, CUDA graph")},
     ),
     "openvino": Engine(
-        *("OpenVINO", openvino, "file", ON_CPU),
+        *("OpenVINO", "openvino", openvino, "file"),
         runtimes={"openvino": ("all", "all rewrites")},
     ),
     "tensorrt": Engine(
-        *("TensorRT", tensorrt, "file", (), IN_TENSORRT),
+        *("TensorRT", "tensorrt", tensorrt, "file"),
         fused=True,
         runtimes={
             "tensorrt-plain": ("none", "plain export"),
@@ -130,7 +127,7 @@ ENGINES: dict[str, Engine] = {
         },
     ),
     "tensorrt-cudagraph": Engine(
-        *("TensorRT", tensorrt, "file", (), IN_TENSORRT),
+        *("TensorRT", "tensorrt", tensorrt, "file"),
         fused=True,
         graph=True,
         runtimes={"tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure.foreign_networks import Foreign
+from export.compiler.proof.tolerances import relative_error
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]
@@ -54,7 +54,7 @@ def candidates(
             continue
         answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
         expected = answer if expected is None else expected
-        error_of_size = float(np.abs(expected - answer).max() / np.abs(expected).max())
+        error_of_size = relative_error(expected, answer)
         if error_of_size <= TOLERANCE:  # also leaves out NaN
             calls[name] = call
         else:

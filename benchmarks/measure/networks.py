@@ -11,35 +11,24 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.measure.candidate import Candidate, Precision, Program
+from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES, why_not
 from benchmarks.measure.fused import with_fused_attention
 from benchmarks.measure.own import Own
-from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.compiler.pipeline import optimise
-from export.equivalence import EquivalenceError, Images, Logits, compare, torch_classifier
+from export.equivalence import Images, Logits, check, check_classes, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
 from export.images import COUNT, embedded_sample
-from export.precision import convert
+from export.precision import lowered
+from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import Dataset, load_digits
 from models.registry import build, randomise_norms
 
-# Relative to the largest logit. Measured on vit, vitbnffn, vitbn and cnn: fp16 0.0008 (TF32 has as many bits), bf16
-# 0.012, int8 0.045. Without the 1/255, vit and vitbnffn err by only 0.013 to 0.021 (their first LayerNorm removes a
-# scale): bf16 and int8 miss that.
-TOLERANCES: dict[Precision, float] = {
-    "fp32": 2e-5,
-    "tf32": 0.01,
-    "fp16": 0.01,
-    "bf16": 0.05,
-    "int8": 0.15,
-}
 REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -77,16 +66,9 @@ class Reference:
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
         """The largest absolute error of the first `count` images' logits; raises EquivalenceError."""
         expected = np.resize(self.logits, (count, self.logits.shape[1]))
-        largest = float(np.abs(expected).max())
+        error = check(name, expected, logits, PRECISIONS[precision].tolerance)
         if precision == "fp32":
-            images: Images = np.zeros((count, 1), np.uint8)  # dummies: the logits are already known
-            answers = (lambda _: expected, lambda _: logits)
-            return compare(name, *answers, images, TOLERANCES[precision], [count]).max_abs_error
-        error = float(np.abs(logits - expected).max()) if logits.shape == expected.shape else np.nan
-        if not error <= TOLERANCES[precision] * largest:  # NaN fails too
-            limit = f"an error of at most {TOLERANCES[precision]:g} of the largest logit, {largest:.3g}"
-            what = f"expected logits {expected.shape} and {limit}"
-            raise EquivalenceError(f"{name}: {what}, found {logits.shape} and {error:.2e}")
+            check_classes(name, expected, logits)
         return error
 
 
@@ -120,24 +102,19 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
         network = copy.deepcopy(of.network)
         if engine.fused:
             network.model = with_fused_attention(network.model, of.config)
-        return network.to(DTYPES[precision]), of.graph(Form("none"))[1]
+        return network.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
     proto, macs = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
-    typed = candidate.engine.startswith("tensorrt") and precision in TYPED
-    return _file(of, proto, precision, typed), macs
+    return _file(of, proto, precision, engine.kind), macs
 
 
 def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
     """After some of the compiler's passes, in its order."""
     rewritten = optimise(of.plain, passes, sizes=ONE_IMAGE)
     macs = rewritten.steps[-1].macs if passes else rewritten.macs
-    return _file(of, finished(of.plain, rewritten), precision), macs
+    return _file(of, finished(of.plain, rewritten), precision, "onnxruntime"), macs
 
 
-def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, typed: bool = False) -> bytes:
-    """`typed`: in the types that TensorRT takes."""
-    if typed:
-        proto = for_tensorrt(proto, precision, of.data.train_images)
-    elif precision == "fp16" or precision == "int8":
-        proto, _ = convert(proto, precision, of.data, 100)
-    data: bytes = proto.SerializeToString()
+def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, engine: EngineKind) -> bytes:
+    wanted, images = file_precision(precision, engine), of.data.train_images
+    data: bytes = lowered(proto, wanted, images, strongly_typed=engine == "tensorrt").SerializeToString()
     return data

@@ -13,9 +13,10 @@ from benchmarks.measure.workload import Workload, best_workload, runner
 from models.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Precision, Program
+    from benchmarks.measure.candidate import Program
     from benchmarks.measure.networks import Reference
     from benchmarks.measure.timing import Durations
+    from export.precision_table import Precision
 
 IMAGES, SEARCHED = 5000, 1280  # that are timed, and that the search for the best way takes
 ROUNDS = 7

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from benchmarks.measure.candidate import Device, Precision
+from export.precision_table import PRECISIONS, Device, Precision
 
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
 STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
@@ -41,7 +41,9 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
         rates["ONNX Runtime"] = flops / _best_ns(run)
     library = max(rates, key=lambda name: rates[name])
     other: dict[str, float] = {
-        p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")
+        each: _torch_gemm_rate(device, threads, each)
+        for each in precisions
+        if each != "fp32" and "torch" in PRECISIONS[each].engines(device)
     }
     if device == "cuda" and "int8" in precisions:
         other |= _int8_gemm_rate()
@@ -87,7 +89,7 @@ def _int8_gemm_rate() -> dict[str, float]:
 
 
 def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    dtype = getattr(torch, PRECISIONS[precision].dtype)
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn((2, SIDE[device], SIDE[device]), generator=generator).to(device, dtype)
     if device == "cuda":

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.figures import LARGEST_BATCH, Failed
-from benchmarks.measure.candidate import PRECISIONS, Candidate
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, device_option, digits, json_option, seconds_option
 from benchmarks.measure.engines import SERVED_ENGINES, why_not
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
+from export.precision_table import PRECISIONS
 from models.catalog import OF_DIGITS
 
 if TYPE_CHECKING:

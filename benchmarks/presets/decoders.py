@@ -106,12 +106,13 @@ def sizes(graph: Any) -> dict[str, int]:
 
 def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
     """Raises click.ClickException if the answers differ."""
-    import numpy as np
     import onnx_ir as ir
     import onnxruntime
 
+    from export.compiler.errors import ProofFailed
     from export.compiler.graph.reads import parse_read
     from export.compiler.pipeline import prepared
+    from export.compiler.proof.compare import compare
     from export.compiler.proof.inputs import draw
 
     model = prepared(ir.load(folder / PLAIN / "model.onnx")).model
@@ -126,15 +127,11 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
         calls[candidate] = partial(session.run, None, feeds)
         logits = session.run([read.output], feeds)[0]
         logits = expected = read.of(logits) if candidate == PLAIN else logits
-        _check(candidate, float(np.abs(expected - logits).max() / np.abs(expected).max()))
+        try:
+            compare([expected], [logits], "float32", TOLERANCE)
+        except ProofFailed as error:
+            raise click.ClickException(f"{candidate}: {error}") from error
     return {PREFILL: calls}
-
-
-def _check(candidate: str, error: float) -> None:
-    if not error <= TOLERANCE:  # NaN too
-        raise click.ClickException(
-            f"{candidate}: expected logits within {TOLERANCE:g} of their size, found {error:.1e}"
-        )
 
 
 def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:

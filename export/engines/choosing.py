@@ -8,35 +8,38 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 from export.engines.openvino_engine import has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError, Unavailable
+from export.interleaved import Schedule, interleaved, time_ns
+from export.intervals import Ratio, ratio_of_rounds
 from export.precision import accuracy
+from export.precision_table import PRECISIONS, Precision, file_precision
 from models.data import Dataset
 
 Goal = Literal["latency", "throughput"]
 EngineName = Literal["onnxruntime", "openvino"]
-Numbers = Literal["fp32", "bf16", "int8"]
+Files = Mapping[Precision, bytes | ExportError]
+"""ONNX files by precision, or why a file was refused."""
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
 CALLS = 16  # per timed sample, at least
 LEAST_ROUNDS = 5
-SECONDS = 15.0  # for all candidates
-NORMAL_95 = 1.96
+SECONDS = 15.0  # for all settings
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """`threads` per instance; 0: all cores."""
+class Setting:
+    """How a server runs a file. `threads` per instance; 0: all cores."""
 
     engine: EngineName
-    precision: Numbers
+    precision: Precision
     instances: int = 1
     threads: int = 0
 
@@ -50,12 +53,12 @@ class Candidate:
         return f"{self.engine}, {self.precision}, instances: {self.instances}, threads of each: {threads}"
 
 
-BASELINE = Candidate("onnxruntime", "fp32")  # of accuracy
-OTHERS = (  # ONNX Runtime has no CPU kernels for bfloat16
-    Candidate("onnxruntime", "int8"),
-    Candidate("openvino", "fp32"),
-    Candidate("openvino", "bf16"),
-    Candidate("openvino", "int8"),
+BASELINE = Setting("onnxruntime", "fp32")  # of accuracy
+OTHERS = tuple(
+    setting
+    for engine in get_args(EngineName)
+    for name, row in PRECISIONS.items()
+    if engine in row.cpu and (setting := Setting(engine, name)) != BASELINE
 )
 
 
@@ -63,7 +66,7 @@ OTHERS = (  # ONNX Runtime has no CPU kernels for bfloat16
 class Row:
     """`of_quickest`: 95 % interval of the time, as a share of the quickest row's."""
 
-    candidate: Candidate
+    setting: Setting
     accuracy: float | None = None
     images_per_s: float | None = None
     call_ms: float | None = None
@@ -71,7 +74,7 @@ class Row:
     left_out: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self.candidate) | {name: value for name, value in vars(self).items() if name != "candidate"}
+        return asdict(self.setting) | {name: value for name, value in vars(self).items() if name != "setting"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Choice:
     def best(self) -> Row:
         """The simplest of the rows whose interval includes the quickest's time."""
         level = [row for row in self.rows if row.of_quickest and row.of_quickest[0] <= 1]
-        return min(level, key=lambda row: row.candidate.complexity)
+        return min(level, key=lambda row: row.setting.complexity)
 
     @property
     def reason(self) -> str | None:
@@ -95,7 +98,7 @@ class Choice:
         if best is quickest or best.of_quickest is None:
             return None
         low, high = best.of_quickest
-        return f"simpler than {quickest.candidate}, and as fast: {low:.2f} to {high:.2f} times its time"
+        return f"simpler than {quickest.setting}, and as fast: {low:.2f} to {high:.2f} times its time"
 
     def manifest(self) -> dict[str, Any]:
         return {
@@ -107,87 +110,67 @@ class Choice:
         }
 
 
-def choose(
-    files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
-) -> Choice:
+def choose(files: Files, dataset: Dataset, goal: Goal, max_drop_points: float) -> Choice:
     """`files`: fp32 and int8, or why int8 was refused."""
     base = accuracy(_start(files, BASELINE), dataset)
     rows = [Row(BASELINE, base)]
-    for candidate in OTHERS:
+    for setting in OTHERS:
         try:
-            share = accuracy(_start(files, candidate), dataset)
+            share = accuracy(_start(files, setting), dataset)
         except ExportError as reason:
-            rows.append(Row(candidate, left_out=str(reason)))
+            rows.append(Row(setting, left_out=str(reason)))
             continue
-        row = Row(candidate, share)
+        row = Row(setting, share)
         if not 100 * (base - share) <= max_drop_points:
             drop = f"accuracy falls by {100 * (base - share):.2f} points, {max_drop_points:g} are allowed"
             row = replace(row, left_out=drop)
         rows.append(row)
-    contestants = [replace(row, candidate=each) for row in rows if not row.left_out for each in _sharings(row, goal)]
+    contestants = [replace(row, setting=each) for row in rows if not row.left_out for each in _sharings(row, goal)]
     timed = _timed(files, contestants, dataset.test_images, goal)
     by_speed = sorted(timed, key=lambda row: -(row.images_per_s or 0.0))
     return Choice(goal, max_drop_points, (*by_speed, *(row for row in rows if row.left_out)))
 
 
-def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    yield row.candidate
+def _sharings(row: Row, goal: Goal) -> Iterator[Setting]:
+    yield row.setting
     if (cores := _cores()) > 1:
-        yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
+        yield replace(row.setting, instances=1 if goal == "latency" else cores, threads=1)
 
 
-def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
+def _timed(files: Files, rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
     """In interleaved rounds: drift affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
-    counts = [_calls(row.candidate) for row in rows]
+    counts = [_calls(row.setting) for row in rows]
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
-    with ThreadPoolExecutor(max(row.candidate.instances for row in rows)) as pool:
+    with ThreadPoolExecutor(max(row.setting.instances for row in rows)) as pool:
         runs = [
-            _runner(pool, [_start(files, row.candidate) for _ in range(row.candidate.instances)], batches[:calls])
+            _runner(pool, [_start(files, row.setting) for _ in range(row.setting.instances)], batches[:calls])
             for row, calls in zip(rows, counts, strict=True)
         ]
-        samples = _samples(runs)
-    medians = [statistics.median(taken) for taken in samples]
-    seconds_an_image = [took_s / calls for took_s, calls in zip(medians, counts, strict=True)]
-    quickest = seconds_an_image.index(min(seconds_an_image))
+        for run in runs:
+            run()  # the first calls allocate
+        samples_ns = interleaved([partial(time_ns, run) for run in runs], Schedule(LEAST_ROUNDS, SECONDS))
+    calls_ns = [[taken / calls for taken in each] for each, calls in zip(samples_ns, counts, strict=True)]
+    medians_ns = [statistics.median(each) for each in calls_ns]
+    quickest = calls_ns[medians_ns.index(min(medians_ns))]
     return [
         replace(
             row,
-            images_per_s=calls * size / took_s,
-            call_ms=1000 * took_s * row.candidate.instances / calls,
-            of_quickest=_interval(
-                [a / calls * counts[quickest] / b for a, b in zip(taken, samples[quickest], strict=True)]
-            ),
+            images_per_s=1e9 * size / call_ns,
+            call_ms=call_ns * row.setting.instances / 1e6,
+            of_quickest=_bounds(ratio_of_rounds(each, quickest)),
         )
-        for row, calls, took_s, taken in zip(rows, counts, medians, samples, strict=True)
+        for row, call_ns, each in zip(rows, medians_ns, calls_ns, strict=True)
     ]
 
 
-def _interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Of the median at 95 %, from the order of the values alone; of few values their range."""
-    ordered, count = sorted(ratios), len(ratios)
-    outside = max(0, math.floor((count - NORMAL_95 * math.sqrt(count)) / 2))
-    return ordered[outside], ordered[count - 1 - outside]
+def _bounds(ratio: Ratio) -> tuple[float, float]:
+    return ratio.low, ratio.high
 
 
-def _samples(runs: Sequence[Callable[[], None]]) -> list[list[float]]:
-    """Seconds of each run, a value a round."""
-    samples: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()  # the first calls allocate
-    end, rounds = time.perf_counter() + SECONDS, 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
-        for run, taken in zip(runs, samples, strict=True):
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-        rounds += 1
-    return samples
-
-
-def _calls(candidate: Candidate) -> int:
+def _calls(setting: Setting) -> int:
     """A multiple of the instances: none waits for the last call of another."""
-    return math.ceil(CALLS / candidate.instances) * candidate.instances
+    return math.ceil(CALLS / setting.instances) * setting.instances
 
 
 def _runner(pool: Executor, workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
@@ -201,14 +184,14 @@ def _runner(pool: Executor, workers: Sequence[Classifier], batches: Sequence[Ima
     return run
 
 
-def _start(files: Mapping[Numbers, bytes | ExportError], candidate: Candidate) -> Classifier:
-    data = _bytes(files["int8" if candidate.precision == "int8" else "fp32"])
-    threads = candidate.threads or _cores()
-    if candidate.engine == "onnxruntime":
+def _start(files: Files, setting: Setting) -> Classifier:
+    data = _bytes(files[file_precision(setting.precision, setting.engine)])
+    threads = setting.threads or _cores()
+    if setting.engine == "onnxruntime":
         return onnx_classifier(data, threads)
-    if candidate.precision == "bf16" and not has_bfloat16():
+    if setting.precision == "bf16" and not has_bfloat16():
         raise Unavailable("this CPU has no bfloat16")
-    return openvino_classifier(data, candidate.precision == "bf16", threads)
+    return openvino_classifier(data, setting.precision == "bf16", threads)
 
 
 def _bytes(file: bytes | ExportError) -> bytes:

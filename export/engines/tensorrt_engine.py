@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,18 +27,14 @@ from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, comp
 from export.errors import ExportError
 from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
+from export.precision_table import PRECISIONS, Precision
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Plan, Profile
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 
-# Relative to the largest logit. The order of float16 sums changes the shipped models' logits by at most 0.001; TF32 has
-# as many bits.
-TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points
-# The type asked for first; a float16 graph keeps its Softmax in float32.
-ALLOWED = {"fp32": ("float32",), "tf32": ("float32", "tfloat32"), "fp16": ("float16", "float32")}
 # The inspector's words, as in "Half" (11) or "Row major linear FP16 format" (10).
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
 WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "Int8": "int8"}
@@ -52,7 +48,7 @@ class EngineError(ExportError):
 class EngineOptions:
     """`fixed` batch sizes get a profile each; the engine takes no other size."""
 
-    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8"]
+    precision: Precision
     min_batch: int = 1
     opt_batch: int = 64
     max_batch: int = 5000
@@ -189,12 +185,12 @@ def _inspect(engine: Any, context: Any) -> str:
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
-def check_layers(information: str, precision: str) -> dict[str, int]:
+def check_layers(information: str, precision: Precision) -> dict[str, int]:
     """Counts the layers by the float types that they hold; empty if the inspector's JSON hides them.
 
     Those of `precision` must be there, and in float32 no other. Raises EngineError.
     """
-    allowed = ALLOWED[precision]
+    allowed = PRECISIONS[precision].plan
     counted: Counter[str] = Counter()
     for layer in json.loads(information)["Layers"]:
         if not isinstance(layer, dict):
@@ -214,7 +210,7 @@ def check_layers(information: str, precision: str) -> dict[str, int]:
 def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:
     """Below float32, leaves out images whose two best logits lie within rounding. Raises EquivalenceError."""
     logits = np.sort(expected(images), axis=1)
-    tolerance = TOLERANCES[options.precision]
+    tolerance = PRECISIONS[options.precision].tolerance
     if options.precision != "fp32":
         images = images[logits[:, -1] - logits[:, -2] > 2 * tolerance * float(np.abs(logits).max())]
     sizes = {size for size in BATCH_SIZES if options.min_batch <= size <= options.max_batch}

@@ -1,4 +1,6 @@
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -7,36 +9,42 @@ from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable
+from export.precision_table import PRECISIONS
 from models.catalog import shipped
 from models.checkpoint import read_config
 from models.config import ModelConfig
 
 SMALL = ModelConfig(depth=2, dim=16, heads=2, dim_head=8)
-ON_THE_CPU = [name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].cpu and "compile" not in name]
+ON_THE_CPU = [
+    name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].precisions("cpu") and "compile" not in name
+]
 
 
 def answers(candidate: Candidate) -> float:
     """The largest error of 7 images' logits."""
     of = reference(SMALL)
-    return of.check(name_of(candidate), "fp32", 7, build(candidate, (7,))(of.proof[:7].copy()))
+    return of.check(name_of(candidate), "fp32", 7, build(of, candidate, (7,)).run(of.proof[:7].copy()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_THE_CPU)  # without torch-compile, which takes minutes
+@pytest.mark.parametrize("name", [name for name in ON_THE_CPU if name != "torch-compile"])  # which takes minutes
 def test_a_candidate_of_every_engine_classifies(name: str) -> None:
     (candidate,) = candidates([("vitbn", SMALL)], [name], ["fp32"], 1, "cpu")
     assert (runtime_of(candidate), label_of(candidate).partition(",")[0]) == (name, ENGINES[candidate.engine].label)
     assert answers(candidate) < 1e-4
 
 
-def test_a_new_engine_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
         from onnx.reference import ReferenceEvaluator
 
         evaluator = ReferenceEvaluator(data)
         return lambda images: evaluator.run(None, {"image": images})[0]
 
-    own = Engine("ONNX's evaluator", evaluate, "file", ("fp32",), runtimes={"evaluator": ("all", "all rewrites")})
+    kind: Any = "evaluator"
+    table: Any = PRECISIONS
+    monkeypatch.setitem(table, "fp32", replace(PRECISIONS["fp32"], cpu=(kind,)))
+    own = Engine("ONNX's evaluator", kind, evaluate, "file", runtimes={"evaluator": ("all", "all rewrites")})
     monkeypatch.setitem(ENGINES, "evaluator", own)
     monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
     (candidate,) = candidates([("vitbn", SMALL)], ["evaluator"], ["fp32"], 1, "cpu")
@@ -62,4 +70,4 @@ def test_a_name_stands_for_the_shipped_network() -> None:
 )
 def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
-        build(candidate)
+        build(reference(candidate.config), candidate)

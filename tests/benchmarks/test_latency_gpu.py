@@ -6,12 +6,13 @@ from click.testing import CliRunner
 
 from benchmarks.latency import latency
 from benchmarks.measure.called import build
-from benchmarks.measure.candidate import Classify, Precision
+from benchmarks.measure.candidate import Classify
 from benchmarks.measure.devices import choose, gpu_uuid
 from benchmarks.measure.engines import candidates
 from benchmarks.measure.gpu_state import monitor
-from benchmarks.measure.networks import TOLERANCES, reference
+from benchmarks.measure.networks import reference
 from export.errors import Unavailable
+from export.precision_table import PRECISIONS, Precision
 from models.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +51,7 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
 
 def built(runtime: str, precision: Precision, config: ModelConfig) -> Classify:
     (candidate,) = candidates([("vitbn", config)], [runtime], [precision], 1, "cuda")
-    return build(candidate, (7, 64))
+    return build(reference(config), candidate, (7, 64)).run
 
 
 def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:
@@ -90,5 +91,5 @@ def test_tensorrt_and_onnx_runtimes_graphs(runtime: str, precision: Precision) -
         pytest.skip(str(reason))
     for order in (slice(None), slice(None, None, -1), slice(7)):
         logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
-        assert abs(logits - of.logits[order]).max() < TOLERANCES[precision] * abs(of.logits).max()
+        assert abs(logits - of.logits[order]).max() < PRECISIONS[precision].tolerance * abs(of.logits).max()
     assert getattr(run, "fallback", None) is None

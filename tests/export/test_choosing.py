@@ -1,6 +1,7 @@
 import json
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from commands import ok
 
 from export.engines import choosing
-from export.engines.choosing import Candidate, Row, choose
+from export.engines.choosing import Row, Setting, choose
 from export.equivalence import Classifier
 from export.errors import Unavailable
 from export.precision import AccuracyError
@@ -35,30 +36,31 @@ def zeros() -> Dataset:
     return Dataset("zeros", images, labels, images, labels, ("0", "1"))
 
 
-def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
+def engines(monkeypatch: pytest.MonkeyPatch, quick: Setting, wrong: str | None = None) -> None:
     """Their calls alone move the clock."""
     clock = SimpleNamespace(now_s=0.0)
 
-    def start(files: object, candidate: Candidate) -> Classifier:
+    def start(files: object, setting: Setting) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:
-            clock.now_s += QUICK_S if candidate == quick else SLOW_S
+            clock.now_s += QUICK_S if setting == quick else SLOW_S
             logits = np.tile([1.0, 0.0], (len(images), 1))
-            if candidate.precision == wrong:
+            if setting.precision == wrong:
                 logits[::4] = logits[::4, ::-1]
             return logits
 
         return classify
 
     monkeypatch.setattr(choosing, "_start", start)
-    monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    in_ns = SimpleNamespace(perf_counter=lambda: clock.now_s, perf_counter_ns=lambda: round(1e9 * clock.now_s))
+    monkeypatch.setattr("export.interleaved.time", in_ns)
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
 def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = Candidate("openvino", "bf16", 1, 1) if goal == "latency" else Candidate("openvino", "bf16", 2, 1)
+    quick = Setting("openvino", "bf16", 1, 1) if goal == "latency" else Setting("openvino", "bf16", 2, 1)
     engines(monkeypatch, quick)
     choice = choose(FILES, zeros, goal, 0.1)
-    assert choice.best.candidate == quick
+    assert choice.best.setting == quick
     assert len(choice.rows) == 10
     speeds = [row.images_per_s for row in choice.rows]
     assert speeds == sorted(speeds, reverse=True)
@@ -69,20 +71,20 @@ def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch
 def test_of_level_rows_the_simplest_is_chosen_and_the_reason_given(
     lead: float, zeros: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "_start", lambda files, candidate: len)
+    monkeypatch.setattr(choosing, "_start", lambda files, setting: len)
     monkeypatch.setattr(choosing, "accuracy", lambda classify, dataset: 1.0)
 
-    def samples(runs: list[object]) -> list[list[float]]:
+    def samples(runs: list[object], schedule: object) -> list[list[float]]:
         noise = np.random.default_rng(0).normal(1, 0.05, (len(runs), 40))
         noise /= np.median(noise, axis=1, keepdims=True)
         noise[-1] *= 1 - lead  # OpenVINO, int8, a thread
         return noise.tolist()
 
-    monkeypatch.setattr(choosing, "_samples", samples)
+    monkeypatch.setattr(choosing, "interleaved", samples)
     choice = choose(FILES, zeros, "latency", 0.1)
-    assert choice.rows[0].candidate == Candidate("openvino", "int8", 1, 1)
+    assert choice.rows[0].setting == Setting("openvino", "int8", 1, 1)
     if lead < 0.1:
-        assert choice.best.candidate == choosing.BASELINE
+        assert choice.best.setting == choosing.BASELINE
         assert str(choice.reason).startswith("simpler than openvino, int8, instances: 1, threads of each: 1, and as")
     else:
         assert (choice.best, choice.reason) == (choice.rows[0], None)
@@ -91,28 +93,28 @@ def test_of_level_rows_the_simplest_is_chosen_and_the_reason_given(
 def test_one_that_loses_accuracy_is_left_out_even_if_it_is_the_quickest(
     zeros: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines(monkeypatch, Candidate("openvino", "int8"), wrong="int8")
+    engines(monkeypatch, Setting("openvino", "int8"), wrong="int8")
     choice = choose(FILES, zeros, "throughput", 0.1)
-    assert choice.best.candidate.precision != "int8"
-    reasons = {row.candidate.engine: row.left_out for row in choice.rows if row.candidate.precision == "int8"}
+    assert choice.best.setting.precision != "int8"
+    reasons = {row.setting.engine: row.left_out for row in choice.rows if row.setting.precision == "int8"}
     assert reasons == dict.fromkeys(["onnxruntime", "openvino"], "accuracy falls by 25.00 points, 0.1 are allowed")
-    assert choose(FILES, zeros, "throughput", 25.0).best.candidate == Candidate("openvino", "int8")
+    assert choose(FILES, zeros, "throughput", 25.0).best.setting == Setting("openvino", "int8")
 
 
 def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines(monkeypatch, Candidate("onnxruntime", "fp32"))
+    engines(monkeypatch, Setting("onnxruntime", "fp32"))
     real = choosing._start
 
-    def start(files: object, candidate: Candidate) -> Classifier:
-        if candidate.engine == "openvino":
+    def start(files: object, setting: Setting) -> Classifier:
+        if setting.engine == "openvino":
             raise Unavailable("OpenVINO is not installed")
-        if candidate.precision == "int8":
+        if setting.precision == "int8":
             raise AccuracyError("int8: expected a drop")
-        return real(files, candidate)
+        return real(files, setting)
 
     monkeypatch.setattr(choosing, "_start", start)
     choice = choose(FILES, zeros, "latency", 0.1)
-    assert [str(row.candidate) for row in choice.rows if not row.left_out] == [
+    assert [str(row.setting) for row in choice.rows if not row.left_out] == [
         "onnxruntime, fp32, instances: 1, threads of each: all",
         "onnxruntime, fp32, instances: 1, threads of each: 1",
     ]
@@ -122,20 +124,20 @@ def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch
 def test_every_instance_makes_as_many_calls(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[int]] = []  # the images of each call
 
-    def start(files: object, candidate: Candidate) -> Classifier:
+    def start(files: object, setting: Setting) -> Classifier:
         made.append(calls := [])
         return lambda images: calls.append(len(images))
 
     monkeypatch.setattr(choosing, "_start", start)
-    clock = iter(range(100))
-    monkeypatch.setattr(choosing.time, "perf_counter", lambda: next(clock))
-    (row,) = choosing._timed(FILES, [Row(Candidate("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
+    seconds = count()
+    monkeypatch.setattr("export.interleaved.time.perf_counter_ns", lambda: 10**9 * next(seconds))
+    (row,) = choosing._timed(FILES, [Row(Setting("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
     assert made == [[8, 8]] * 3, "a call of each to warm up, another in the round"
     assert (row.images_per_s, row.call_ms) == (24, 1000)
 
 
 def test_no_thread_outlives_the_choice(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines(monkeypatch, Candidate("onnxruntime", "fp32"))
+    engines(monkeypatch, Setting("onnxruntime", "fp32"))
     before = threading.active_count()
     choose(FILES, zeros, "throughput", 0.1)
     assert threading.active_count() == before

@@ -73,7 +73,7 @@ def test_products_of_two_activations_are_not_quantised(float32: Exported) -> Non
     assert len(kept) == 2 * 2 + 2  # scores and weighted sums, the patches, the head
 
 
-def damaged(proto: onnx.ModelProto, images: object = None) -> onnx.ModelProto:
+def damaged(proto: onnx.ModelProto, images: object = None, symmetric: bool = False) -> onnx.ModelProto:
     copied = precision._copy(proto)
     heads = [tensor for tensor in copied.graph.initializer if len(tensor.dims) == 2 and 10 in tensor.dims]
     assert heads

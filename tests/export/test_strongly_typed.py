@@ -8,9 +8,9 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tensorrt_operators import prepared_and_checked
 
-from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.equivalence import onnx_classifier
 from export.graph import Form, export
+from export.precision import lowered
 from models.catalog import shipped
 from models.checkpoint import load
 from models.data import load_digits
@@ -24,18 +24,18 @@ def proto(request: pytest.FixtureRequest) -> onnx.ModelProto:
     return onnx.load_from_string(export(load(shipped(request.param)), Form("all")).onnx)
 
 
-def error(proto: onnx.ModelProto, lowered: onnx.ModelProto) -> float:
+def error(proto: onnx.ModelProto, other: onnx.ModelProto) -> float:
     """Of the logits of 16 digits, relative to the largest."""
     images = load_digits().test_images[:16]
     expected = onnx_classifier(proto.SerializeToString())(images)
-    (found,) = ReferenceEvaluator(lowered).run(None, {"image": images})
+    (found,) = ReferenceEvaluator(other).run(None, {"image": images})
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", TYPED)
+@pytest.mark.parametrize("precision", TOLERANCES)
 def test_a_typed_graph_answers_alike_and_is_taken(proto: onnx.ModelProto, precision: str) -> None:
-    found = for_tensorrt(proto, precision, load_digits().train_images)
+    found = lowered(proto, precision, load_digits().train_images, strongly_typed=True)
     assert error(proto, found) < TOLERANCES[precision]
     prepared_and_checked(found)
     types = {numpy_helper.to_array(tensor).dtype for tensor in found.graph.initializer}
@@ -45,7 +45,7 @@ def test_a_typed_graph_answers_alike_and_is_taken(proto: onnx.ModelProto, precis
 
 @pytest.mark.slow
 def test_a_wrong_scale_is_seen(proto: onnx.ModelProto) -> None:
-    wrong = for_tensorrt(proto, "int8", load_digits().train_images)
+    wrong = lowered(proto, "int8", load_digits().train_images, strongly_typed=True)
     scales = {node.input[1] for node in wrong.graph.node if node.op_type == "QuantizeLinear"}
     for tensor in wrong.graph.initializer:
         if tensor.name in scales:

@@ -150,50 +150,69 @@ def time_interleaved(
     if title:
         least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
-    turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
     _load(candidates, protocol.load_s)
-    start, rounds, next_question, refused = time.perf_counter(), 0, schedule.least, 0
+    rounds = _Rounds(candidates, quick, protocol)
+    start, next_question = time.perf_counter(), schedule.least
     with share_bar(title) as show:
         try:
-            while schedule.goes_on(rounds, time.perf_counter() - start):
-                taken = _round(candidates, quick, protocol)
-                if taken is None:
-                    refused += 1
-                    if refused == MAX_REFUSED:
-                        note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
-                        break
-                    continue
-                for name, turn in taken.items():
-                    turns[name].append(turn)
-                rounds += 1
+            while schedule.goes_on(rounds.counted, time.perf_counter() - start):
+                if not rounds.add():
+                    if rounds.refused < MAX_REFUSED:
+                        continue
+                    note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
+                    break
                 share_s = (time.perf_counter() - start) / max(budget_s, least_s)
-                show(min(1.0, max(share_s, rounds / schedule.most)))
-                if rounds >= next_question:
-                    next_question = -(-rounds * 5 // 4)
-                    if enough(_finished(turns, rounds, protocol)):
+                show(min(1.0, max(share_s, rounds.counted / schedule.most)))
+                if rounds.counted >= next_question:
+                    next_question = -(-rounds.counted * 5 // 4)
+                    if enough(rounds.durations()):
                         break
         except KeyboardInterrupt as stop:
-            if rounds:
-                raise Interrupted(_finished(turns, rounds, protocol)) from stop
+            if rounds.counted:
+                raise Interrupted(rounds.durations()) from stop
             raise
-    if not rounds:
+    if not rounds.counted:
         raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
-    return _finished(turns, rounds, protocol)
+    return rounds.durations()
 
 
-def _round(
-    candidates: Mapping[str, Callable[[], object]], quick: Container[str], protocol: Protocol
-) -> dict[str, list[int]] | None:
-    """The calls of each candidate's turn; None if the round does not count."""
-    taken, counts = dict[str, list[int]](), True
-    for name, run in candidates.items():
-        time.sleep(protocol.settle_s)
-        if name in quick:
-            run()
-        taken[name] = turn_ns(run, protocol.turn_s)
-        counts = protocol.accept() and counts
-    protocol.ended(counts)
-    return taken if counts else None
+class _Rounds:
+    """The turns of the rounds that count."""
+
+    def __init__(
+        self, candidates: Mapping[str, Callable[[], object]], quick: Container[str], protocol: Protocol
+    ) -> None:
+        self._candidates, self._quick, self._protocol = candidates, quick, protocol
+        self._turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
+        self.counted = self.refused = 0
+
+    def add(self) -> bool:
+        """A round, a turn each. Whether it counts."""
+        taken, counts = dict[str, list[int]](), True
+        for name, run in self._candidates.items():
+            time.sleep(self._protocol.settle_s)
+            if name in self._quick:
+                run()
+            taken[name] = turn_ns(run, self._protocol.turn_s)
+            counts = self._protocol.accept() and counts
+        self._protocol.ended(counts)
+        if not counts:
+            self.refused += 1
+            return False
+        for name, turn in taken.items():
+            self._turns[name].append(turn)
+        self.counted += 1
+        return True
+
+    def durations(self) -> dict[str, Durations]:
+        """Of the finished rounds, also where a Ctrl-C came between two turns of the same round."""
+        every = {name: _durations(taken[: self.counted]) for name, taken in self._turns.items()}
+        if not self._protocol.one_state or self.counted <= STABLE_ROUNDS:
+            return every
+        kept = in_quickest_state([each.samples_ns for each in every.values()])
+        slower = self.counted - len(kept)
+        turns = {name: [taken[place] for place in kept] for name, taken in self._turns.items()}
+        return {name: replace(_durations(taken), slower_rounds=slower) for name, taken in turns.items()}
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
@@ -213,15 +232,6 @@ def _limited(min_rounds: int, budget_s: float) -> Schedule:
     if not text.isdecimal() or int(text) < 1:
         raise click.ClickException(f"{ROUNDS_VARIABLE}: expected a number of at least 1, found {text!r}")
     return Schedule(min(min_rounds, int(text)), budget_s, int(text))
-
-
-def _finished(turns: Mapping[str, list[list[int]]], rounds: int, protocol: Protocol) -> dict[str, Durations]:
-    every = {name: _durations(taken[:rounds]) for name, taken in turns.items()}
-    if not protocol.one_state or rounds <= STABLE_ROUNDS:
-        return every
-    counted = in_quickest_state([each.samples_ns for each in every.values()])
-    kept = {name: _durations([taken[place] for place in counted]) for name, taken in turns.items()}
-    return {name: replace(each, slower_rounds=rounds - len(counted)) for name, each in kept.items()}
 
 
 def _durations(turns: Sequence[Sequence[int]]) -> Durations:

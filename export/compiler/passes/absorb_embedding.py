@@ -25,6 +25,7 @@ from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
+from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.outcome import Outcome
 
 OLDEST_OPSET = 11  # pads as an input
@@ -133,6 +134,7 @@ def _only_reader(value: ir.Value) -> ir.Node:
 class _Builder:
     def __init__(self, graph: ir.Graph, attention: OneAttention) -> None:
         self.graph, self.attention, self.constants = graph, attention, Constants(graph)
+        self.nodes = Nodes(self.constants, attention.output.outputs[0].name or "", graph.append)
         self.shapes = Shapes(graph)
 
     def run(self) -> None:
@@ -176,12 +178,11 @@ class _Builder:
         return self._node("MatMul", joined, self._constant(weights.reshape(heads * wide, columns), name))
 
     def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        name = f"{self.attention.output.outputs[0].name}_{operator}"
-        return self.constants.node(operator, inputs, name, self.attention.tokens.patches.dtype, attributes)
+        return self.nodes.add(operator, inputs, self.attention.tokens.patches.dtype, attributes)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         base = f"{self.attention.output.outputs[0].name}_{name}"
         return self.constants.add(np.asarray(array, np.float64), base, self.attention.tokens.patches.dtype)
 
     def _numbers(self, *numbers: int) -> ir.Value:
-        return self.constants.add_integers([*numbers])
+        return self.nodes.integers(numbers)

@@ -13,11 +13,13 @@ import onnx_ir as ir
 from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
+from export.compiler.passes.nodes import Nodes
 
 
 class Absorber:
     def __init__(self, graph: ir.Graph, site: FewQueries) -> None:
         self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
+        self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
         self.tokens = site.keys.tokens
         self.rows = self.parts.heads * self.parts.queries
 
@@ -127,7 +129,7 @@ class Absorber:
             return pooled
         added = self._constant(bias, "value_bias")
         if self.parts.guarded:
-            added = self._node("Mul", self._sum(weights), added)
+            added = self._node("Mul", self.nodes.sum(weights, -1, keepdims=1), added)
         return self._node("Add", pooled, added)
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
@@ -157,22 +159,13 @@ class Absorber:
     @cached_property
     def alone(self) -> ir.Value:
         """The tokens (B, 1, N, D): their sizes can be copied, where a -1 would need elements."""
-        if self.graph.opset_imports[""] < 13:
-            return self._node("Unsqueeze", self.tokens, axes=[1])
-        return self._node("Unsqueeze", self.tokens, self._sizes(1))
-
-    def _sum(self, weights: ir.Value) -> ir.Value:
-        if self.graph.opset_imports[""] < 13:
-            return self._node("ReduceSum", weights, axes=[-1], keepdims=1)
-        return self._node("ReduceSum", weights, self._sizes(-1), keepdims=1)
+        return self.nodes.unsqueeze(self.tokens, [1])
 
     def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        return self.constants.node(
-            operator, inputs, f"{self.parts.pooled.name}_{operator}", self.tokens.dtype, attributes
-        )
+        return self.nodes.add(operator, inputs, self.tokens.dtype, attributes)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         return self.constants.add(array, f"{self.parts.pooled.name}_{name}", self.tokens.dtype)
 
     def _sizes(self, *numbers: int) -> ir.Value:
-        return self.constants.add_integers([*numbers], "shape")
+        return self.nodes.integers(numbers)

@@ -7,7 +7,6 @@ readers of less select it with Gather or Slice.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from itertools import groupby
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
 from export.compiler.operators.view import ALWAYS, indices_of
+from export.compiler.passes.nodes import Nodes
 
 
 class Materialiser:
@@ -29,6 +29,7 @@ class Materialiser:
     def __init__(self, shapes: Shapes, demands: Demands) -> None:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
         self.constants = Constants(shapes.graph)
+        self.nodes = Nodes(self.constants, "part", shapes.graph.append)
         self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}
@@ -111,39 +112,29 @@ class Materialiser:
     def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int], free: bool) -> ir.Value:
         """Rows that a short input lacks are copies of its first or last; a reader of them guards itself."""
         if not free and len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
-            return self._clip(value, axis, *(self.constants.add_integers([end]) for end in (chosen[0], chosen[-1] + 1)))
-        places = self.constants.add_integers([*chosen])
+            ends = [self.nodes.integers([end]) for end in (chosen[0], chosen[-1] + 1, axis)]
+            return self.node("Slice", [value, *ends], value)
+        nodes, places = self.nodes, self.nodes.integers(chosen)
         if free and not set(chosen) <= ALWAYS:
-            sizes = of_type(self.node("Shape", [value], value), ir.DataType.INT64)
-            size = self.node("Gather", [sizes, self.constants.add_integers([axis])], sizes, {"axis": 0})
-            last = self.node("Sub", [size, self.constants.add_integers([1])], sizes)
-            first = self.node("Neg", [size], sizes)
-            places = self._larger(first, self._larger(places, last, other=True))
+            size = nodes.gather(nodes.add("Shape", [value]), nodes.integers([axis]))
+            last = nodes.add("Sub", [size, nodes.integers([1])])
+            places = nodes.larger(nodes.add("Neg", [size]), nodes.smaller(places, last))
         return self.node("Gather", [value, places], value, {"axis": axis})
-
-    def _larger(self, left: ir.Value, right: ir.Value, other: bool = False) -> ir.Value:
-        """Or the `other`, smaller one. Min and Max take integers only from opset 12 on."""
-        less = of_type(self.node("Less", [left, right], left), ir.DataType.BOOL)
-        return of_type(self.node("Where", [less, *((left, right) if other else (right, left))], left), left.dtype)
-
-    def _clip(self, rows: ir.Value, axis: int, start: ir.Value | None, end: ir.Value | None) -> ir.Value:
-        ends = [start or self.constants.add_integers([0]), end or self.constants.add_integers([FAR])]
-        return self.node("Slice", [rows, *ends, self.constants.add_integers([axis])], rows)
 
     def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
         """The rows of a Slice from `start` on that an axis of this size has."""
-        length = self.vector([size])
+        nodes, length = self.nodes, self.vector([size])
         if start < 0:
-            return self._clip(rows, axis, self.node("Neg", [length], length), None)
+            return nodes.cut(rows, nodes.add("Neg", [length]), nodes.integers([FAR]), axis)
         if start > 0:
-            left = self.node("Sub", [length, self.constants.add_integers([start])], length)
-            length = self._larger(left, self.constants.add_integers([0]))
-        return self._clip(rows, axis, None, length)
+            length = nodes.larger(nodes.add("Sub", [length, nodes.integers([start])]), nodes.integers([0]))
+        return nodes.cut(rows, nodes.integers([0]), length, axis)
 
     def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:
         """No row if an axis of this size lacks `place`, so that the Gather of the row fails."""
-        length, number = self.vector([size]), self.constants.add_integers([-place if place >= 0 else place + 1])
-        return self._clip(row, axis, None, self.node("Add", [length, number], length))
+        nodes = self.nodes
+        end = nodes.add("Add", [self.vector([size]), nodes.integers([-place if place >= 0 else place + 1])])
+        return nodes.cut(row, nodes.integers([0]), end, axis)
 
     def node(
         self,
@@ -208,7 +199,7 @@ class Materialiser:
             size = self.shapes.dims(source)[axis]
             if not isinstance(size, int) and not {*places} <= ALWAYS:
                 row = self._guarded(row, axis, places[0], size)
-            return self.node("Gather", [row, self.constants.add(np.array(0, np.int64), "first")], value, {"axis": axis})
+            return self.node("Gather", [row, self.nodes.scalar(0)], value, {"axis": axis})
         return None
 
     def _sizes(self, node: ir.Node, value: ir.Value, wanted: Box) -> ir.Value:
@@ -216,27 +207,17 @@ class Materialiser:
 
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """Reads unknown sizes from the graph's inputs."""
-        parts: list[ir.Value] = []
-        for known, run in groupby(sizes, key=lambda size: isinstance(size, int)):
-            if known:
-                parts.append(self.constants.add_integers([size for size in run if isinstance(size, int)], "shape"))
-                continue
-            for size in run:
-                source = self.shapes.source(size)
-                if source is None:
-                    raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
-                parts.append(self._size(*source))
-        return parts[0] if len(parts) == 1 else self.node("Concat", parts, parts[0], {"axis": 0})
+        return self.nodes.vector([size if isinstance(size, int) else self._size(size) for size in sizes])
 
-    def _size(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of a graph input's axis, as a vector of length 1."""
-        if (value, axis) not in self._sizes_read:
-            shape = self.node("Shape", [value], value)
-            shape.dtype = ir.DataType.INT64
-            self._sizes_read[value, axis] = self.node(
-                "Gather", [shape, self.constants.add_integers([axis])], shape, {"axis": 0}
-            )
-        return self._sizes_read[value, axis]
+    def _size(self, size: Dim) -> ir.Value:
+        """As a vector of length 1."""
+        source = self.shapes.source(size)
+        if source is None:
+            raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
+        if source not in self._sizes_read:
+            shape = self.nodes.add("Shape", [source[0]])
+            self._sizes_read[source] = self.nodes.gather(shape, self.nodes.integers([source[1]]))
+        return self._sizes_read[source]
 
     def _shape(self, node: ir.Node) -> None:
         """Rebuilds a Shape whose value is not computed whole."""

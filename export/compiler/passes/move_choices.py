@@ -16,7 +16,7 @@ from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
-from export.compiler.graph.attributes import opset, reads_shape_alone
+from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
@@ -92,7 +92,7 @@ class _Moved:
                     self._part(output, self.places[output])
         new = self._part(self.choice.whole, (1, 0))
         if self.choice.count is None:
-            new = self._change_axes("Squeeze", new, [1])
+            new = self.building.nodes.squeeze(new, [1])
         new.shape = value.shape
         self.building.constants.replace(value, new, "of_all")
 
@@ -198,34 +198,24 @@ class _Moved:
         """The rows of each of the batch, by GatherND of (batch, rows, ...)."""
         row, batch = place
         order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
-        chosen = self._transposed(value, order)
-        places, known = self._change_axes("Unsqueeze", self.rows, [2]), 1
+        chosen = self.building.nodes.transpose(value, order)
+        places, known = self.building.nodes.unsqueeze(self.rows, [2]), 1
         if self.texts is not None:
             pairs = [self._shaped(self.texts, [-1, 1, 1]), places]
             places, known = self.building.node("Concat", pairs, self.rows, {"axis": 2}), 0
         chosen = self.building.node("GatherND", [chosen, places], value, {"batch_dims": known})
-        return self._transposed(chosen, [order.index(axis) for axis in range(len(order))])
+        return self.building.nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
 
     def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
         """The chosen rows of a value without batch, along an axis of the batch."""
         rank, batch = self.shapes.rank(value), self.places[value][1]
         apart = rank - self.shapes.rank(given)
-        whole = self._change_axes("Unsqueeze", given, [*range(apart)]) if apart else given
+        whole = self.building.nodes.unsqueeze(given, [*range(apart)]) if apart else given
         row = row + apart
         rows = self.building.node("Gather", [whole, self.rows], given, {"axis": row})  # (..., batch, rows, ...)
-        rows = self._change_axes("Squeeze", rows, [batch if batch < row else batch + 1])
+        rows = self.building.nodes.squeeze(rows, [batch if batch < row else batch + 1])
         held = [axis for own in range(rank) if own != batch for axis in ((batch, row) if own == row else (own,))]
-        return self._transposed(rows, [held.index(axis) for axis in range(rank)])
-
-    def _transposed(self, value: ir.Value, order: list[int]) -> ir.Value:
-        if order == sorted(order):
-            return value
-        return self.building.node("Transpose", [value], value, {"perm": order})
-
-    def _change_axes(self, operator: str, value: ir.Value, axes: list[int]) -> ir.Value:
-        if opset(self.choice.node) < 13:
-            return self.building.node(operator, [value], value, {"axes": axes})
-        return self.building.node(operator, [value, self.building.constants.add_integers(axes)], value)
+        return self.building.nodes.transpose(rows, [held.index(axis) for axis in range(rank)])
 
     def _numbers(self) -> tuple[ir.Value | None, ir.Value]:
         """Of the chosen rows, int64: their texts (batch), None where each text has its own, and their places there
@@ -236,7 +226,7 @@ class _Moved:
         flat = self.choice.flat
         if flat is None:
             chosen, one = self._int64(self.choice.chosen), self.choice.count is None
-            return None, self._shaped(chosen, [-1, 1]) if one else self._change_axes("Squeeze", chosen, [2])
+            return None, self._shaped(chosen, [-1, 1]) if one else self.building.nodes.squeeze(chosen, [2])
         batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
         first, step = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))
         ends = self._int64(self._shaped(self.building.node("Mul", [batch, rows], rows), []))

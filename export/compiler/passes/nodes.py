@@ -1,11 +1,11 @@
-"""Adds nodes to a graph, or to the body of a loop in it, under names that are free in both.
+"""Makes nodes for a graph, or for the body of a loop in it, under names that are free in both.
 
-In: a graph. Out: values.
+In: a graph's names. Out: values. Forms that opsets write differently are written in the graph's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -18,11 +18,12 @@ INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
 class Nodes:
-    """`list` has the nodes, in order; the caller puts them where they belong."""
+    """`put` takes each node; by default they stand in `list`, and the caller puts them where they belong."""
 
-    def __init__(self, constants: Constants) -> None:
-        self.constants = constants
+    def __init__(self, constants: Constants, prefix: str, put: Callable[[ir.Node], None] | None = None) -> None:
+        self.constants, self.prefix = constants, prefix
         self.list: list[ir.Node] = []
+        self._put = put or self.list.append
         self._opset = constants.graph.opset_imports.get("", 0)
         self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}
 
@@ -35,12 +36,11 @@ class Nodes:
     ) -> ir.Value:
         """The first output of a new node."""
         node = ir.node(operator, inputs, attributes)
-        return self.put(node, f"packed_{operator.lower()}", dtype)
+        return self.put(node, f"{self.prefix}_{operator}", dtype)
 
     def put(self, node: ir.Node, name: str, dtype: ir.DataType | None) -> ir.Value:
-        node.outputs[0].name = self.constants.name(name)
-        node.name = node.outputs[0].name
-        self.list.append(node)
+        node.outputs[0].name = node.name = self.constants.name(name)
+        self._put(node)
         return of_type(node.outputs[0], dtype)
 
     def integers(self, numbers: Sequence[int]) -> ir.Value:
@@ -51,7 +51,7 @@ class Nodes:
 
     def _number(self, held: tuple[int, ...] | int) -> ir.Value:
         if held not in self._numbers:
-            self._numbers[held] = self.constants.add(np.array(held, np.int64), "packed_number")
+            self._numbers[held] = self.constants.add(np.array(held, np.int64), f"{self.prefix}_number")
         return self._numbers[held]
 
     def reshape(self, value: ir.Value, shape: Sequence[int | ir.Value]) -> ir.Value:
@@ -72,9 +72,12 @@ class Nodes:
     def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         return self._along("Unsqueeze", value, axes)
 
+    def squeeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        return self._along("Squeeze", value, axes)
+
     def scalar_of(self, value: ir.Value) -> ir.Value:
         """Of a vector of length 1."""
-        return self._along("Squeeze", value, [0])
+        return self.squeeze(value, [0])
 
     def sum(self, value: ir.Value, axis: int, keepdims: int) -> ir.Value:
         return self._along("ReduceSum", value, [axis], {"keepdims": keepdims})

@@ -71,7 +71,7 @@ class _Loop:
     def __init__(self, tokens: Tokens, mask: ir.Value, outputs: Sequence[ir.Value]) -> None:
         self.tokens, self.outputs = tokens, outputs
         self.constants = Constants(tokens.shapes.graph)
-        self.outer, self.inner = Nodes(self.constants), Nodes(self.constants)
+        self.outer, self.inner = (Nodes(self.constants, "packed") for _ in range(2))
         picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
         self.texts = number_texts(self.outer, mask, [*picks])
         self.results = self._results(self._run())

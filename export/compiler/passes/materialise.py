@@ -29,7 +29,7 @@ class Materialiser:
     def __init__(self, shapes: Shapes, demands: Demands) -> None:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
         self.constants = Constants(shapes.graph)
-        self.nodes = Nodes(self.constants, "part", shapes.graph.append)
+        self.nodes = Nodes(self.constants, put=shapes.graph.append)
         self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}

@@ -18,9 +18,12 @@ INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
 class Nodes:
-    """`put` takes each node; by default they stand in `list`, and the caller puts them where they belong."""
+    """`put` takes each node; by default they stand in `list`, and the caller puts them where they belong.
 
-    def __init__(self, constants: Constants, prefix: str, put: Callable[[ir.Node], None] | None = None) -> None:
+    Names begin with `prefix`, or else with the name of the first input.
+    """
+
+    def __init__(self, constants: Constants, prefix: str = "", put: Callable[[ir.Node], None] | None = None) -> None:
         self.constants, self.prefix = constants, prefix
         self.list: list[ir.Node] = []
         self._put = put or self.list.append
@@ -36,7 +39,8 @@ class Nodes:
     ) -> ir.Value:
         """The first output of a new node."""
         node = ir.node(operator, inputs, attributes)
-        return self.put(node, f"{self.prefix}_{operator}", dtype)
+        first = next((value.name for value in inputs if value is not None), operator)
+        return self.put(node, f"{self.prefix or first}_{operator}", dtype)
 
     def put(self, node: ir.Node, name: str, dtype: ir.DataType | None) -> ir.Value:
         node.outputs[0].name = node.name = self.constants.name(name)
@@ -51,7 +55,7 @@ class Nodes:
 
     def _number(self, held: tuple[int, ...] | int) -> ir.Value:
         if held not in self._numbers:
-            self._numbers[held] = self.constants.add(np.array(held, np.int64), f"{self.prefix}_number")
+            self._numbers[held] = self.constants.add(np.array(held, np.int64), f"{self.prefix or 'rows'}_number")
         return self._numbers[held]
 
     def reshape(self, value: ir.Value, shape: Sequence[int | ir.Value]) -> ir.Value:

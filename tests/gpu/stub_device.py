@@ -132,7 +132,11 @@ def in_onnxruntime() -> None:
         on_a_gpu = [name for name in asked if name != "CPUExecutionProvider"]
         return Session(made, on_a_gpu) if on_a_gpu else made
 
-    onnxruntime.InferenceSession = session
+    class InferenceSession(real):  # a class: annotations name it
+        def __new__(cls, *arguments: Any, **named: Any) -> Any:
+            return session(*arguments, **named)
+
+    onnxruntime.InferenceSession = InferenceSession
     onnxruntime.get_available_providers = lambda: list(PROVIDER_OPTIONS)
     onnxruntime.preload_dlls = checked(
         onnxruntime.preload_dlls, lambda *_, **__: USED.append(["onnxruntime", "preload_dlls", ""])

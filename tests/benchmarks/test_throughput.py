@@ -245,7 +245,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_answers_are_compared_relative_to_the_largest_logit(precision: Any, error: float, right: bool) -> None:
     expected = np.array([[10.0, -3.0]])
-    with nullcontext() if right else pytest.raises(WrongAnswer, match="it: expected logits within 2e-04"):
+    with nullcontext() if right else pytest.raises(WrongAnswer, match=r"it: expected an error of at most 2.0e-05"):
         published.check("it", expected + error, expected, precision)
     with pytest.raises(WrongAnswer):
         published.check("it", expected * np.nan, expected, precision)

@@ -127,6 +127,11 @@ def _names(index: list[dict[str, Any]]) -> str:
 
 async def _describe(connection: Connection, name: str) -> ServedModel:
     metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
+    if "model_config" not in config.get("parameters", {}) and _reads_floats(metadata):
+        raise ModelMismatch(
+            f"model {name!r} reads pictures as floats, which no client here makes: publish its file by "
+            f"vitbn repository publish FILE.onnx --pictures --processor preprocessor_config.json"
+        )
     try:
         tensors = {
             tensor["name"]: (tensor["datatype"], [int(extent) for extent in tensor["shape"]])
@@ -144,3 +149,12 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
     if tensors != expected:
         raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {tensors}")
     return ServedModel(**vars(about), name=name, max_batch_size=limit, test_accuracy=accuracy, versions=versions)
+
+
+def _reads_floats(metadata: dict[str, Any]) -> bool:
+    """Whether the only input is (batch, 1 or 3 channels, height, width) in floats."""
+    inputs = [each for each in metadata.get("inputs", ()) if isinstance(each, dict)]
+    if len(inputs) != 1 or inputs[0].get("datatype") not in ("FP16", "FP32"):
+        return False
+    shape = [str(extent) for extent in inputs[0].get("shape", ())]
+    return len(shape) == 4 and shape[1] in ("1", "3", "-1")

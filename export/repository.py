@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from export.pictures.command import PictureOptions, picture_options, read_pictures
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
     type=click.Choice(["latency", "throughput"]),
     help="latency: single rows get a session of their own.  [default: latency for networks of this project]",
 )
+@picture_options
 @loading_options
 def publish(
     file: Path,
@@ -129,10 +131,15 @@ def publish(
     instances: int | None,
     threads: int | None,
     goal: Any,
+    pictures: PictureOptions | None,
     repository: Path,
     **server: Any,
 ) -> None:
-    """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`."""
+    """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`.
+
+    With --pictures any classifier of pictures, which `vitbn infer photo.jpg --model NAME` then asks: it gets bytes
+    instead of floats, and its processor's numbers fold into its first layer.
+    """
     with _errors():
         from common.repository import ONNX_FILE
         from export.publishing import publish as publishing
@@ -140,14 +147,15 @@ def publish(
         from export.publishing.promote import activate, served
         from export.publishing.triton_config import Serving
 
+        name = name or (file.stem if pictures else None)
         if name is not None:
             publishing.check_name(name)
         with publishing.locked(repository, OPERATING):
-            artifact, default_name = _read(file, name)
+            artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file, name), None)
             artifact, together = joining(artifact)
             name = name or default_name
             engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
-            serving = Serving(engine, instances, threads, goal=goal)
+            serving = Serving(engine, instances, threads, max_batch=most, goal=goal)
             write = partial(publishing.publish, repository, name, artifact, serving)
             model_dir = repository / name
             before = served(model_dir) if model_dir.is_dir() else []
@@ -250,6 +258,7 @@ def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
     from common.repository import ONNX_FILE
     from export.errors import PublishError
     from export.publishing.beside import read_beside
+    from models.config import ModelConfig
 
     beside = file.with_suffix(".json")
     if file.suffix == ".onnx" and not beside.exists() and name is not None:
@@ -258,9 +267,9 @@ def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
         return foreign_artifact(file), name
     artifact = read_beside(file)
     config = artifact.manifest.config
-    if config is None and name is None:
+    if not isinstance(config, ModelConfig) and name is None:
         raise PublishError(f"{beside}: expected the manifest of an export, or --name for any other file")
-    network = str(config.model) if config else ""
+    network = config.model if isinstance(config, ModelConfig) else ""
     return artifact, network if artifact.manifest.file == ONNX_FILE else f"{network}_trt"
 
 

@@ -116,7 +116,7 @@ class ModelConfig:
         self._check_looks()
         pictured = self.preprocessing == "ink" or self.channels in (1, 3)
         _require(pictured, "channels", "1, grey, or 3, RGB, for photos", self.channels)
-        self._check_labels()
+        check_labels(self.labels, self.num_classes)
 
     def _check_looks(self) -> None:
         found, allowed = self.background, get_args(Background)
@@ -124,16 +124,6 @@ class ModelConfig:
         _require(known, "background", f"one of {', '.join(allowed)}", found)
         share = self.fill is None or (type(self.fill) in (int, float) and 0 <= self.fill <= 1)
         _require(share, "fill", "a number from 0 to 1", self.fill)
-
-    def _check_labels(self) -> None:
-        _require(isinstance(self.labels, tuple), "labels", "a tuple of names", self.labels)
-        _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
-        for label in self.labels:
-            # Triton counts lines of the labels file, and terminals obey control characters.
-            plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
-            _require(plain, "labels", "printable names that are not empty", label)
-        twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
-        _require(twice is None, "labels", "a different name for each class", twice)
 
     @property
     def is_transformer(self) -> bool:
@@ -179,6 +169,19 @@ class ModelConfig:
             return cls(**_arguments(text))
         except TypeError as error:
             raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
+
+
+def check_labels(labels: object, classes: int) -> None:
+    """Raises ConfigError."""
+    _require(isinstance(labels, tuple), "labels", "a tuple of names", labels)
+    names: tuple[Any, ...] = labels if isinstance(labels, tuple) else ()
+    _require(len(names) == classes, "labels", f"{classes} names", len(names))
+    for label in names:
+        # Triton counts lines of the labels file, and terminals obey control characters.
+        plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
+        _require(plain, "labels", "printable names that are not empty", label)
+    twice = next((label for label, count in Counter(names).items() if count > 1), None)
+    _require(twice is None, "labels", "a different name for each class", twice)
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
 from clients.images.ink import LEAST_CONTRAST
+from clients.images.framing import Framing
 from clients.images.looks import Looks
 from clients.images.paths import has_image_suffix
 from clients.images.pictures import Picture
@@ -58,6 +59,7 @@ class Reader:
     shape: Shape
     preprocessing: Preprocessing
     looks: Looks | None
+    framing: Framing | None
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
@@ -82,7 +84,7 @@ class Reader:
             row = part.start
             item_bytes = math.prod(images.item_shape)
             for block in images.blocks(part.start, part.stop, _block_rows(item_bytes) * item_bytes):
-                if (1, *images.item_shape) == self.shape:
+                if self.framing is None and (1, *images.item_shape) == self.shape:
                     yield self._ready(range(row, row + len(block)), block[:, np.newaxis])
                 else:
                     yield from self._fitted(row, block)
@@ -135,7 +137,7 @@ class Reader:
             for place, image in enumerate(some):
                 try:
                     picture = Picture("", image)
-                    inputs = picture.as_inputs(self.shape, self.preprocessing, self.looks, split=False)
+                    inputs = picture.as_inputs(self.shape, self.preprocessing, self.looks, False, self.framing)
                     block.pixels[place] = inputs.images[0]
                 except InvalidImage as error:
                     block.errors[place] = _reason(error)
@@ -171,7 +173,8 @@ class Reader:
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected an image, found none")
-            return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing, self.looks)
+            picture = read_image(io.BytesIO(content), whole=self.framing is not None)
+            return prepare(picture, self.shape, self.preprocessing, self.looks, self.framing)
         except InvalidImage as error:
             return _reason(error)
 

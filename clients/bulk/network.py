@@ -86,7 +86,7 @@ class Network:
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
         self.labels, self.shape, self.preprocessing = about.labels, about.image_shape, about.preprocessing
-        self.looks, self._temperature = about.looks, about.temperature
+        self.looks, self.framing, self._temperature = about.looks, about.framing, about.temperature
         tensors = {each.name: each.type for each in (*self._session.get_inputs(), *self._session.get_outputs())}
         if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
             raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")

@@ -102,5 +102,5 @@ def _tools(job: Job) -> tuple[Network, Reader, Output]:
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     settings = job.settings
     network = Network(ModelFile(settings.model_file, settings.model, settings.version, settings.sha256))
-    reader = Reader(network.shape, network.preprocessing, network.looks, settings)
+    reader = Reader(network.shape, network.preprocessing, network.looks, network.framing, settings)
     return network, reader, Output(job.output)

@@ -17,6 +17,7 @@ from clients.errors import InvalidImage
 # Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
+DRAFTED = "drafted"  # in a picture's info: decoded smaller than it is
 _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
@@ -24,10 +25,11 @@ def read_image(
     source: str | os.PathLike[str] | BinaryIO,
     noted: Callable[[str], object] = lambda what: None,
     most_pixels: int | None = None,
+    whole: bool = False,
 ) -> Image.Image:
     """Returns the first page or frame, upright by its EXIF data; of several `noted` is told.
 
-    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller. Raises InvalidImage for a missing,
+    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller, unless it is wanted `whole`. Raises InvalidImage for a missing,
     empty or damaged file, a format not in FORMATS, too many pixels, and another type of `source`;
     MemoryError where the process has a limit.
     """
@@ -39,12 +41,14 @@ def read_image(
                 raise InvalidImage(f"{name}: expected at most {limit} pixels, found {image.width}x{image.height}")
             if _has_more_pages(image):
                 noted("several pages or frames; the first is read")
-            whole = image.size
-            image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
-            held = whole if image.info.get("progressive") else image.size  # libjpeg holds all of a progressive file
+            size = image.size
+            if not whole:
+                image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
+            image.info[DRAFTED] = image.size != size
+            held = size if image.info.get("progressive") else image.size  # libjpeg holds all of a progressive file
             if most_pixels is not None and held[0] * held[1] > most_pixels:
                 expected = f"at most {most_pixels / 1e6:g} megapixels"
-                raise InvalidImage(f"{name}: expected {expected}, found {whole[0]}x{whole[1]} pixels")
+                raise InvalidImage(f"{name}: expected {expected}, found {size[0]}x{size[1]} pixels")
             image.load()
             ImageOps.exif_transpose(image, in_place=True)  # a copy would lose its file name
             return image

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
-from clients.images.decode import read_image
+from clients.images.decode import DRAFTED, read_image
+from clients.images.framing import Framing
 from clients.images.idx import IdxFile
 from clients.images.looks import Looks
 from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
@@ -30,17 +31,32 @@ class Picture:
 
     name: str
     image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
+    source: str | io.BytesIO | None = None  # of the image, to decode it again
 
     def as_inputs(
-        self, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None, split: bool
+        self,
+        shape: tuple[int, int, int],
+        preprocessing: Preprocessing,
+        looks: Looks | None,
+        split: bool,
+        framing: Framing | None = None,
     ) -> Prepared:
         """As `prepare_shapes`, but an idx image of the model's shape stays unchanged: models are trained on those."""
         if not isinstance(self.image, np.ndarray):
-            return prepare_shapes(self.image, shape, preprocessing, looks, split)
-        if (1, *self.image.shape) == shape:
+            image = self.image if framing is None else self._whole(self.image)
+            return prepare_shapes(image, shape, preprocessing, looks, split, framing)
+        if framing is None and (1, *self.image.shape) == shape:
             check_ready(self.image, preprocessing)
             return Prepared(self.image[np.newaxis, np.newaxis])
-        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, looks, split)
+        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, looks, split, framing)
+
+    def _whole(self, image: Image.Image) -> Image.Image:
+        """Decoded in full: no processor of another origin reads a JPEG at half its size."""
+        if self.source is None or not image.info.get(DRAFTED):
+            return image
+        if isinstance(self.source, io.BytesIO):
+            self.source.seek(0)
+        return read_image(self.source, whole=True)
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
@@ -71,11 +87,11 @@ def _claimed(name: str) -> int:
 
 def _read(name: str, noted: Callable[[str], object]) -> Iterator[Picture]:
     if name == STANDARD_INPUT:
-        yield Picture(name, _read_once(sys.stdin.buffer, name, noted))
+        yield _read_once(sys.stdin.buffer, name, noted)
     elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
         with Path(name).open("rb") as pipe:
             piped = _read_once(pipe, name, noted)
-        yield Picture(name, piped)
+        yield piped
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:
             if not images.count:
@@ -83,16 +99,16 @@ def _read(name: str, noted: Callable[[str], object]) -> Iterator[Picture]:
             for number, image in enumerate(images):
                 yield Picture(f"{name}[{number}]", image)
     else:
-        yield Picture(name, read_image(name, noted))
+        yield Picture(name, read_image(name, noted), name)
 
 
 class _Held(io.BytesIO):
     name = ""
 
 
-def _read_once(stream: IO[bytes], name: str, noted: Callable[[str], object]) -> Image.Image:
+def _read_once(stream: IO[bytes], name: str, noted: Callable[[str], object]) -> Picture:
     held = _Held(stream.read(_LARGEST_STREAM + 1))
     held.name = name
     if held.getbuffer().nbytes > _LARGEST_STREAM:
         raise InvalidImage(f"{name}: expected an image of at most {_LARGEST_STREAM} bytes, found more")
-    return read_image(held, noted)
+    return Picture(name, read_image(held, noted), held)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from clients.errors import BlankImage
 from clients.images.drawing import drawing_inputs
+from clients.images.framing import Framing, framed
 from clients.images.ink import LEAST_CONTRAST
 from clients.images.looks import Looks, suited
 from clients.images.photo import photo_to_model_input
@@ -26,18 +27,32 @@ class Prepared:
 
 
 def prepare(
-    image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None = None
+    image: Image.Image,
+    shape: tuple[int, int, int],
+    preprocessing: Preprocessing,
+    looks: Looks | None = None,
+    framing: Framing | None = None,
 ) -> NDArray[np.uint8]:
     """Upright picture, any mode and size -> uint8 `shape` (C, H, W); raises InvalidImage."""
-    return np.asarray(prepare_shapes(image, shape, preprocessing, looks, split=False).images[0])
+    return np.asarray(prepare_shapes(image, shape, preprocessing, looks, split=False, framing=framing).images[0])
 
 
 def prepare_shapes(
-    image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, looks: Looks | None, split: bool
+    image: Image.Image,
+    shape: tuple[int, int, int],
+    preprocessing: Preprocessing,
+    looks: Looks | None,
+    split: bool,
+    framing: Framing | None = None,
 ) -> Prepared:
-    """Raises InvalidImage. A photo is inverted if its background is not that of `looks`."""
+    """Raises InvalidImage. A photo is inverted if its background is not that of `looks`.
+
+    `framing`: of another origin's model, whose own processor it repeats.
+    """
     if preprocessing == "ink":
         return Prepared(*drawing_inputs(image, shape[1:], split))
+    if framing is not None:
+        return Prepared(framed(image, shape, framing)[np.newaxis])
     pixels, notes = suited(photo_to_model_input(image, shape), looks)
     return Prepared(pixels[np.newaxis], notes=tuple(notes))
 

@@ -32,6 +32,7 @@ import numpy as np
 from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
+from clients.images.framing import Framing
 from clients.images.looks import Looks
 from clients.images.prepare import Prepared, prepare_shapes
 
@@ -82,7 +83,9 @@ class Decoder:
         ending.start()
         try:
             looks = asdict(model.looks) if model.looks else None
-            about = {"shape": model.image_shape, "preprocessing": model.preprocessing, "looks": looks}
+            framing = asdict(model.framing) if model.framing else None
+            about = {"shape": model.image_shape, "preprocessing": model.preprocessing}
+            about |= {"looks": looks, "framing": framing}
             _send(_writing(process), {"bytes": len(content), **about}, content)
             answer = json.loads(_reading(process).readline(LINE_BYTES))
             pixels = b"" if "error" in answer else _read(_reading(process), math.prod(model.image_shape))
@@ -154,8 +157,9 @@ def serve() -> None:
 def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object], bytes]:
     looks = Looks(**model["looks"]) if model["looks"] else None
     try:
-        picture = read_image(io.BytesIO(content), most_pixels=PIXELS)
-        prepared = prepare_shapes(picture, tuple(model["shape"]), model["preprocessing"], looks, split=False)
+        framing = Framing(**model["framing"]) if model["framing"] else None
+        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, whole=framing is not None)
+        prepared = prepare_shapes(picture, tuple(model["shape"]), model["preprocessing"], looks, False, framing)
     except InvalidImage as error:
         return {"error": str(error)}, b""
     except MemoryError:

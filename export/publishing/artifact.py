@@ -53,7 +53,11 @@ class Artifact:
 
     @property
     def config(self) -> ModelConfig:
-        return self.network.config
+        """Raises PublishError for a network of another origin."""
+        config = self.network.config
+        if not isinstance(config, ModelConfig):
+            raise PublishError(f"{self.manifest.file}: expected a network of this project, found another")
+        return config
 
     @property
     def data(self) -> bytes:

@@ -16,6 +16,7 @@ from common import repository
 from common.files import reason
 from common.repository import SAMPLE_FILE, Listed
 from export.errors import PublishError, as_published
+from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.config import ModelConfig
 
 
@@ -29,13 +30,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A trained network of this project.
+    """A trained network of this project, or one of pictures that clients ask alike.
 
     `max_abs_error`: of the float32 file's logits beside the trained network's, at most `tolerance`. `temperature`
     divides the logits; None: not calibrated.
     """
 
-    config: ModelConfig
+    config: ModelConfig | PictureConfig
     checkpoint_sha256: str
     metrics: Mapping[str, Any]
     max_abs_error: float
@@ -149,8 +150,8 @@ class Manifest:
                 raise ValueError(f"sample_tolerance {name} {tolerance}")
 
     @property
-    def config(self) -> ModelConfig | None:
-        """None for a network of another origin."""
+    def config(self) -> ModelConfig | PictureConfig | None:
+        """None for a network of another origin that clients cannot ask for classes."""
         return self.origin.network.config if self.origin.network else None
 
     def to_json(self) -> bytes:
@@ -191,7 +192,9 @@ def _origin(held: dict[str, Any]) -> Origin:
 
 
 def _network(held: dict[str, Any]) -> Network:
-    config = ModelConfig.from_json(json.dumps(held.pop("model_config")))
+    described = held.pop("model_config")
+    other = isinstance(described, dict) and described.get("model") == OTHER
+    config = picture_config(described) if other else ModelConfig.from_json(json.dumps(described))
     names = ("checkpoint_sha256", "metrics", "max_abs_error", "tolerance")
     return Network(config, **{name: held.pop(name) for name in names}, temperature=held.pop("temperature", None))
 

@@ -39,6 +39,7 @@ from export.publishing.artifact import Artifact, open_version, read_version
 from export.publishing.beside import put
 from export.publishing.described import Version
 from export.publishing.manifest import Manifest
+from export.publishing.picture_config import PictureConfig
 from export.publishing.replay import replay
 from export.publishing.triton_config import (
     Model,
@@ -249,7 +250,7 @@ def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
     return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
-def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig) -> None:
+def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig | PictureConfig) -> None:
     try:
         labels = read_labels(model_dir)
     except (OSError, UnicodeDecodeError) as error:

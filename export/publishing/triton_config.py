@@ -15,7 +15,7 @@ from common.sample import Arrays
 from export.errors import PublishError
 from export.publishing.described import Version, described, probe
 from export.publishing.manifest import Manifest, Tensor
-from models.config import INPUT_NAME
+from models.config import INPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -164,7 +164,7 @@ def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[
 
 
 def _with_defaults(serving: Serving, manifest: Manifest) -> Serving:
-    small = manifest.config is not None and serving.engine in (None, "onnxruntime")  # a second session costs little
+    small = isinstance(manifest.config, ModelConfig) and serving.engine in (None, "onnxruntime")  # a second session costs little
     largest = MAX_BATCH_SIZE if manifest.config else None
     defaults = Serving(instances=1, threads=0, max_batch=largest, goal="latency" if small else None)
     return replace(defaults, **{name: value for name, value in vars(serving).items() if value is not None})

@@ -1,0 +1,94 @@
+"""A picture to a model's input as the model's own processor resizes and crops.
+
+In: a picture and a `Framing`, which the exporter has read from a processor of transformers or timm. Out: uint8 pixels,
+within one grey level of that processor's. Sources: torchvision's Resize and CenterCrop, timm's ResizeKeepRatio.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients.errors import InvalidImage
+from clients.images.grey import eight_bits
+
+Fit = Literal["short side", "squash", "cover", "contain", "none"]
+Centre = Literal["down", "even"]
+FILTERS = {each.name.lower(): each for each in Image.Resampling}
+
+_MOST_PIXELS = 1 << 24  # of an image between the steps: a long thin picture would fill memory
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a picture is resized before the model's height and width are cut from its middle.
+
+    fit: "short side" makes the shorter side `size[0]`, "squash" makes the picture `size`, "cover" and "contain" keep
+    its proportions around or within `size`, "none" leaves it. size: height, width. resample: a name in FILTERS.
+    centre: how half a pixel is rounded, down or to the even number. fill: levels beside a picture that is smaller.
+    """
+
+    fit: Fit
+    size: tuple[int, int]
+    resample: str
+    centre: Centre
+    fill: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = self.fit in get_args(Fit) and self.resample in FILTERS and self.centre in get_args(Centre)
+        if not known or len(self.size) != 2 or min(self.size) < 1:
+            raise ValueError(f"the framing {vars(self)}")
+
+
+def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) -> NDArray[np.uint8]:
+    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); colours under transparency count, as there.
+
+    Raises InvalidImage for a colour space without RGB, for too thin a picture, and for too small a picture.
+    """
+    channels, height, width = shape
+    name = getattr(image, "filename", "") or "image"
+    try:
+        coloured = eight_bits(image).convert("L" if channels == 1 else "RGB")
+    except ValueError as error:
+        raise InvalidImage(f"{name}: expected grey or colour, found the mode {image.mode}: {error}") from error
+    rows, columns = _resized(coloured.height, coloured.width, framing)
+    if max(rows, coloured.height) * columns > _MOST_PIXELS:
+        raise InvalidImage(f"{name}: expected a picture that is less thin, found {image.width}x{image.height} pixels")
+    if (columns, rows) != coloured.size:
+        coloured = coloured.resize((columns, rows), FILTERS[framing.resample])
+    if framing.fill:
+        coloured = _padded(coloured, height, width, framing.fill)
+    if coloured.height < height or coloured.width < width:
+        raise InvalidImage(f"{name}: expected at least {width}x{height} pixels, found {image.width}x{image.height}")
+    top, left = (_start(found - kept, framing) for found, kept in ((coloured.height, height), (coloured.width, width)))
+    pixels = np.asarray(coloured.crop((left, top, left + width, top + height))).reshape(height, width, channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (C, H, W)
+
+
+def _resized(rows: int, columns: int, framing: Framing) -> tuple[int, int]:
+    """Height and width."""
+    height, width = framing.size
+    if framing.fit == "none":
+        return rows, columns
+    if framing.fit == "squash":
+        return height, width
+    if framing.fit == "short side":
+        return (height, int(height * columns / rows)) if rows <= columns else (int(height * rows / columns), height)
+    ratios = rows / height, columns / width
+    ratio = min(ratios) if framing.fit == "cover" else max(ratios)
+    return max(1, round(rows / ratio)), max(1, round(columns / ratio))
+
+
+def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
+    """The odd row or column goes below or to the right."""
+    left, top = max(0, width - image.width) // 2, max(0, height - image.height) // 2
+    colour = fill[0] if image.mode == "L" else (fill[0], fill[1], fill[2])
+    whole = Image.new(image.mode, (max(width, image.width), max(height, image.height)), colour)
+    whole.paste(image, (left, top))
+    return whole
+
+
+def _start(spare: int, framing: Framing) -> int:
+    return spare // 2 if framing.centre == "down" else round(spare / 2)

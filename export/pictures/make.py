@@ -1,0 +1,187 @@
+"""Another's ONNX network of pictures -> an `Artifact` that clients ask as a network of this project.
+
+In: a file, how it wants its pictures, and the classes' names. Out: `Made`; or an ExportError and nothing written. The
+compiler's passes fold the processor's numbers into the first linear layer and rewrite the rest. Where they do not
+apply, the network stays as it is behind Cast, Mul and Add, and `left` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from export.compiler.errors import ForeignError
+from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
+from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
+from export.compiler.proof.compare import Proof, Proved
+from export.compiler.proof.runs import Runner
+from export.errors import PublishError
+from export.pictures.graph import Interface, behind_bytes, interface
+from export.pictures.processor import Processor, Size
+from export.pictures.proof import Source, prove_bytes, smooth
+from export.publishing.artifact import Artifact, onnx_artifact
+from export.publishing.manifest import Network, Origin
+from export.publishing.picture_config import Framing, PictureConfig
+from export.rewrite_file import clean, without_functions
+from models.config import INPUT_NAME, OUTPUT_NAME, ConfigError
+from models.files import sha256
+
+LARGEST = 2_000_000_000  # bytes of weights that a file holds
+NORMALISING = ("Cast", "Gather", "Mul", "Add")
+SUM_TOLERANCE = 1e-3  # of the rows of probabilities
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """`normalises`: the nodes that still do so before the network. `left`: why no pass ran, empty if they did."""
+
+    artifact: Artifact
+    rewritten: Rewritten | None
+    proofs: tuple[Proof, ...]
+    normalises: tuple[str, ...]
+    left: str
+
+
+def make(
+    file: Path,
+    choose: Callable[[Interface], Processor],
+    labels: Sequence[str] | None,
+    temperature: float | None = None,
+    say: Say = lambda _: None,
+) -> Made:
+    """`choose` gets the network's interface. `labels`: default "class 0" and so on. Raises ExportError."""
+    original = read_model(file)
+    try:
+        return _make(file, original, choose, labels, temperature, say)
+    except (PublishError, ForeignError, OSError):
+        raise
+    except ConfigError as error:
+        raise PublishError(f"{file}: {error}") from error
+    except Exception as error:  # libraries fail in many ways on unknown graphs
+        Runner(file)  # a damaged graph has its reason in ONNX Runtime
+        raise PublishError(f"{file}: expected a graph that can be read, found {type(error).__name__} in it") from error
+
+
+def _make(
+    file: Path,
+    original: ir.Model,
+    choose: Callable[[Interface], Processor],
+    labels: Sequence[str] | None,
+    temperature: float | None,
+    say: Say,
+) -> Made:
+    plain = without_functions(original)
+    if (size := weight_bytes(plain)) > LARGEST:
+        raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
+    found = interface(plain, labels is not None)
+    processor = choose(found)
+    height, width = _fitting(file, processor, found)
+    wrapped = behind_bytes(plain, processor, (height, width), labels is not None)
+    with TemporaryDirectory() as folder:
+        source = Source(file, plain, found, processor, (found.channels, height, width), Path(folder))
+        model, rewritten, proved, left = _proved(source, wrapped, dtype_of(original), say)
+    scores = np.asarray(proved.answers[OUTPUT_NAME])
+    _check_scores(file, scores)
+    names = _names(file, labels, scores.shape[1])
+    config = PictureConfig((height, width), found.channels, names, _framing(file, processor))
+    proof = proved.proofs[-1]
+    largest = float(np.abs(scores).max())
+    network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
+    origin = Origin(
+        tuple(step.name for step in rewritten.steps if step.sites) if rewritten else (),
+        "fp32" if dtype_of(original) == "float32" else "fp16",
+        facts=_facts(file, original, processor, proved, left),
+    )
+    artifact = onnx_artifact(_proto(model, wrapped, names), smooth(config.input_shape)[np.newaxis], network, origin)
+    return Made(artifact, rewritten, proved.proofs, _normalises(model), left)
+
+
+def _proved(
+    source: Source, wrapped: ir.Model, dtype: str, say: Say
+) -> tuple[ir.Model, Rewritten | None, Proved, str]:
+    """The model that is served, and why the passes did not change it."""
+    try:
+        say("rewriting the graph")
+        ready = prepared(wrapped)
+        rewritten = optimise(ready, sizes=cost_sizes(ready.model.graph, {}))
+        proved = prove_bytes(source, clean(rewritten.model, wrapped, ()), dtype, True, say)
+        return rewritten.model, rewritten, proved, ""
+    except ForeignError as error:
+        return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), str(error)
+
+
+def _fitting(file: Path, processor: Processor, found: Interface) -> Size:
+    """Raises PublishError if the processor makes other pictures than the network takes."""
+    for numbers in (processor.mean, processor.std):
+        if len(numbers) not in (1, found.channels) and len(set(numbers)) > 1:
+            raise PublishError(f"{file}: expected numbers for {found.channels} channels, found {len(numbers)}")
+    if processor.bgr and found.channels != 3:
+        raise PublishError(f"{file}: expected three channels to flip, found {found.channels}")
+    size = processor.size or found.size
+    if size is None:
+        raise PublishError(f"{file}: expected a fixed height and width, found free ones; --processor names them")
+    if found.size not in (None, size):
+        made, taken = (f"{width}x{height}" for height, width in (size, found.size or size))
+        hint = "--mean, --std, --crop and --resize say it without --processor"
+        raise PublishError(f"{file}: expected a processor for the network's {taken} pixels, found {made}; {hint}")
+    return size
+
+
+def _framing(file: Path, processor: Processor) -> Framing:
+    if processor.framing is None:
+        raise PublishError(f"{file}: expected a framing, found none")
+    return processor.framing
+
+
+def _names(file: Path, labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    if labels is not None and len(labels) != classes:
+        raise PublishError(f"--labels: expected {classes} names, as {file} has {classes} classes, found {len(labels)}")
+    return tuple(labels or (f"class {number}" for number in range(classes)))
+
+
+def _check_scores(file: Path, scores: object) -> None:
+    """Raises PublishError for another rank than two, for a single class, and for probabilities."""
+    array = np.asarray(scores)
+    if array.ndim != 2 or array.shape[1] < 2:
+        raise PublishError(f"{file}: expected scores of two classes or more (batch, classes), found {array.shape}")
+    if (array >= 0).all() and np.abs(array.sum(1) - 1).max() < SUM_TOLERANCE:
+        raise PublishError(f"{file}: expected scores before the softmax, found probabilities")
+
+
+def _facts(file: Path, original: ir.Model, processor: Processor, proved: Proved, left: str) -> dict[str, object]:
+    hashes = {each.name: sha256(each) for each in (file, *weight_files(original))}
+    return {
+        "source": {"file": file.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
+        "processor": asdict(processor),
+        "proofs": [asdict(proof) for proof in proved.proofs],
+        "proof_inputs": proved.source,
+        **({"not_rewritten": left} if left else {}),
+    }
+
+
+def _proto(model: ir.Model, wrapped: ir.Model, labels: Sequence[str]) -> onnx.ModelProto:
+    proto = ir.to_proto(clean(model, wrapped, ()))
+    del proto.metadata_props[:]  # of its origin
+    batch = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    shape = proto.graph.output[0].type.tensor_type.shape
+    del shape.dim[:]
+    shape.dim.add(dim_param=batch)
+    shape.dim.add(dim_value=len(labels))
+    return proto
+
+
+def _normalises(model: ir.Model) -> tuple[str, ...]:
+    """The arithmetic between the bytes and the network."""
+    value, nodes = model.graph.inputs[0], list[str]()
+    while len(readers := [use.node for use in value.uses()]) == 1 and readers[0].op_type in NORMALISING:
+        nodes.append(readers[0].op_type)
+        value = readers[0].outputs[0]
+    return tuple(name for name in nodes if name in ("Mul", "Add"))

@@ -1,0 +1,222 @@
+"""timm's own ViT on garments, from training to the published file: with its LayerNorms, and with BatchNorm instead.
+
+In: Fashion-MNIST and the extra `foreign`. Out: for both norms accuracy, agreement with timm and interleaved times of
+timm in PyTorch, of its export, and of what `vitbn repository publish --pictures` makes of that. `--work` keeps each
+epoch, so an interrupted run goes on.
+
+python benchmarks/studies/timm_garments.py --work garments --epochs 3
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
+from benchmarks.measure.choices import Result, seconds_option
+
+if TYPE_CHECKING:
+    from models.data import Dataset
+
+NETWORK, SIDE, PATCH = "vit_tiny_patch16_224", 28, 4
+MEAN, STD = 0.286, 0.353  # of Fashion-MNIST's training images
+NORMS = ("LayerNorm", "BatchNorm")
+BATCH, RATE, DECAY = 64, 1e-3, 0.05
+ASKED = 250  # images in a call
+TIMED = (1, 8)
+TIMM, EXPORTED, PUBLISHED = "timm, PyTorch", "its export, ONNX Runtime", "published"
+
+Images = NDArray[np.uint8]
+Scores = Callable[[Images], NDArray[np.float32]]
+
+
+@click.command()
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path), required=True, help="Keeps each epoch.")
+@click.option("--norm", "norms", type=click.Choice(NORMS), multiple=True, default=NORMS, show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--images", type=click.IntRange(BATCH, 60_000), default=60_000, show_default=True, help="To train on.")
+@click.option("--test-images", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
+@click.option("--depth", type=click.IntRange(1), default=12, show_default=True, help="Blocks.")
+@seconds_option(20, "Of timing, for each norm and batch.")
+@click.option("--json", "json_path", type=Result(), help="Write every sample and the environment.")
+def timm_garments(
+    work: Path,
+    norms: tuple[str, ...],
+    epochs: int,
+    images: int,
+    test_images: int,
+    depth: int,
+    seconds: float,
+    json_path: Path | None,
+) -> None:
+    """Train timm's ViT on garments with both norms, publish it, and compare what the clients get with timm."""
+    from benchmarks.measure.run import recording
+    from models.data import load_dataset
+
+    data = load_dataset("fashion-mnist").first(images, test_images)
+    work.mkdir(parents=True, exist_ok=True)
+    with recording(json_path, 1) as record:
+        for norm in norms:
+            trained = train(norm, data, epochs, depth, work / f"{norm}.pt")
+            about = {"network": NETWORK, "norm": norm, "depth": depth, "images": images, "epochs": epochs}
+            for row in measure(trained, data, work / norm, seconds):
+                record.add({**about, **row})
+                click.echo("  ".join(f"{name} {value}" for name, value in row.items() if name != "samples_ns"))
+
+
+def network(norm: str, depth: int) -> Any:
+    """timm's network for one channel of 28 x 28 pixels."""
+    from benchmarks.measure.foreign_networks import timm_network, token_batch_norm
+
+    sizes = {"img_size": SIDE, "patch_size": PATCH, "in_chans": 1, "num_classes": 10, "depth": depth}
+    return timm_network(NETWORK, **sizes, **({"norm_layer": token_batch_norm} if norm == "BatchNorm" else {}))()
+
+
+def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
+    """`kept`: the file that holds each finished epoch."""
+    import torch
+
+    torch.manual_seed(0)
+    model = network(norm, depth)
+    optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=DECAY)
+    batches = len(data.train_labels) // BATCH
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, epochs * batches)
+    parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
+    done = 0
+    if kept.exists():
+        held = torch.load(kept, weights_only=True)
+        done = held.pop("epochs")
+        for name, state in held.items():
+            parts[name].load_state_dict(state)
+    for epoch in range(done, epochs):
+        loss = _epoch(model, optimiser, schedule, data, epoch)
+        click.echo(f"{norm}, epoch {epoch + 1} of {epochs}: loss {loss:.3f}", err=True)
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"epochs": epoch + 1}, kept)
+    return model.eval()
+
+
+def _epoch(model: Any, optimiser: Any, schedule: Any, data: Dataset, epoch: int) -> float:
+    """The mean loss."""
+    import torch
+
+    model.train()
+    rng, losses = np.random.default_rng(epoch), []
+    order = rng.permutation(len(data.train_labels))
+    for start in range(0, len(order) - BATCH + 1, BATCH):
+        chosen = order[start : start + BATCH]
+        images = data.train_images[chosen]
+        mirrored = np.where(rng.random(BATCH).reshape(-1, 1, 1, 1) < 0.5, images[..., ::-1], images)
+        loss = torch.nn.functional.cross_entropy(
+            model(torch.from_numpy(normalised(mirrored))), torch.from_numpy(data.train_labels[chosen])
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        losses.append(loss.item())
+    return float(np.mean(losses))
+
+
+def normalised(images: Images) -> NDArray[np.float32]:
+    return np.asarray((images / np.float32(255) - np.float32(MEAN)) / np.float32(STD), np.float32)
+
+
+def export(model: Any, path: Path) -> Path:
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (torch.randn(2, 1, SIDE, SIDE),),
+            path,
+            input_names=["pixels"],
+            output_names=["scores"],
+            dynamic_shapes=({0: "batch"},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    return path
+
+
+def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
+    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; the model's folder."""
+    from export.pictures.make import make
+    from export.pictures.processor import from_options
+    from export.publishing.publish import publish as add
+
+    made = make(file, lambda found: from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE)), labels)
+    return add(repository, "garments", made.artifact).parent
+
+
+def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
+    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+
+    file = export(model, folder / "exported.onnx")
+    candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
+    scores = {name: _asked(ask, data.test_images) for name, ask in candidates.items()}
+    quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
+    for batch in TIMED:
+        images = data.test_images[:batch]
+        calls = {name: (lambda ask=ask: ask(images)) for name, ask in candidates.items()}
+        measured = time_interleaved(calls, seconds, f"batch {batch}")
+        for name, durations in measured.items():
+            ratio = vars(ratio_with_interval(measured[EXPORTED], durations))
+            yield {"candidate": name, "batch": batch, **quality[name], **durations.row(), "times_as_fast": ratio}
+
+
+def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
+    """Scores of images uint8 (n, 1, 28, 28) on one thread; the published file gets them as clients frame them."""
+    import torch
+    from PIL import Image
+
+    from clients.bulk.network import find_model
+    from clients.description import describe
+    from clients.images.prepare import prepare
+    from export.compiler.proof.runs import Runner
+
+    torch.set_num_threads(1)
+    exported, served = Runner(file, packed=True), Runner(Path(find_model(published).path), packed=True)
+    about = describe(served.session.get_modelmeta().custom_metadata_map)
+
+    def framed(image: Images) -> Images:
+        return prepare(Image.fromarray(image), about.image_shape, about.preprocessing, about.looks, about.framing)
+
+    def by_timm(images: Images) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            scores: NDArray[np.float32] = model(torch.from_numpy(normalised(images))).numpy()
+        return scores
+
+    def by_export(images: Images) -> NDArray[np.float32]:
+        return np.asarray(exported({"pixels": normalised(images)})["scores"], np.float32)
+
+    def as_published(images: Images) -> NDArray[np.float32]:
+        return np.asarray(served({"image": np.stack([framed(image[0]) for image in images])})["logits"], np.float32)
+
+    return {TIMM: by_timm, EXPORTED: by_export, PUBLISHED: as_published}
+
+
+def _asked(ask: Scores, images: Images) -> NDArray[np.float32]:
+    return np.concatenate([ask(images[start : start + ASKED]) for start in range(0, len(images), ASKED)])
+
+
+def _quality(
+    found: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]
+) -> dict[str, float]:
+    return {
+        "accuracy": float((found.argmax(1) == labels).mean()),
+        "agreement": float((found.argmax(1) == expected.argmax(1)).mean()),
+        "max_abs_error": float(np.abs(found - expected).max()),
+    }
+
+
+if __name__ == "__main__":
+    timm_garments()

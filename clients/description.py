@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clients.images.framing import Framing
 from clients.images.looks import Background, Looks
 from clients.images.prepare import Preprocessing
+from common.framing import Framing
 
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # raised by another kind of model
 
@@ -39,14 +39,8 @@ def describe(parameters: Mapping[str, str]) -> Description:
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature {temperature}")
     looks = _looks(config) if preprocessing == "photo" else None
-    framing = _framing(config["framing"]) if config.get("framing") is not None else None
+    framing = Framing.of(config["framing"]) if config.get("framing") is not None else None
     return Description(str(config["model"]), labels, image_shape, preprocessing, temperature, looks, framing)
-
-
-def _framing(held: Mapping[str, Any]) -> Framing:
-    height, width = (int(side) for side in held["size"])
-    fill = tuple(int(level) for level in held["fill"])
-    return Framing(held["fit"], (height, width), str(held["resample"]), held["centre"], fill)
 
 
 def _looks(config: Mapping[str, Any]) -> Looks | None:

@@ -238,7 +238,9 @@ class _Answering:
         model = self.classifier.model
         for picture, truth in zip(pictures, self.truths or repeat(None), strict=False):
             try:
-                inputs = picture.as_inputs(model.image_shape, model.preprocessing, model.looks, self.printer.split, model.framing)
+                inputs = picture.as_inputs(
+                    model.image_shape, model.preprocessing, model.looks, self.printer.split, model.framing
+                )
             except InvalidImage as error:
                 self.printer.failed(picture.name, str(error))
                 continue

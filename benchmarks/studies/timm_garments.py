@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,7 @@ def export(model: Any, path: Path) -> Path:
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
-    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; the model's folder."""
+    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; returns its folder."""
     from export.pictures.make import make
     from export.pictures.processor import from_options
     from export.publishing.publish import publish as add
@@ -165,8 +166,7 @@ def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator
     scores = {name: _asked(ask, data.test_images) for name, ask in candidates.items()}
     quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
     for batch in TIMED:
-        images = data.test_images[:batch]
-        calls = {name: (lambda ask=ask: ask(images)) for name, ask in candidates.items()}
+        calls = {name: partial(ask, data.test_images[:batch]) for name, ask in candidates.items()}
         measured = time_interleaved(calls, seconds, f"batch {batch}")
         for name, durations in measured.items():
             ratio = vars(ratio_with_interval(measured[EXPORTED], durations))
@@ -208,9 +208,7 @@ def _asked(ask: Scores, images: Images) -> NDArray[np.float32]:
     return np.concatenate([ask(images[start : start + ASKED]) for start in range(0, len(images), ASKED)])
 
 
-def _quality(
-    found: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]
-) -> dict[str, float]:
+def _quality(found: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
     return {
         "accuracy": float((found.argmax(1) == labels).mean()),
         "agreement": float((found.argmax(1) == expected.argmax(1)).mean()),

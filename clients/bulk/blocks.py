@@ -28,11 +28,11 @@ from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.framing import Framing
 from clients.images.looks import Looks
 from clients.images.paths import has_image_suffix
 from clients.images.pictures import Picture
 from clients.images.prepare import Preprocessing, prepare
+from common.framing import Framing
 
 if TYPE_CHECKING:
     import pyarrow as pa

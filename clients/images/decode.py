@@ -29,9 +29,9 @@ def read_image(
 ) -> Image.Image:
     """Returns the first page or frame, upright by its EXIF data; of several `noted` is told.
 
-    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller, unless it is wanted `whole`. Raises InvalidImage for a missing,
-    empty or damaged file, a format not in FORMATS, too many pixels, and another type of `source`;
-    MemoryError where the process has a limit.
+    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller, unless it is wanted `whole`.
+    Raises InvalidImage for a missing, empty or damaged file, a format not in FORMATS, too many pixels, and another
+    type of `source`; MemoryError where the process has a limit.
     """
     name = str(getattr(source, "name", "image")) if hasattr(source, "read") else _path(source)
     try:

@@ -4,42 +4,15 @@ In: a picture and a `Framing`, which the exporter has read from a processor of t
 within one grey level of that processor's. Sources: torchvision's Resize and CenterCrop, timm's ResizeKeepRatio.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
 from clients.images.grey import eight_bits
-
-Fit = Literal["short side", "squash", "cover", "contain", "none"]
-Centre = Literal["down", "even"]
-FILTERS = {each.name.lower(): each for each in Image.Resampling}
+from common.framing import Framing
 
 _MOST_PIXELS = 1 << 24  # of an image between the steps: a long thin picture would fill memory
-
-
-@dataclass(frozen=True)
-class Framing:
-    """How a picture is resized before the model's height and width are cut from its middle.
-
-    fit: "short side" makes the shorter side `size[0]`, "squash" makes the picture `size`, "cover" and "contain" keep
-    its proportions around or within `size`, "none" leaves it. size: height, width. resample: a name in FILTERS.
-    centre: how half a pixel is rounded, down or to the even number. fill: levels beside a picture that is smaller.
-    """
-
-    fit: Fit
-    size: tuple[int, int]
-    resample: str
-    centre: Centre
-    fill: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        known = self.fit in get_args(Fit) and self.resample in FILTERS and self.centre in get_args(Centre)
-        if not known or len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"the framing {vars(self)}")
 
 
 def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) -> NDArray[np.uint8]:
@@ -57,7 +30,7 @@ def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) ->
     if max(rows, coloured.height) * columns > _MOST_PIXELS:
         raise InvalidImage(f"{name}: expected a picture that is less thin, found {image.width}x{image.height} pixels")
     if (columns, rows) != coloured.size:
-        coloured = coloured.resize((columns, rows), FILTERS[framing.resample])
+        coloured = coloured.resize((columns, rows), Image.Resampling[framing.resample.upper()])
     if framing.fill:
         coloured = _padded(coloured, height, width, framing.fill)
     if coloured.height < height or coloured.width < width:

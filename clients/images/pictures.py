@@ -15,11 +15,11 @@ from PIL import Image
 
 from clients.errors import InvalidImage
 from clients.images.decode import DRAFTED, read_image
-from clients.images.framing import Framing
 from clients.images.idx import IdxFile
 from clients.images.looks import Looks
 from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
 from clients.images.prepare import Prepared, Preprocessing, check_ready, prepare_shapes
+from common.framing import Framing
 from common.idx import is_idx
 
 _LARGEST_STREAM = 1 << 27  # bytes

@@ -32,9 +32,9 @@ import numpy as np
 from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.framing import Framing
 from clients.images.looks import Looks
 from clients.images.prepare import Prepared, prepare_shapes
+from common.framing import Framing
 
 PIXELS = 25_000_000  # decoded at once: 100 MB in colour
 MEMORY_BYTES = 350_000_000  # of the process, besides its libraries
@@ -157,7 +157,7 @@ def serve() -> None:
 def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object], bytes]:
     looks = Looks(**model["looks"]) if model["looks"] else None
     try:
-        framing = Framing(**model["framing"]) if model["framing"] else None
+        framing = Framing.of(model["framing"]) if model["framing"] else None
         picture = read_image(io.BytesIO(content), most_pixels=PIXELS, whole=framing is not None)
         prepared = prepare_shapes(picture, tuple(model["shape"]), model["preprocessing"], looks, False, framing)
     except InvalidImage as error:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from common.framing import FILTERS
+
 if TYPE_CHECKING:
     from export.pictures.graph import Interface
     from export.pictures.make import Made
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
 MOST_IMAGES, FEWEST_IMAGES = 256, 4  # of a request
 MOST_MACS = 128e9  # of a request: seconds on a core
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -143,7 +144,8 @@ def _processor(file: Path, options: PictureOptions, found: Interface) -> Process
 
 def read_labels(file: Path) -> Sequence[str]:
     """Without the empty lines at the end. Raises PublishError."""
-    from export.errors import PublishError, reason
+    from common.files import reason
+    from export.errors import PublishError
 
     try:
         lines = file.read_text(encoding="utf-8-sig").rstrip().splitlines()

@@ -73,7 +73,9 @@ def _before_softmax(scores: ir.Value) -> ir.Value:
     if node is None or node.domain:
         return scores
     if node.op_type == "Sigmoid":
-        raise PublishError(f"output {scores.name}: expected scores for one class of several, found Sigmoid, each its own")
+        raise PublishError(
+            f"output {scores.name}: expected scores for one class of several, found Sigmoid, each its own"
+        )
     given = node.inputs[0]
     return given if node.op_type == "Softmax" and given is not None else scores
 
@@ -94,6 +96,10 @@ def behind_bytes(model: ir.Model, processor: Processor, size: Size, named: bool)
     image = ir.Value(name=INPUT_NAME, type=ir.TensorType(ir.DataType.UINT8), shape=shape)
     nodes = [] if found.reads_bytes else _normalising(own, image, processor, found)
     start = nodes[-1].outputs[0] if nodes else image
+    for use in [*found.given.uses()]:  # a Cast to the type that it has hides the first layer from the passes
+        held = use.node.attributes.get("to") if use.node.op_type == "Cast" else None
+        if held is not None and ir.DataType(held.as_int()) == found.given.dtype:
+            ir.convenience.replace_all_uses_with(use.node.outputs[0], found.given)
     ir.convenience.replace_all_uses_with(found.given, start)
     graph.inputs[:] = [image]
     if len(graph):

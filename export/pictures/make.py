@@ -8,7 +8,7 @@ apply, the network stays as it is behind Cast, Mul and Add, and `left` says why.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from common.files import sha256
+from common.framing import Framing
 from export.compiler.errors import ForeignError
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
@@ -27,10 +29,9 @@ from export.pictures.processor import Processor, Size
 from export.pictures.proof import Source, prove_bytes, smooth
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
-from export.publishing.picture_config import Framing, PictureConfig
+from export.publishing.picture_config import PictureConfig
 from export.rewrite_file import clean, without_functions
-from models.config import INPUT_NAME, OUTPUT_NAME, ConfigError
-from models.files import sha256
+from models.config import OUTPUT_NAME, ConfigError
 
 LARGEST = 2_000_000_000  # bytes of weights that a file holds
 NORMALISING = ("Cast", "Gather", "Mul", "Add")
@@ -104,9 +105,7 @@ def _make(
     return Made(artifact, rewritten, proved.proofs, _normalises(model), left)
 
 
-def _proved(
-    source: Source, wrapped: ir.Model, dtype: str, say: Say
-) -> tuple[ir.Model, Rewritten | None, Proved, str]:
+def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir.Model, Rewritten | None, Proved, str]:
     """The model that is served, and why the passes did not change it."""
     try:
         say("rewriting the graph")

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from common.framing import FILTERS, Framing
 from export.errors import PublishError
-from export.pictures.processor import FILTERS, Held, Processor, Size, centred
-from export.publishing.picture_config import Framing
+from export.pictures.processor import Held, Processor, Size, centred
 
 USUAL_CROP = 0.875
 READ = frozenset(

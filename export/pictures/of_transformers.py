@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from common.framing import Framing
 from export.pictures.processor import BYTE, Held, Processor, Size
-from export.publishing.picture_config import Framing
 
 PLAIN = ("ViT", "Pvt", "Siglip", "Segformer")  # no crop unless they ask for it
 CROPPING = ("DeiT", "Beit", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
@@ -70,7 +70,9 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
             raise held.refusal("do_resize", "true, or do_center_crop", "neither")
         return Framing("none", crop, "bilinear", "down"), crop
     if not kind and type(held.values.get("size")) is int:
-        raise held.refusal("size", "height and width, or a shortest_edge, where no image_processor_type says which", "a number")
+        raise held.refusal(
+            "size", "height and width, or a shortest_edge, where no image_processor_type says which", "a number"
+        )
     fit, size = _size(held, "size", kind in SQUARE)
     if kind == "Levit" and fit == "short side":
         size = (int(256 / 224 * size[0]),) * 2

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import PublishError, reason
-from export.publishing.picture_config import Framing
+from common.files import reason
+from common.framing import Framing
+from export.errors import PublishError
 
 Size = tuple[int, int]  # height, width
 Array = NDArray[Any]
 
-FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")
 BYTE = 1 / 255
 
 
@@ -129,4 +129,6 @@ def read_processor(file: Path, network: Size | None) -> Processor:
         return of_timm.read(file.name, held, network)
     if held.keys() & {"image_mean", "do_resize", "image_processor_type", "feature_extractor_type", "do_normalize"}:
         return of_transformers.read(file.name, held)
-    raise PublishError(f"{file}: expected preprocessor_config.json of transformers or timm's pretrained_cfg, found neither")
+    raise PublishError(
+        f"{file}: expected preprocessor_config.json of transformers or timm's pretrained_cfg, found neither"
+    )

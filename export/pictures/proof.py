@@ -54,7 +54,9 @@ class Source:
             try:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]
             except NotSupported as error:
-                raise PublishError(f"{self.file}: expected a network that takes {size} pictures at once: {error}") from error
+                raise PublishError(
+                    f"{self.file}: expected a network that takes {size} pictures at once: {error}"
+                ) from error
             alone = alone or [answers]
             if answers.shape[:1] != (size,) or not relative_error(alone[0][:1], answers[:1]) <= ALONE:
                 what = "answers that do not depend on the other pictures of a batch"

@@ -8,24 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from common.framing import Framing
 from models.config import ConfigError, check_labels
 
 OTHER = "other"  # the model's family
-
-Fit = Literal["short side", "squash", "cover", "contain", "none"]
-
-
-@dataclass(frozen=True)
-class Framing:
-    """As clients/images/framing.py, which says what the fields mean."""
-
-    fit: Fit
-    size: tuple[int, int]
-    resample: str
-    centre: Literal["down", "even"]
-    fill: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,10 +49,9 @@ class PictureConfig:
 def picture_config(held: Mapping[str, Any]) -> PictureConfig:
     """Of the JSON object. Raises ConfigError."""
     try:
-        framing = held["framing"]
-        fields = {**framing, "size": tuple(framing["size"]), "fill": tuple(framing["fill"])}
-        return PictureConfig(
-            tuple(held["image_size"]), held["channels"], tuple(held["labels"]), Framing(**fields)
-        )
-    except (LookupError, TypeError) as error:
+        labels, framing = tuple(held["labels"]), Framing.of(held["framing"])
+        return PictureConfig(tuple(held["image_size"]), held["channels"], labels, framing)
+    except ConfigError:
+        raise
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"model config: expected that of a network of pictures, found {error!r}") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Fit = Literal["short side", "squash", "cover", "contain", "none"]
-Centre = Literal["down", "even"]
+Like = Literal["timm", "transformers"]
 FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")  # Pillow's
 
 
@@ -19,18 +19,18 @@ class Framing:
     """How a picture is resized before the model's height and width are cut from its middle.
 
     fit: "short side" makes the shorter side `size[0]`, "squash" makes the picture `size`, "cover" and "contain" keep
-    its proportions around or within `size`, "none" leaves it. size: height, width. resample: one of FILTERS. centre:
-    how half a pixel is rounded, down or to the even number. fill: levels beside a picture that is smaller.
+    its proportions around or within `size`, "none" leaves it. size: height, width. resample: one of FILTERS. like:
+    whose steps are repeated; the libraries round otherwise. fill: levels beside a picture that is smaller.
     """
 
     fit: Fit
     size: tuple[int, int]
     resample: str
-    centre: Centre
+    like: Like
     fill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        known = self.fit in get_args(Fit) and self.resample in FILTERS and self.centre in get_args(Centre)
+        known = self.fit in get_args(Fit) and self.resample in FILTERS and self.like in get_args(Like)
         if not known or len(self.size) != 2 or min(self.size) < 1 or len(self.fill) not in (0, 1, 3):
             raise ValueError(f"the framing {vars(self)}")
 
@@ -39,4 +39,4 @@ class Framing:
         """Of a JSON object. Raises ValueError, LookupError or TypeError for another."""
         height, width = (int(side) for side in held["size"])
         fill = tuple(int(level) for level in held["fill"])
-        return cls(held["fit"], (height, width), str(held["resample"]), held["centre"], fill)
+        return cls(held["fit"], (height, width), str(held["resample"]), held["like"], fill)

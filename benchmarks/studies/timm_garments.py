@@ -149,7 +149,7 @@ def export(model: Any, path: Path) -> Path:
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
-    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; returns its folder."""
+    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; its folder."""
     from export.pictures.make import make
     from export.pictures.processor import from_options
     from export.publishing.publish import publish as add

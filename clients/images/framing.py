@@ -29,8 +29,7 @@ def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) ->
     rows, columns = _resized(coloured.height, coloured.width, framing)
     if max(rows, coloured.height) * columns > _MOST_PIXELS:
         raise InvalidImage(f"{name}: expected a picture that is less thin, found {image.width}x{image.height} pixels")
-    if (columns, rows) != coloured.size:
-        coloured = coloured.resize((columns, rows), Image.Resampling[framing.resample.upper()])
+    coloured = _resampled(coloured, columns, rows, framing)
     if framing.fill:
         coloured = _padded(coloured, height, width, framing.fill)
     if coloured.height < height or coloured.width < width:
@@ -54,6 +53,17 @@ def _resized(rows: int, columns: int, framing: Framing) -> tuple[int, int]:
     return max(1, round(rows / ratio)), max(1, round(columns / ratio))
 
 
+def _resampled(image: Image.Image, columns: int, rows: int, framing: Framing) -> Image.Image:
+    """timm leaves the order of the passes to Pillow; transformers runs torchvision's, columns first.
+
+    The levels between them are bytes, so the order counts: up to 11 levels where one side grows and the other shrinks.
+    """
+    resample = Image.Resampling[framing.resample.upper()]
+    if framing.like == "transformers" and columns != image.width:
+        image = image.resize((columns, image.height), resample)
+    return image.resize((columns, rows), resample) if (columns, rows) != image.size else image
+
+
 def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
     """The odd row or column goes below or to the right."""
     left, top = max(0, width - image.width) // 2, max(0, height - image.height) // 2
@@ -64,4 +74,5 @@ def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 
 
 def _start(spare: int, framing: Framing) -> int:
-    return spare // 2 if framing.centre == "down" else round(spare / 2)
+    """Half a pixel goes to the even number in timm."""
+    return spare // 2 if framing.like == "transformers" else round(spare / 2)

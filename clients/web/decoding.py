@@ -82,10 +82,9 @@ class Decoder:
         ending = threading.Timer(LIMIT_S, process.kill)
         ending.start()
         try:
-            looks = asdict(model.looks) if model.looks else None
-            framing = asdict(model.framing) if model.framing else None
-            about = {"shape": model.image_shape, "preprocessing": model.preprocessing}
-            about |= {"looks": looks, "framing": framing}
+            about: dict[str, object] = {"shape": model.image_shape, "preprocessing": model.preprocessing}
+            about |= {"looks": asdict(model.looks) if model.looks else None}
+            about |= {"framing": asdict(model.framing) if model.framing else None}
             _send(_writing(process), {"bytes": len(content), **about}, content)
             answer = json.loads(_reading(process).readline(LINE_BYTES))
             pixels = b"" if "error" in answer else _read(_reading(process), math.prod(model.image_shape))

@@ -129,12 +129,11 @@ def _processor(file: Path, options: PictureOptions, found: Interface) -> Process
         return read_processor(options.processor, found.size)
     if found.reads_bytes and options.mean is not None:
         raise PublishError(f"{file}: expected no --mean: the network reads bytes, found {options.mean}")
-    if options.mean is None or options.std is None:
-        if not found.reads_bytes:
-            raise PublishError(
-                f"{file}: expected --processor, or --mean and --std: the network reads floats "
-                "(0 and 1 where it reads levels from 0 to 1)"
-            )
+    if (options.mean is None or options.std is None) and not found.reads_bytes:
+        raise PublishError(
+            f"{file}: expected --processor, or --mean and --std: the network reads floats "
+            "(0 and 1 where it reads levels from 0 to 1)"
+        )
     if found.size is None:
         raise PublishError(f"{file}: expected a fixed height and width, found free ones; --processor names them")
     return from_options(

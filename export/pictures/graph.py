@@ -73,9 +73,7 @@ def _before_softmax(scores: ir.Value) -> ir.Value:
     if node is None or node.domain:
         return scores
     if node.op_type == "Sigmoid":
-        raise PublishError(
-            f"output {scores.name}: expected scores for one class of several, found Sigmoid, each its own"
-        )
+        raise PublishError(f"output {scores.name}: expected scores of classes that exclude each other, found Sigmoid")
     given = node.inputs[0]
     return given if node.op_type == "Softmax" and given is not None else scores
 

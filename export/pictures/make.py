@@ -143,7 +143,9 @@ def _framing(file: Path, processor: Processor) -> Framing:
 def _names(file: Path, labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     if labels is not None and len(labels) != classes:
         raise PublishError(f"--labels: expected {classes} names, as {file} has {classes} classes, found {len(labels)}")
-    return tuple(labels or (f"class {number}" for number in range(classes)))
+    given = labels or [f"class {number}" for number in range(classes)]
+    # ImageNet has two cranes.
+    return tuple(f"{name} ({number})" if given.count(name) > 1 else name for number, name in enumerate(given))
 
 
 def _check_scores(file: Path, scores: object) -> None:

@@ -63,7 +63,7 @@ def _framing(held: Held, size: Size, crop: float, mean: tuple[float, ...]) -> Fr
     if mode == "center":
         return centred(size, crop, resample)
     if mode == "squash":
-        return Framing("squash", wide, resample, "even")
+        return Framing("squash", wide, resample, "timm")
     if mode == "border":
-        return Framing("contain", wide, resample, "even", tuple(round(255 * level) for level in mean))
+        return Framing("contain", wide, resample, "timm", tuple(round(255 * level) for level in mean))
     raise held.refusal("crop_mode", "one of center, squash, border", repr(mode))

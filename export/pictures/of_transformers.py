@@ -68,11 +68,9 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
     if not held.flag("do_resize", True):
         if crop is None:
             raise held.refusal("do_resize", "true, or do_center_crop", "neither")
-        return Framing("none", crop, "bilinear", "down"), crop
+        return Framing("none", crop, "bilinear", "transformers"), crop
     if not kind and type(held.values.get("size")) is int:
-        raise held.refusal(
-            "size", "height and width, or a shortest_edge, where no image_processor_type says which", "a number"
-        )
+        raise held.refusal("size", "height and width, or a shortest_edge, without image_processor_type", "a number")
     fit, size = _size(held, "size", kind in SQUARE)
     if kind == "Levit" and fit == "short side":
         size = (int(256 / 224 * size[0]),) * 2
@@ -80,7 +78,7 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
         raise held.refusal("do_center_crop", "true beside a shortest_edge, which leaves any width", "false")
     if crop is not None and (crop[0] > size[0] or crop[1] > size[1]):
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")
-    return Framing(fit, size, _filter(held), "down"), crop or size
+    return Framing(fit, size, _filter(held), "transformers"), crop or size
 
 
 def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
@@ -101,7 +99,7 @@ def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
     crop = _size(held, "crop_size", square=True)[1] if cropped else size
     if (kind == "ConvNext" and crop != size) or max(crop) > wide[0]:
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")
-    return Framing(fit, wide, _filter(held), "down"), crop
+    return Framing(fit, wide, _filter(held), "transformers"), crop
 
 
 def _size(held: Held, key: str, square: bool) -> tuple[Literal["squash", "short side"], Size]:

@@ -74,7 +74,7 @@ def from_options(mean: tuple[float, ...], std: tuple[float, ...], crop: float, r
 def centred(size: Size, crop: float, resample: str) -> Framing:
     """As timm's "center": the middle `crop` of the picture."""
     wide = math.floor(size[0] / crop), math.floor(size[1] / crop)
-    return Framing("short side" if wide[0] == wide[1] else "cover", wide, resample, "even")
+    return Framing("short side" if wide[0] == wide[1] else "cover", wide, resample, "timm")
 
 
 class Held:
@@ -95,19 +95,19 @@ class Held:
         return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value: object = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        given = self.values.get(key)
+        value = default if given is None else given
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise self.refusal(key, "a number above 0", repr(value))
         return float(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self.values.get(key)
         listed = value if isinstance(value, list) else [value]
-        plain = all(isinstance(each, int | float) and not isinstance(each, bool) for each in listed)
-        if not plain or len(listed) not in (1, 3):
+        plain = [float(each) for each in listed if isinstance(each, int | float) and not isinstance(each, bool)]
+        if len(plain) < len(listed) or len(listed) not in (1, 3):
             raise self.refusal(key, "one number, or one for each of three channels", repr(value))
-        return tuple(float(each) for each in listed)
+        return tuple(plain)
 
     def side(self, key: str, value: object) -> int:
         if type(value) is not int or not 1 <= value <= 1 << 14:

@@ -68,7 +68,7 @@ class Source:
         name = str(self.found.given.name)
         if self.found.reads_bytes:
             return {name: images}
-        half = self.found.given.dtype == ir.DataType.FLOAT16
+        half = self.found.given.dtype == ir.DataType.FLOAT16 and dtype is np.float32
         floats = self.processor.apply(images, dtype)
         return {name: floats.astype(np.float16) if half else floats}
 

@@ -1,0 +1,214 @@
+"""Another's network behind bytes: folded or not, its answers are the original's to the processor's floats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from picture_networks import CLASSES, SIDE, answers, network
+
+from export.compiler.errors import ProofFailed
+from export.errors import ExportError, PublishError
+from export.pictures.graph import Interface
+from export.pictures.make import Made, make
+from export.pictures.processor import Processor, from_options
+from export.publishing.picture_config import PictureConfig
+from models.config import INPUT_NAME, OUTPUT_NAME
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def usual(found: Interface) -> Processor:
+    sizes = found.size or (SIDE, SIDE)
+    return from_options(MEAN[: found.channels], STD[: found.channels], 0.9, "bicubic", sizes)
+
+
+def made(path: Path, processor: Any = usual, labels: list[str] | None = None, **variation: Any) -> Made:
+    return make(network(path / "net.onnx", **variation), processor, labels)
+
+
+def check(path: Path, found: Made, processor: Processor, output: str = "scores", dtype: Any = np.float32) -> None:
+    """Beside the original on floats of the processor, at a batch that the proof does not use."""
+    images = np.random.default_rng(7).integers(0, 256, (6, *shape_of(found)), np.uint8)
+    floats = processor.apply(images, np.float32).astype(dtype)
+    expected = answers(path / "net.onnx", output, pixels=floats).astype(np.float64)
+    got = answers(found.artifact.data, OUTPUT_NAME, **{INPUT_NAME: images})
+    assert got.dtype == np.float32
+    tolerance = 1e-5 if dtype == np.float32 else 5e-3
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def shape_of(found: Made) -> tuple[int, int, int]:
+    config = found.artifact.network.config
+    assert isinstance(config, PictureConfig)
+    return config.input_shape
+
+
+def test_the_processor_folds_into_the_patch_embedding(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    assert found.normalises == ()
+    assert found.left == ""
+    assert [proof.precision for proof in found.proofs] == ["float64", "float32"]
+    assert found.proofs[0].error < 1e-13
+    operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
+    assert operators[:2] == ["Cast", "Conv"]
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+
+
+@pytest.mark.parametrize("variation", [{"padding": 1}, {"first": "LayerNormalization"}, {"first": "Relu"}])
+def test_what_takes_no_shift_keeps_it_before_the_network(variation: dict[str, Any], tmp_path: Path) -> None:
+    """Zeros of a padded convolution are zeros of normalised levels: folded, the border would be wrong."""
+    found = made(tmp_path, **variation)
+    assert found.normalises == ("Mul", "Add")
+    assert found.proofs[0].error < 1e-13
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Of the shift alone, which the reference of the proof does not read."""
+    wrong = property(lambda self: -factor * np.reshape(self.mean, (1, -1, 1, 1)) / np.reshape(self.std, (1, -1, 1, 1)))
+    monkeypatch.setattr(Processor, "shift", wrong)
+
+
+def test_a_wrong_fold_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 1.01)
+    with pytest.raises(ProofFailed, match="float32: output 0"):
+        made(tmp_path)
+
+
+def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 1 + 1e-7)
+    assert made(tmp_path).left.startswith("float64: output 0: expected an error of at most 1e-10")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_and_colour(channels: int, tmp_path: Path) -> None:
+    found = made(tmp_path, channels=channels)
+    check(tmp_path, found, from_options(MEAN[:channels], STD[:channels], 1, "bicubic", (SIDE, SIDE)))
+
+
+def test_blue_first(tmp_path: Path) -> None:
+    framing = from_options(MEAN, STD, 1, "box", (SIDE, SIDE)).framing
+    processor = Processor(MEAN, STD, framing, (SIDE, SIDE), bgr=True)
+    check(tmp_path, made(tmp_path, lambda found: processor), processor)
+
+
+def test_float16_keeps_its_own_precision(tmp_path: Path) -> None:
+    found = made(tmp_path, dtype=TensorProto.FLOAT16)
+    assert found.artifact.origin.precision == "fp16"
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), dtype=np.float16)
+
+
+def test_a_network_of_bytes_is_taken_as_it_is(tmp_path: Path) -> None:
+    found = made(tmp_path, dtype=TensorProto.UINT8)
+    images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
+    expected = answers(tmp_path / "net.onnx", "scores", pixels=images)
+    np.testing.assert_allclose(answers(found.artifact.data, OUTPUT_NAME, image=images), expected, rtol=1e-4)
+
+
+def test_a_softmax_at_the_end_is_left_to_the_clients(tmp_path: Path) -> None:
+    found = made(tmp_path, end="Softmax")
+    images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
+    scores = answers(found.artifact.data, OUTPUT_NAME, image=images).astype(np.float64)
+    floats = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)).apply(images, np.float32)
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    expected = answers(tmp_path / "net.onnx", "scores", pixels=floats)
+    np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), expected, atol=1e-6)
+
+
+def test_of_several_outputs_logits_are_the_scores(tmp_path: Path) -> None:
+    found = made(tmp_path, outputs=("logits", "features"))
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), "logits")
+
+
+def test_free_sides_get_the_processors_size(tmp_path: Path) -> None:
+    found = made(tmp_path, sides=("h", "w"))
+    assert shape_of(found) == (3, SIDE, SIDE)
+
+
+def test_what_the_passes_do_not_read_stays_as_it_is(tmp_path: Path) -> None:
+    """A graph within the graph."""
+    model = onnx.load(network(tmp_path / "net.onnx"))
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["mean"], ["same"])],
+        "body",
+        [],
+        [helper.make_tensor_value_info("same", TensorProto.FLOAT, None)],
+    )
+    always = helper.make_node("Constant", [], ["always"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
+    choice = helper.make_node("If", ["always"], ["chosen"], then_branch=body, else_branch=body)
+    model.graph.node.insert(len(model.graph.node) - 1, always)
+    model.graph.node.insert(len(model.graph.node) - 1, choice)
+    model.graph.node[-1].input[0] = "chosen"
+    onnx.save(model, tmp_path / "net.onnx")
+    found = make(tmp_path / "net.onnx", usual, None)
+    assert "expected no graph within the graph, found If" in found.left
+    assert found.rewritten is None
+    assert found.normalises == ("Mul", "Add")
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+
+
+def test_what_clients_read_travels_in_the_file(tmp_path: Path) -> None:
+    held = {each.key: each.value for each in onnx.load_from_string(made(tmp_path).artifact.data).metadata_props}
+    config = json.loads(held["model_config"])
+    assert config["labels"] == [f"class {number}" for number in range(CLASSES)]
+    assert config["framing"] == {
+        **{"fit": "short side", "size": [17, 17], "resample": "bicubic", "like": "timm", "fill": []}
+    }
+
+
+def test_names_that_two_classes_share_get_their_number(tmp_path: Path) -> None:
+    config = made(tmp_path, labels=["crane", "bag", "crane", "coat", "dress"]).artifact.network.config
+    assert config.labels == ("crane (0)", "bag", "crane (2)", "coat", "dress")
+
+
+@pytest.mark.parametrize(
+    ("variation", "found"),
+    [
+        ({"batch": 2}, "input pixels: expected a free batch, found 2; torch.onnx.export has dynamic_shapes"),
+        (
+            {"channels": 4},
+            "input pixels: expected float or uint8 pictures (batch, 1 or 3 channels, height, width), found",
+        ),
+        ({"dtype": TensorProto.DOUBLE}, "found DOUBLE"),
+        ({"end": "Sigmoid"}, "output scores: expected scores of classes that exclude each other, found Sigmoid"),
+        ({"outputs": ("a", "b")}, "expected one output, the scores of classes, found a, b; vitbn rewrite --read NAME"),
+        ({"outputs": ("image_embeds",)}, "output image_embeds: expected scores of classes, found others"),
+        ({"classes": 1}, "expected scores of two classes or more (batch, classes), found (1, 1)"),
+    ],
+)
+def test_another_kind_of_network_is_refused_in_a_line(variation: dict[str, Any], found: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as refusal:
+        made(tmp_path, **variation)
+    assert found in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_another_number_of_labels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match=r"--labels: expected 5 names, as .*net.onnx has 5 classes, found 2"):
+        made(tmp_path, labels=["a", "b"])
+
+
+def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match=r"expected a processor for the network's 16x16 pixels, found 32x32"):
+        made(tmp_path, lambda found: from_options(MEAN, STD, 1, "box", (32, 32)))
+
+
+def test_three_numbers_for_one_channel_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match="expected numbers for 1 channels, found 3"):
+        made(tmp_path, lambda found: from_options(MEAN, STD, 1, "box", (SIDE, SIDE)), channels=1)
+
+
+def test_a_network_whose_answers_depend_on_the_batch_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(network(tmp_path / "net.onnx"))
+    head = model.graph.node[-1]
+    head.output[0] = "head_out"
+    mean = helper.make_node("ReduceMean", ["head_out", "first"], ["mean_of_all"], keepdims=1)
+    model.graph.initializer.append(helper.make_tensor("first", TensorProto.INT64, [1], [0]))
+    model.graph.node.extend([mean, helper.make_node("Sub", ["head_out", "mean_of_all"], ["scores"])])
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(PublishError, match="do not depend on the other pictures of a batch"):
+        make(tmp_path / "net.onnx", usual, None)

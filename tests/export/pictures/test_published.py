@@ -1,0 +1,220 @@
+"""`vitbn repository publish --pictures`, and every client on what it publishes, on the real server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto
+from picture_networks import CLASSES, SIDE, answers, network
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from clients.bulk.app import bulk
+from clients.classifier import Classifier
+from clients.infer import infer as infer_command
+from clients.options import Options
+from clients.probe import probe_server
+from clients.web.asking import Triton
+from export.pictures.processor import Processor, read_processor
+from export.publishing.publish import read_config
+from export.repository import repository
+from serving.running import running_server
+
+PHOTO = Image.fromarray(load_sample_image("flower.jpg"))
+PROCESSOR = {
+    **{"do_resize": True, "size": {"shortest_edge": 20}, "resample": 2, "do_center_crop": True},
+    **{"crop_size": {"height": SIDE, "width": SIDE}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]},
+}
+LABELS = ["trouser", "bag", "coat", "dress", "boot"]
+
+
+def publish(folder: Path, file: Path, *options: object) -> Result:
+    given = [str(file), "--repository", str(folder), "--server", "127.0.0.1:1", *map(str, options)]
+    return CliRunner().invoke(repository, ["publish", *given])
+
+
+def infer(*arguments: object, given: bytes = b"") -> tuple[int, list[str], list[str]]:
+    """Exit code, lines of output, lines of errors."""
+    result = CliRunner().invoke(infer_command, [str(each) for each in arguments], input=given)
+    assert isinstance(result.exception, SystemExit | None)
+    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+
+
+def written(folder: Path) -> Processor:
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    return read_processor(folder / "preprocessor_config.json", None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with `net` of labels and `floats`, the same file published without --pictures; its photo.jpg."""
+    folder = tmp_path_factory.mktemp("pictures")
+    written(folder)
+    file = network(folder / "net.onnx")
+    processor, labels = folder / "preprocessor_config.json", folder / "labels.txt"
+    done = publish(folder / "models", file, "--pictures", "--processor", processor, "--labels", labels)
+    assert done.exit_code == 0, done.output
+    assert "The processor's numbers are in its first layer\nProved float64: " in done.output
+    assert publish(folder / "models", file, "--name", "floats").exit_code == 0
+    PHOTO.save(folder / "photo.jpg")
+    PHOTO.resize((2500, 1669)).save(folder / "large.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[str]:
+    with running_server(place / "models", []) as running:
+        yield running.http_url
+
+
+def expected(place: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+    """Probabilities of the original, whose processor is written out here: torchvision's order, then numpy."""
+    image = Image.open(place / name).convert("RGB")
+    short = int(20 * max(image.size) / min(image.size))
+    size = (short, 20) if image.width >= image.height else (20, short)
+    image = image.resize((size[0], image.height), Image.Resampling.BILINEAR).resize(size, Image.Resampling.BILINEAR)
+    left, top = (size[0] - SIDE) // 2, (size[1] - SIDE) // 2
+    levels = np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), np.float64) / 255
+    mean, std = (np.array(PROCESSOR[f"image_{name}"]) for name in ("mean", "std"))
+    floats = ((levels - mean) / std).transpose(2, 0, 1)[np.newaxis].astype(np.float32)
+    scores = answers(place / "net.onnx", "scores", pixels=floats)[0].astype(np.float64)
+    powers = np.exp(scores - scores.max())
+    return np.asarray(powers / powers.sum())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["photo.jpg", "large.jpg"])
+def test_infer_answers_as_the_original_with_its_processor(name: str, place: Path, server: str) -> None:
+    code, lines, errors = infer(place / name, "--url", server, "--model", "net", "--json", "--top", CLASSES)
+    assert (code, errors) == (0, [])
+    (answer,) = map(json.loads, lines)
+    found = {each["label"]: each["probability"] for each in answer["top"]}
+    assert [found[label] for label in LABELS] == pytest.approx(expected(place, name).tolist(), abs=1e-5)
+
+
+@pytest.mark.live
+def test_standard_input_is_decoded_in_full(place: Path, server: str) -> None:
+    given = (place / "large.jpg").read_bytes()
+    code, lines, _ = infer("-", "--url", server, "--model", "net", "--json", "--top", CLASSES, given=given)
+    assert code == 0
+    found = {each["label"]: each["probability"] for each in json.loads(lines[0])["top"]}
+    assert [found[label] for label in LABELS] == pytest.approx(expected(place, "large.jpg").tolist(), abs=1e-5)
+
+
+@pytest.mark.live
+def test_page_probe_bulk_and_rejection_go_the_same_road(place: Path, server: str) -> None:
+    wanted = expected(place, "large.jpg")
+    page = Triton(Options(server), "net")
+    answer = page.ask((place / "large.jpg").read_bytes(), "net")
+    page.close()
+    assert answer.prediction.probabilities == pytest.approx(wanted.tolist(), abs=1e-5)
+    probed = probe_server(server, ["net"])
+    assert [version.state for version in probed.versions] == ["right"]
+    model, output = place / "models" / "net", place / "answers"
+    done = CliRunner().invoke(bulk, [str(place / "large.jpg"), "--model", str(model), "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    import pyarrow.parquet as pq
+
+    (row,) = pq.read_table(output).to_pylist()
+    assert (row["label"], row["probability"]) == (LABELS[wanted.argmax()], pytest.approx(wanted.max(), abs=1e-5))
+    limit = float(wanted.max()) + 0.01
+    code, lines, _ = infer(place / "large.jpg", "--url", server, "--model", "net", "--reject-below", min(limit, 1))
+    assert code == 4
+    assert "rejected" in lines[0]
+
+
+@pytest.mark.live
+def test_a_network_that_reads_floats_is_refused_in_a_line_that_names_the_command(place: Path, server: str) -> None:
+    code, _, errors = infer(place / "photo.jpg", "--url", server, "--model", "floats")
+    assert code == 3
+    assert len(errors) == 1
+    assert "vitbn repository publish FILE.onnx --pictures" in errors[0]
+
+
+@pytest.mark.live
+def test_a_second_version_has_a_temperature(place: Path) -> None:
+    options = ("--processor", place / "preprocessor_config.json", "--labels", place / "labels.txt")
+    done = publish(place / "warm", place / "net.onnx", "--pictures", *options, "--name", "net")
+    assert done.exit_code == 0, done.output
+    done = publish(place / "warm", place / "net.onnx", "--pictures", *options, "--temperature", "2", "--name", "net")
+    assert done.exit_code == 0, done.output
+    wanted = expected(place, "photo.jpg") ** 0.5
+    with running_server(place / "warm", []) as running, Classifier(Options(running.http_url)) as classifier:
+        assert classifier.model.temperature == 2
+        code, lines, _ = infer(place / "photo.jpg", "--url", running.http_url, "--json", "--top", CLASSES)
+    assert code == 0
+    found = {each["label"]: each["probability"] for each in json.loads(lines[0])["top"]}
+    assert [found[label] for label in LABELS] == pytest.approx((wanted / wanted.sum()).tolist(), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_list_verify_and_show_know_it(place: Path) -> None:
+    models = ["--repository", str(place / "models")]
+    listed = CliRunner().invoke(repository, ["list", *models, "--server", "127.0.0.1:1"]).output
+    (row,) = [line for line in listed.splitlines() if line.startswith("net ")]
+    assert "fold-affine" in row
+    assert CliRunner().invoke(repository, ["verify", *models]).exit_code == 0
+    shown = json.loads(CliRunner().invoke(repository, ["show", "net", *models]).output)
+    assert shown["model_config"]["labels"] == LABELS
+    assert shown["source"]["file"] == "net.onnx"
+    assert [proof["precision"] for proof in shown["proofs"]] == ["float64", "float32"]
+
+
+@pytest.mark.slow
+def test_another_set_of_classes_wants_another_name(place: Path) -> None:
+    file = network(place / "others.onnx", classes=7)
+    done = publish(place / "models", file, "--pictures", "--mean", "0", "--std", "1", "--name", "net")
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].endswith("publish it under another --name")
+
+
+@pytest.mark.slow
+def test_large_networks_get_smaller_requests(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.pictures.command.MOST_MACS", 100_000.0)
+    done = publish(place / "models", place / "net.onnx", "--pictures", "--mean", "0", "--std", "1", "--name", "small")
+    assert done.exit_code == 0, done.output
+    assert read_config(place / "models" / "small").max_batch_size < 64
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--mean", "0.5", "--std", "0.5"], "expected --pictures with --mean, found --mean alone"),
+        (["--pictures", "--mean", "0.5"], "expected --mean and --std, found one of them"),
+        (["--pictures", "--mean", "0.5,0.5", "--std", "1"], "expected one number or three, found '0.5,0.5'"),
+        (["--pictures", "--mean", "123.6", "--std", "58"], "expected numbers from 0 to 1, of levels from 0 to 1"),
+        (["--pictures", "--mean", "nan", "--std", "1"], "expected numbers from 0 to 1"),
+        (["--pictures", "--mean", "a", "--std", "1"], "expected numbers such as 0.5"),
+        (["--pictures", "--mean", "0", "--std", "0"], "expected numbers above 0, found '0'"),
+        (["--pictures", "--processor", "PROCESSOR", "--crop", "0.9"], "expected --processor or --crop, found both"),
+        (["--pictures"], "expected --processor, or --mean and --std: the network reads floats (0 and 1 where"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: list[str], found: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    given = [str(tmp_path / "preprocessor_config.json") if each == "PROCESSOR" else each for each in options]
+    done = publish(tmp_path / "models", network(tmp_path / "net.onnx"), *given)
+    assert done.exit_code in (1, 2)
+    assert found in done.output
+    assert not (tmp_path / "models" / "net").exists()
+
+
+def test_bytes_take_no_mean(tmp_path: Path) -> None:
+    file = network(tmp_path / "net.onnx", dtype=TensorProto.UINT8)
+    done = publish(tmp_path / "models", file, "--pictures", "--mean", "0.5", "--std", "0.5")
+    assert done.exit_code == 1
+    assert "expected no --mean: the network reads bytes, found (0.5,)" in done.output
+
+
+def test_a_damaged_file_is_refused_in_a_line(tmp_path: Path) -> None:
+    model = onnx.load(network(tmp_path / "net.onnx"))
+    model.graph.node[1].input[1] = "nothing"
+    onnx.save(model, tmp_path / "net.onnx")
+    done = publish(tmp_path / "models", tmp_path / "net.onnx", "--pictures", "--mean", "0", "--std", "1")
+    assert done.exit_code == 1
+    assert len(done.output.splitlines()) == 1

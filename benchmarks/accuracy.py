@@ -38,6 +38,12 @@ EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # floa
 @several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all of digits]")
 @click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
 @own_options
+@click.option(
+    "--published",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    help="Measure this model of a repository as clients see it, such as triton_repo/vit, on --dataset; repeatable.",
+)
 @json_option
 def accuracy(
     models: tuple[str, ...],
@@ -45,12 +51,22 @@ def accuracy(
     checkpoints: tuple[Path, ...],
     dataset: str | None,
     data_dir: Path | None,
+    published: tuple[Path, ...],
     json_path: Path | None,
 ) -> None:
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
+    if published:
+        _check_alone(dataset, models or checkpoints or conditions)
+    from benchmarks.measure.published_pictures import published_row
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
+    if published and dataset:
+        with recording(json_path, 1) as record:
+            for folder in published:
+                record.add(row := published_row(folder, dataset, data_dir))
+                click.echo(_calibrated(row))
+        return
     own = own_checkpoints(checkpoints, dataset, data_dir)
     names = models_or_own(chosen(models, SHIPPED) or (OF_DIGITS if conditions else COMPARED), own)
     networks = [*(Own(shipped(name), dataset, data_dir) for name in names), *own]
@@ -58,6 +74,22 @@ def accuracy(
         for row in _on_conditions(networks, digits(dataset or "mnist", data_dir)) if conditions else _on_data(networks):
             record.add(row)
     click.echo(show(record.run(), "conditions" if conditions else "accuracy"))
+
+
+def _check_alone(dataset: str | None, others: object) -> None:
+    if others:
+        raise click.UsageError("expected --published alone, found --model, --checkpoint or --conditions")
+    if dataset is None:
+        raise click.UsageError("expected --dataset, a name or a folder of pictures by class, with --published")
+
+
+def _calibrated(row: dict[str, Any]) -> str:
+    right = f"{row['model']}: {100 * row['accuracy']:.2f} % of {row['images']} pictures right"
+    if "temperature" not in row:
+        return right
+    before, after = 100 * row["calibration_error_before"], 100 * row["calibration_error"]
+    fits = f"temperature {row['temperature']:g} fits: calibration error {before:.1f} -> {after:.1f} %"
+    return f"{right}; {fits} on the half that did not fit it"
 
 
 def _on_data(networks: Sequence[Own]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ temperature. Out: labels and probabilities.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from common.files import sha256
 from common.repository import CONFIG_FILE, MANIFEST_FILE, Damaged, read_config, read_listed, served_versions, versions
 
 BATCH_SIZE = 256  # on a CPU larger batches leave the cache
+BATCH_LEVELS = 1 << 22  # of a batch of large pictures, whose activations fill memory
 _INPUT, _OUTPUT = "image", "logits"
 
 
@@ -93,8 +95,14 @@ class Network:
 
     def classify(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """uint8 (n, C, H, W) -> the index of each row's label (n,) and its probability (n,)."""
-        logits = np.empty((len(pixels), len(self.labels)), np.float32)
-        for start in range(0, len(pixels), BATCH_SIZE):
-            batch = pixels[start : start + BATCH_SIZE]
-            logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
+        logits = self.logits(pixels)
         return logits.argmax(axis=1), top_probabilities(logits, self._temperature)
+
+    def logits(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """uint8 (n, C, H, W) -> (n, classes)."""
+        logits = np.empty((len(pixels), len(self.labels)), np.float32)
+        size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.shape)))
+        for start in range(0, len(pixels), size):
+            batch = pixels[start : start + size]
+            logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
+        return logits

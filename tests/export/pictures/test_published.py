@@ -13,6 +13,8 @@ from picture_networks import CLASSES, SIDE, answers, network
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from benchmarks.accuracy import accuracy
+from benchmarks.measure.published_pictures import calibration
 from clients.bulk.app import bulk
 from clients.classifier import Classifier
 from clients.infer import infer as infer_command
@@ -163,6 +165,65 @@ def test_list_verify_and_show_know_it(place: Path) -> None:
     assert shown["model_config"]["labels"] == LABELS
     assert shown["source"]["file"] == "net.onnx"
     assert [proof["precision"] for proof in shown["proofs"]] == ["float64", "float32"]
+
+
+@pytest.fixture(scope="module")
+def labelled(place: Path) -> Path:
+    """Parts of the photo, 24 for each class; half of them lie in the class that the original sees."""
+    rng, folder = np.random.default_rng(0), place / "labelled"
+    for number in range(48):
+        left, top = rng.integers(0, 340), rng.integers(0, 200)
+        PHOTO.crop((left, top, left + 300, top + 220)).save(place / "part.png")
+        label = LABELS[int(expected(place, "part.png").argmax())] if number % 2 else LABELS[number % 5]
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        (place / "part.png").rename(folder / label / f"{number}.png")
+    return folder
+
+
+def measured(place: Path, *options: object) -> Result:
+    return CliRunner().invoke(accuracy, ["--published", str(place / "models" / "net"), *map(str, options)])
+
+
+@pytest.mark.slow
+def test_accuracy_and_temperature_of_a_folder(place: Path, labelled: Path) -> None:
+    paths = sorted(labelled.rglob("*.png"))
+    right = [LABELS[expected(place, str(path.relative_to(place))).argmax()] == path.parent.name for path in paths]
+    done = measured(place, "--dataset", labelled, "--json", place / "accuracy.json")
+    assert done.exit_code == 0, done.output
+    assert f"net: {100 * np.mean(right):.2f} % of 48 pictures right; temperature " in done.output
+    (row,) = json.loads((place / "accuracy.json").read_text())["rows"]
+    assert row["accuracy"] == pytest.approx(np.mean(right))
+    assert row["temperature"] > 1  # half of the answers of a certain network are wrong
+
+
+def test_a_temperature_is_judged_by_other_pictures() -> None:
+    """Scores three times too large."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(4000, 5))
+    powers = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    labels = (powers.cumsum(1) > rng.random((4000, 1))).argmax(1)
+    found = calibration((3 * scores).astype(np.float32), labels)
+    assert found["temperature"] == pytest.approx(3, rel=0.1)
+    assert found["calibration_error"] < 0.05 < 0.15 < found["calibration_error_before"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], "expected --dataset, a name or a folder of pictures by class, with --published"),
+        (
+            ["--dataset", "nowhere"],
+            "nowhere: expected a dataset's name or a folder of pictures by class, found no such",
+        ),
+        (["--dataset", "digits"], "digits: expected classes of net (trouser, bag, coat …), found '0'"),
+        (["--dataset", "digits", "--model", "vit"], "expected --published alone, found --model"),
+    ],
+)
+def test_accuracy_of_what_does_not_fit_is_refused(options: list[str], found: str, place: Path) -> None:
+    done = measured(place, *options)
+    assert done.exit_code in (1, 2)
+    assert found in done.output
 
 
 @pytest.mark.slow

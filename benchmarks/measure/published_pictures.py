@@ -1,0 +1,133 @@
+"""A published model on labelled pictures, which it sees as clients show it any other.
+
+In: a model's folder in a repository, and a dataset's name or a folder of pictures by class. Out: a row of its accuracy,
+and of the temperature that fits a half of the pictures, judged by the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from clients.bulk.network import Network
+
+FEWEST = 20  # pictures to fit a temperature on
+AT_ONCE = 64
+
+Shown = tuple[NDArray[np.uint8], int]  # an image (C, H, W) as the model sees it, and its class in the model
+
+
+def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str, Any]:
+    """Raises ClientError, or DataError for a dataset of other classes."""
+    from clients.bulk.network import Network, find_model
+
+    network = Network(find_model(folder))
+    logits, labels = _asked(network, _shown(network, dataset, data_dir))
+    row = {
+        "dataset": dataset,
+        "images": len(labels),
+        "model": network.model.name,
+        "runtime": "as published",
+        "accuracy": float((logits.argmax(1) == labels).mean()),
+    }
+    return row | (calibration(logits, labels) if len(labels) >= FEWEST else {})
+
+
+def _asked(network: Network, shown: Iterator[Shown]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    answers, labels, waiting = list[NDArray[np.float32]](), list[int](), list[NDArray[np.uint8]]()
+    for image, label in shown:
+        waiting.append(image)
+        labels.append(label)
+        if len(waiting) == AT_ONCE:
+            answers.append(network.logits(np.stack(waiting)))
+            waiting = []
+    if waiting:
+        answers.append(network.logits(np.stack(waiting)))
+    return np.concatenate(answers), np.array(labels, np.int64)
+
+
+def _shown(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
+    from models.data import DATASETS
+
+    if dataset in DATASETS:
+        yield from _of_dataset(network, dataset, data_dir)
+    else:
+        yield from _of_folder(network, Path(dataset))
+
+
+def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
+    from clients.images.pictures import Picture
+    from models.data import load_dataset
+
+    data = load_dataset(dataset, data_dir)
+    places = _places(network, dataset, data.labels)
+    for image, label in zip(data.test_images, data.test_labels, strict=True):
+        if len(image) == 1:
+            seen = Picture("", image[0])
+            shown = seen.as_inputs(network.shape, network.preprocessing, network.looks, False, network.framing)
+            yield shown.images[0], places[label]
+        else:
+            yield _prepared(network, _coloured(image)), places[label]
+
+
+def _of_folder(network: Network, folder: Path) -> Iterator[Shown]:
+    """Its part for tests; without parts all pictures: none of them trained the network that anybody published."""
+    from clients.errors import InvalidImage
+    from clients.images.decode import read_image
+    from models.data import DataError
+    from models.data.picture_files import find_files
+
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected a dataset's name or a folder of pictures by class, found no such folder")
+    files = find_files(folder)
+    places = _places(network, str(folder), files.classes)
+    for file in files.test or files.train:
+        try:
+            yield _prepared(network, read_image(file.path, whole=network.framing is not None)), places[file.label]
+        except InvalidImage as error:
+            raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error
+
+
+def _prepared(network: Network, image: Any) -> NDArray[np.uint8]:
+    from clients.images.prepare import prepare
+
+    return prepare(image, network.shape, network.preprocessing, network.looks, network.framing)
+
+
+def _coloured(image: NDArray[np.uint8]) -> Any:
+    """uint8 (3, H, W) -> a picture."""
+    from PIL import Image
+
+    return Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+
+
+def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]:
+    """Where the model has the dataset's classes; raises DataError."""
+    from models.data import DataError
+
+    if unknown := sorted({*classes} - {*network.labels}):
+        known = ", ".join(network.labels[:3]) + (" …" if len(network.labels) > 3 else "")
+        raise DataError(f"{dataset}: expected classes of {network.model.name} ({known}), found {unknown[0]!r}")
+    return [network.labels.index(name) for name in classes]
+
+
+def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
+    """The temperature of all pictures; both errors are those of one half with the temperature of the other."""
+    import torch
+
+    from models.evaluation import calibration_error, fit_temperature
+
+    scores, classes = torch.from_numpy(logits), torch.from_numpy(labels)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
+    fitted, judged = order[: len(order) // 2], order[len(order) // 2 :]
+    temperature = fit_temperature(scores[fitted], classes[fitted])
+    return {
+        "temperature": round(fit_temperature(scores, classes), 4),
+        "calibration_error_before": calibration_error(scores[judged], classes[judged]),
+        "calibration_error": calibration_error(scores[judged], classes[judged], temperature),
+    }

@@ -80,7 +80,7 @@ def network(norm: str, depth: int) -> Any:
 
 
 def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
-    """`kept`: the file that holds each finished epoch."""
+    """`kept`: the file that holds each finished epoch. Raises ClickException for that of another training."""
     import torch
 
     torch.manual_seed(0)
@@ -89,16 +89,19 @@ def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
     batches = len(data.train_labels) // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, epochs * batches)
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
-    done = 0
+    done, asked = 0, {"images": len(data.train_labels), "epochs": epochs, "depth": depth}
     if kept.exists():
         held = torch.load(kept, weights_only=True)
-        done = held.pop("epochs")
+        done, of = held.pop("done"), held.pop("of")
+        if of != asked:
+            raise click.ClickException(f"{kept}: expected a training of {asked}, found {of}; --work takes a new folder")
         for name, state in held.items():
             parts[name].load_state_dict(state)
     for epoch in range(done, epochs):
         loss = _epoch(model, optimiser, schedule, data, epoch)
         click.echo(f"{norm}, epoch {epoch + 1} of {epochs}: loss {loss:.3f}", err=True)
-        torch.save({name: part.state_dict() for name, part in parts.items()} | {"epochs": epoch + 1}, kept)
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "done": epoch + 1, "of": asked}, kept)
     return model.eval()
 
 

@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "The processor's numbers are in its first layer\nProved float64: " in done.output
     assert publish(folder / "models", file, "--name", "floats").exit_code == 0
     PHOTO.save(folder / "photo.jpg")
-    PHOTO.resize((2500, 1669)).save(folder / "large.jpg")
+    PHOTO.resize((3200, 2135)).save(folder / "large.jpg")
     return folder
 
 

@@ -123,7 +123,8 @@ def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, int]:
 
 def _processor(file: Path, options: PictureOptions, found: Interface) -> Processor:
     from export.errors import PublishError
-    from export.pictures.processor import from_options, read_processor
+    from export.pictures.processor import from_options
+    from export.pictures.processor_file import read_processor
 
     if options.processor:
         return read_processor(options.processor, found.size)

@@ -1,22 +1,18 @@
-"""How a network wants its pictures, from options or from a processor's JSON.
+"""How a network wants its pictures: what options say, and what a processor's JSON is read with.
 
-In: the user's `--processor` file or `--mean`, `--std`, `--crop`, `--resize`. Out: a `Processor`; PublishError for what
-is unknown, missing or contradictory. Imports neither transformers nor timm.
+In: `--mean`, `--std`, `--crop`, `--resize`, or a JSON object. Out: a `Processor`; PublishError for wrong numbers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import reason
 from common.framing import Framing
 from export.errors import PublishError
 
@@ -113,22 +109,3 @@ class Held:
         if type(value) is not int or not 1 <= value <= 1 << 14:
             raise self.refusal(key, "a number of pixels", repr(value))
         return value
-
-
-def read_processor(file: Path, network: Size | None) -> Processor:
-    """`network`: height and width that it takes; None: free. Raises PublishError."""
-    from export.pictures import of_timm, of_transformers
-
-    try:
-        held = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise PublishError(f"{file}: expected the JSON of a processor, found {reason(error)}") from error
-    if not isinstance(held, dict):
-        raise PublishError(f"{file}: expected the JSON object of a processor, found {type(held).__name__}")
-    if "pretrained_cfg" in held or "input_size" in held:
-        return of_timm.read(file.name, held, network)
-    if held.keys() & {"image_mean", "do_resize", "image_processor_type", "feature_extractor_type", "do_normalize"}:
-        return of_transformers.read(file.name, held)
-    raise PublishError(
-        f"{file}: expected preprocessor_config.json of transformers or timm's pretrained_cfg, found neither"
-    )

@@ -16,7 +16,8 @@ from sklearn.datasets import load_sample_image
 from clients.images.prepare import prepare
 from common.framing import Framing
 from export.errors import PublishError
-from export.pictures.processor import Processor, read_processor
+from export.pictures.processor import Processor
+from export.pictures.processor_file import read_processor
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 USUAL = {"do_resize": True, "resample": 3, "image_mean": MEAN, "image_std": STD}

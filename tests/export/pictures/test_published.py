@@ -21,7 +21,8 @@ from clients.infer import infer as infer_command
 from clients.options import Options
 from clients.probe import probe_server
 from clients.web.asking import Triton
-from export.pictures.processor import Processor, read_processor
+from export.pictures.processor import Processor
+from export.pictures.processor_file import read_processor
 from export.publishing.publish import read_config
 from export.repository import repository
 from serving.running import running_server

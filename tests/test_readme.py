@@ -128,6 +128,12 @@ ELSEWHERE = {
     "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
     "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/compiler/test_rewrite.py::"
     "test_a_file_is_written_with_its_manifest_and_a_sample",
+    "vitbn repository publish vit.onnx --pictures --processor preprocessor_config.json --labels labels.txt": "tests/export/"
+    "pictures/test_published.py::test_infer_answers_as_the_original_with_its_processor",
+    "vitbn infer photo.jpg --model vit": "tests/export/pictures/test_published.py::"
+    "test_infer_answers_as_the_original_with_its_processor",
+    "vitbn bench accuracy --published triton_repo/vit --dataset photos/": "tests/export/pictures/test_published.py::"
+    "test_accuracy_and_temperature_of_a_folder",
     "vitbn export --model vitbn-tiny --rewrites all": "tests/export/test_to_onnx.py::test_a_shipped_checkpoint_by_name",
     "vitbn export --checkpoint FILE --rewrites all": "tests/test_own_pictures.py::test_from_a_folder_to_answers",
     "vitbn export --rewrites all --backend openvino": "tests/export/test_to_onnx.py::"

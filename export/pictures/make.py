@@ -79,6 +79,8 @@ def _make(
     temperature: float | None,
     say: Say,
 ) -> Made:
+    if "model_config" in original.metadata_props:
+        raise PublishError(f"{file}: expected a network of another origin, found ours: publish it without --pictures")
     plain = without_functions(original)
     if (size := weight_bytes(plain)) > LARGEST:
         raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
@@ -89,6 +91,7 @@ def _make(
     with TemporaryDirectory() as folder:
         source = Source(file, plain, found, processor, (found.channels, height, width), Path(folder))
         model, rewritten, proved, left = _proved(source, wrapped, dtype_of(original), say)
+        proto = onnx.load(source.served)  # with the weights of files beside it
     scores = np.asarray(proved.answers[OUTPUT_NAME])
     _check_scores(file, scores)
     names = _names(file, labels, scores.shape[1])
@@ -101,7 +104,7 @@ def _make(
         "fp32" if dtype_of(original) == "float32" else "fp16",
         facts=_facts(file, original, processor, proved, left),
     )
-    artifact = onnx_artifact(_proto(model, wrapped, names), smooth(config.input_shape)[np.newaxis], network, origin)
+    artifact = onnx_artifact(_described(proto, len(names)), smooth(config.input_shape)[np.newaxis], network, origin)
     return Made(artifact, rewritten, proved.proofs, _normalises(model), left)
 
 
@@ -168,14 +171,13 @@ def _facts(file: Path, original: ir.Model, processor: Processor, proved: Proved,
     }
 
 
-def _proto(model: ir.Model, wrapped: ir.Model, labels: Sequence[str]) -> onnx.ModelProto:
-    proto = ir.to_proto(clean(model, wrapped, ()))
+def _described(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
     del proto.metadata_props[:]  # of its origin
     batch = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     shape = proto.graph.output[0].type.tensor_type.shape
     del shape.dim[:]
     shape.dim.add(dim_param=batch)
-    shape.dim.add(dim_value=len(labels))
+    shape.dim.add(dim_value=classes)
     return proto
 
 

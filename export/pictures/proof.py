@@ -72,6 +72,11 @@ class Source:
         floats = self.processor.apply(images, dtype)
         return {name: floats.astype(np.float16) if half else floats}
 
+    @property
+    def served(self) -> Path:
+        """The file that was proved last."""
+        return self.folder / "served.onnx"
+
     @cached_property
     def _scores(self) -> ir.Model:
         """The original with its scores as the only output."""
@@ -93,10 +98,9 @@ class Source:
 
 def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool, say: Callable[[str], None]) -> Proved:
     """`double`: in float64, too. Raises ProofFailed, NotSupported or PublishError."""
-    path = source.folder / "served.onnx"
-    save_model(model, path)
+    save_model(model, source.served)
     own = Comparison(dtype, "the original in float64" if double else "the original")
-    return prove(source.rounds(double, say), model if double else None, Runner(path), own, say)
+    return prove(source.rounds(double, say), model if double else None, Runner(source.served), own, say)
 
 
 def smooth(shape: tuple[int, int, int]) -> Images:

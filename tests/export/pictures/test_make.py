@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from picture_networks import CLASSES, SIDE, answers, network
 
-from export.compiler.errors import ProofFailed
+from export.compiler.errors import NotSupported, ProofFailed
 from export.errors import ExportError, PublishError
 from export.pictures.graph import Interface
 from export.pictures.make import Made, make
@@ -212,3 +212,31 @@ def test_a_network_whose_answers_depend_on_the_batch_is_refused(tmp_path: Path) 
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(PublishError, match="do not depend on the other pictures of a batch"):
         make(tmp_path / "net.onnx", usual, None)
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_weights_beside_the_file_travel_in_it(rewritten: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(
+        onnx.load(network(tmp_path / "net.onnx")),
+        tmp_path / "net.onnx",
+        save_as_external_data=True,
+        location="w",
+        size_threshold=64,
+    )
+    if not rewritten:
+        monkeypatch.setattr("export.pictures.make.optimise", refuse)
+    found = make(tmp_path / "net.onnx", usual, None)
+    assert bool(found.left) != rewritten
+    (tmp_path / "w").rename(tmp_path / "elsewhere")
+    images = np.zeros((1, 3, SIDE, SIDE), np.uint8)
+    assert answers(found.artifact.data, OUTPUT_NAME, image=images).shape == (1, CLASSES)
+
+
+def refuse(*given: object, **named: object) -> None:
+    raise NotSupported("expected another graph")
+
+
+def test_a_file_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ours.onnx").write_bytes(made(tmp_path).artifact.data)
+    with pytest.raises(PublishError, match="expected a network of another origin, found ours: publish it without"):
+        make(tmp_path / "ours.onnx", usual, None)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MOST_IMAGES, FEWEST_IMAGES = 256, 4  # of a request
+UNKNOWN_IMAGES = 16  # of a network whose work was not counted
 MOST_MACS = 128e9  # of a request: seconds on a core
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -63,13 +64,20 @@ def picture_options(command: Command) -> Command:
         help="With --pictures: preprocessor_config.json of transformers, or timm's pretrained_cfg as JSON.",
     )
     @click.option(
-        "--mean", callback=_numbers, metavar="M[,M,M]", help="Instead: subtracted from levels from 0 to 1, and"
+        "--mean",
+        callback=_numbers,
+        metavar="M[,M,M]",
+        help="In place of --processor: subtracted from levels from 0 to 1.",
     )
-    @click.option("--std", callback=_numbers, metavar="S[,S,S]", help="the numbers that then divide them,")
+    @click.option("--std", callback=_numbers, metavar="S[,S,S]", help="In place of --processor: divides them then.")
     @click.option(
-        "--crop", type=click.FloatRange(0, 1, min_open=True), help="the middle's share of the picture.  [default: 1]"
+        "--crop",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="In place of --processor: the middle's share of the picture.  [default: 1]",
     )
-    @click.option("--resize", type=click.Choice(FILTERS), help="and the filter.  [default: bicubic]")
+    @click.option(
+        "--resize", type=click.Choice(FILTERS), help="In place of --processor: the filter.  [default: bicubic]"
+    )
     @click.option("--labels", type=_FILE, help="With --pictures: a text file with a class a line.")
     @click.option(
         "--temperature",
@@ -114,11 +122,16 @@ def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, int]:
     labels = None if options.labels is None else read_labels(options.labels)
     made = make(file, partial(_processor, file, options), labels, options.temperature)
     _print(made)
-    macs = made.rewritten.steps[-1].macs if made.rewritten else 0
+    return made.artifact, _most_images(made)
+
+
+def _most_images(made: Made) -> int:
+    if made.rewritten is None:
+        return UNKNOWN_IMAGES
     most = MOST_IMAGES
-    while most > FEWEST_IMAGES and most * macs > MOST_MACS:
+    while most > FEWEST_IMAGES and most * made.rewritten.steps[-1].macs > MOST_MACS:
         most //= 2
-    return made.artifact, most
+    return most
 
 
 def _processor(file: Path, options: PictureOptions, found: Interface) -> Processor:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from numpy.typing import NDArray
 from onnx import TensorProto
 from picture_networks import CLASSES, SIDE, answers, network
 from PIL import Image
@@ -75,7 +76,7 @@ def server(place: Path) -> Iterator[str]:
         yield running.http_url
 
 
-def expected(place: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def expected(place: Path, name: str) -> NDArray[np.float64]:
     """Probabilities of the original, whose processor is written out here: torchvision's order, then numpy."""
     image = Image.open(place / name).convert("RGB")
     short = int(20 * max(image.size) / min(image.size))

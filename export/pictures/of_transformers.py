@@ -23,9 +23,16 @@ FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # of Pillow and torchvisi
 TYPE_KEYS = ("image_processor_type", "feature_extractor_type")
 READ = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "do_rescale", "rescale_factor"),
-    *("do_normalize", "image_mean", "image_std", "do_flip_channel_order"),
+    *("do_normalize", "image_mean", "image_std", "do_flip_channel_order", "default_to_square"),
 )
-ABOUT = ("processor_class", "do_convert_rgb", "do_reduce_labels", "reduce_labels", "_valid_processor_keys")
+ABOUT = (
+    "processor_class",
+    "do_convert_rgb",
+    "do_reduce_labels",
+    "reduce_labels",
+    "image_seq_length",
+    "_valid_processor_keys",
+)
 # Steps that are not made here: each must be absent, null, false or this.
 NOT_MADE: Mapping[str, object] = {
     **dict.fromkeys(("do_pad", "pad_size", "size_divisor", "rescale_offset", "include_top")),
@@ -69,9 +76,10 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
         if crop is None:
             raise held.refusal("do_resize", "true, or do_center_crop", "neither")
         return Framing("none", crop, "bilinear", "transformers"), crop
-    if not kind and type(held.values.get("size")) is int:
+    square = held.flag("default_to_square", kind in SQUARE)
+    if not kind and held.values.get("default_to_square") is None and type(held.values.get("size")) is int:
         raise held.refusal("size", "height and width, or a shortest_edge, without image_processor_type", "a number")
-    fit, size = _size(held, "size", kind in SQUARE)
+    fit, size = _size(held, "size", square)
     if kind == "Levit" and fit == "short side":
         size = (int(256 / 224 * size[0]),) * 2
     if crop is None and fit == "short side":

@@ -151,6 +151,8 @@ def test_a_number_for_the_size_means_what_the_type_says(tmp_path: Path) -> None:
     assert square
     assert short
     assert (square.fit, short.fit) == ("squash", "short side")
+    told = read(tmp_path, plain | {"default_to_square": True}).framing
+    assert told == square
     with pytest.raises(PublishError, match="size: expected height and width, or a shortest_edge, without"):
         read(tmp_path, plain)
 

@@ -18,6 +18,7 @@ CROPPING = ("DeiT", "Beit", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit"
 SHARED = ("ConvNext", "PoolFormer")  # with crop_pct
 SQUARE = (*PLAIN, "DeiT", "Beit")  # of a size that is a single number
 TYPES = tuple(dict.fromkeys((*PLAIN, *CROPPING, *SHARED)))
+CROPS = dict.fromkeys(CROPPING, 224) | {"MobileViT": 256}  # where crop_size is missing
 LARGE = 384  # from this side on ConvNext squashes
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # of Pillow and torchvision alike
 TYPE_KEYS = ("image_processor_type", "feature_extractor_type")
@@ -28,6 +29,7 @@ READ = (
 ABOUT = (
     "processor_class",
     "do_convert_rgb",
+    "do_flip_channels",  # an older name of do_flip_channel_order, which transformers does not read
     "do_reduce_labels",
     "reduce_labels",
     "image_seq_length",
@@ -71,7 +73,7 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
     if kind in SHARED and (shared := _shared(held, kind)):
         return shared
     cropped = held.flag("do_center_crop", kind in CROPPING)
-    crop = _size(held, "crop_size", square=True)[1] if cropped else None
+    crop = _crop(held, kind) if cropped else None
     if not held.flag("do_resize", True):
         if crop is None:
             raise held.refusal("do_resize", "true, or do_center_crop", "neither")
@@ -104,10 +106,15 @@ def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
         if share > 1:
             raise held.refusal("crop_pct", "a share of at most 1", share)
     cropped = held.flag("do_center_crop", kind == "PoolFormer")
-    crop = _size(held, "crop_size", square=True)[1] if cropped else size
+    crop = _crop(held, kind) if cropped else size
     if (kind == "ConvNext" and crop != size) or max(crop) > wide[0]:
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")
     return Framing(fit, wide, _filter(held), "transformers"), crop
+
+
+def _crop(held: Held, kind: str) -> Size:
+    usual = CROPS.get(kind)
+    return (usual, usual) if usual and held.values.get("crop_size") is None else _size(held, "crop_size", True)[1]
 
 
 def _size(held: Held, key: str, square: bool) -> tuple[Literal["squash", "short side"], Size]:

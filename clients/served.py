@@ -129,8 +129,8 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
     metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
     if "model_config" not in config.get("parameters", {}) and _reads_floats(metadata):
         raise ModelMismatch(
-            f"model {name!r} reads pictures as floats, which no client here makes: publish its file by "
-            f"vitbn repository publish FILE.onnx --pictures --processor preprocessor_config.json"
+            f"model {name!r}: it reads pictures as floats; for clients its file is published by "
+            "vitbn repository publish FILE.onnx --pictures --processor preprocessor_config.json"
         )
     try:
         tensors = {

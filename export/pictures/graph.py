@@ -82,15 +82,15 @@ def _names(values: list[ir.Value]) -> str:
     return ", ".join(str(value.name) for value in values) or "none"
 
 
-def behind_bytes(model: ir.Model, processor: Processor, size: Size, named: bool) -> ir.Model:
-    """`size`: height and width. The caller's model stays as it is. Raises PublishError."""
+def behind_bytes(model: ir.Model, processor: Processor, named: bool) -> ir.Model:
+    """The caller's model stays as it is. Raises PublishError."""
     own = model.clone()
     found, graph = interface(own, named), own.graph
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         if value.name in (INPUT_NAME, OUTPUT_NAME):
             value.name = f"{value.name}_inside"
     batch = found.given.shape.dims[0] if found.given.shape is not None else "batch"
-    shape = ir.Shape([batch, found.channels, *size])
+    shape = ir.Shape([batch, found.channels, *processor.size])
     image = ir.Value(name=INPUT_NAME, type=ir.TensorType(ir.DataType.UINT8), shape=shape)
     nodes = [] if found.reads_bytes else _normalising(own, image, processor, found)
     start = nodes[-1].outputs[0] if nodes else image

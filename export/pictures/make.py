@@ -17,7 +17,6 @@ import onnx
 import onnx_ir as ir
 
 from common.files import sha256
-from common.framing import Framing
 from export.compiler.errors import ForeignError
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
@@ -25,7 +24,7 @@ from export.compiler.proof.compare import Proof, Proved
 from export.compiler.proof.runs import Runner
 from export.errors import PublishError
 from export.pictures.graph import Interface, behind_bytes, interface
-from export.pictures.processor import Processor, Size
+from export.pictures.processor import Processor
 from export.pictures.proof import Source, prove_bytes, smooth
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
@@ -86,16 +85,16 @@ def _make(
         raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
     found = interface(plain, labels is not None)
     processor = choose(found)
-    height, width = _fitting(file, processor, found)
-    wrapped = behind_bytes(plain, processor, (height, width), labels is not None)
+    _check_fits(file, processor, found)
+    wrapped = behind_bytes(plain, processor, labels is not None)
     with TemporaryDirectory() as folder:
-        source = Source(file, plain, found, processor, (found.channels, height, width), Path(folder))
+        source = Source(file, plain, found, processor, Path(folder))
         model, rewritten, proved, left = _proved(source, wrapped, dtype_of(original), say)
         proto = onnx.load(source.served)  # with the weights of files beside it
     scores = np.asarray(proved.answers[OUTPUT_NAME])
     _check_scores(file, scores)
     names = _names(file, labels, scores.shape[1])
-    config = PictureConfig((height, width), found.channels, names, _framing(file, processor))
+    config = PictureConfig(processor.size, found.channels, names, processor.framing)
     proof = proved.proofs[-1]
     largest = float(np.abs(scores).max())
     network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
@@ -120,27 +119,17 @@ def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir
         return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), str(error)
 
 
-def _fitting(file: Path, processor: Processor, found: Interface) -> Size:
+def _check_fits(file: Path, processor: Processor, found: Interface) -> None:
     """Raises PublishError if the processor makes other pictures than the network takes."""
     for numbers in (processor.mean, processor.std):
         if len(numbers) not in (1, found.channels) and len(set(numbers)) > 1:
             raise PublishError(f"{file}: expected numbers for {found.channels} channels, found {len(numbers)}")
     if processor.bgr and found.channels != 3:
         raise PublishError(f"{file}: expected three channels to flip, found {found.channels}")
-    size = processor.size or found.size
-    if size is None:
-        raise PublishError(f"{file}: expected a fixed height and width, found free ones; --processor names them")
-    if found.size not in (None, size):
-        made, taken = (f"{width}x{height}" for height, width in (size, found.size or size))
+    if found.size not in (None, processor.size):
+        made, taken = (f"{width}x{height}" for height, width in (processor.size, found.size or processor.size))
         hint = "--mean, --std, --crop and --resize say it without --processor"
         raise PublishError(f"{file}: expected a processor for the network's {taken} pixels, found {made}; {hint}")
-    return size
-
-
-def _framing(file: Path, processor: Processor) -> Framing:
-    if processor.framing is None:
-        raise PublishError(f"{file}: expected a framing, found none")
-    return processor.framing
 
 
 def _names(file: Path, labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:

@@ -26,14 +26,14 @@ BYTE = 1 / 255
 class Processor:
     """A level x from 0 to 255 of a channel becomes (factor * x - mean) / std.
 
-    `mean` and `std`: of each channel, or one for all. `size`: what is cut from the middle; None: what the network
-    takes. `bgr`: the network reads blue first.
+    `mean` and `std`: of each channel, or one for all. `size`: what is cut from the middle. `bgr`: the network reads
+    blue first.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    framing: Framing | None
-    size: Size | None
+    framing: Framing
+    size: Size
     factor: float = BYTE
     bgr: bool = False
 

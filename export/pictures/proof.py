@@ -36,20 +36,19 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Source:
-    """`plain`: the original's graph. `shape`: channels, height, width. `folder`: for files in between."""
+    """`plain`: the original's graph. `folder`: for files in between."""
 
     file: Path
     plain: ir.Model
     found: Interface
     processor: Processor
-    shape: tuple[int, int, int]
     folder: Path
 
     def rounds(self, double: bool, say: Callable[[str], None]) -> Iterator[Round]:
         """Raises PublishError if the network does not take every batch, or answers otherwise in it."""
         alone = list[Array]()
         for size in BATCHES:
-            images = drawn(self.shape, size)
+            images = drawn((self.found.channels, *self.processor.size), size)
             say(f"the original, {size} pictures")
             try:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]

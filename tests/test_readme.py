@@ -128,8 +128,8 @@ ELSEWHERE = {
     "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
     "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/compiler/test_rewrite.py::"
     "test_a_file_is_written_with_its_manifest_and_a_sample",
-    "vitbn repository publish vit.onnx --pictures --processor preprocessor_config.json --labels labels.txt": "tests/export/"
-    "pictures/test_published.py::test_infer_answers_as_the_original_with_its_processor",
+    "vitbn repository publish vit.onnx --pictures --processor preprocessor_config.json --labels labels.txt": "tests/"
+    "export/pictures/test_published.py::test_infer_answers_as_the_original_with_its_processor",
     "vitbn infer photo.jpg --model vit": "tests/export/pictures/test_published.py::"
     "test_infer_answers_as_the_original_with_its_processor",
     "vitbn bench accuracy --published triton_repo/vit --dataset photos/": "tests/export/pictures/test_published.py::"

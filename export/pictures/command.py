@@ -115,14 +115,14 @@ def _check(pictures: bool, options: PictureOptions) -> None:
         raise click.UsageError("expected --mean and --std, found one of them")
 
 
-def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, int]:
-    """With the largest number of pictures in a request. Raises ExportError."""
+def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, str, int]:
+    """With the model's default name, and the largest number of pictures in a request. Raises ExportError."""
     from export.pictures.make import make
 
     labels = None if options.labels is None else read_labels(options.labels)
     made = make(file, partial(_processor, file, options), labels, options.temperature)
     _print(made)
-    return made.artifact, _most_images(made)
+    return made.artifact, file.stem, _most_images(made)
 
 
 def _most_images(made: Made) -> int:

@@ -21,7 +21,7 @@ from export.compiler.graph.files import save_model, weight_bytes
 from export.compiler.proof.compare import Comparison, Proved, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import Array, Runner, double_answers
+from export.compiler.proof.runs import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error
 from export.errors import PublishError
 from export.pictures.graph import Interface
@@ -46,7 +46,7 @@ class Source:
 
     def rounds(self, double: bool, say: Callable[[str], None]) -> Iterator[Round]:
         """Raises PublishError if the network does not take every batch, or answers otherwise in it."""
-        alone = list[Array]()
+        alone: Arrays = []
         for size in BATCHES:
             images = drawn((self.found.channels, *self.processor.size), size)
             say(f"the original, {size} pictures")

@@ -164,7 +164,8 @@ def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[
 
 
 def _with_defaults(serving: Serving, manifest: Manifest) -> Serving:
-    small = isinstance(manifest.config, ModelConfig) and serving.engine in (None, "onnxruntime")  # a second session costs little
+    ours = isinstance(manifest.config, ModelConfig)  # so small that a second session costs little
+    small = ours and serving.engine in (None, "onnxruntime")
     largest = MAX_BATCH_SIZE if manifest.config else None
     defaults = Serving(instances=1, threads=0, max_batch=largest, goal="latency" if small else None)
     return replace(defaults, **{name: value for name, value in vars(serving).items() if value is not None})

@@ -14,7 +14,7 @@ from benchmarks.studies import timm_garments as module
 from benchmarks.studies.timm_garments import NORMS, export, normalised, publish, timm_garments, train
 from clients.infer import infer
 from models.data import Dataset, load_dataset
-from serving.running import running_server
+from serving.local_server import running_server
 
 pytestmark = pytest.mark.slow
 IMAGES, ASKED, DEPTH = 128, 12, 2

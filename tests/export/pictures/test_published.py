@@ -26,7 +26,7 @@ from export.pictures.processor import Processor
 from export.pictures.processor_file import read_processor
 from export.publishing.publish import read_config
 from export.repository import repository
-from serving.running import running_server
+from serving.local_server import running_server
 
 PHOTO = Image.fromarray(load_sample_image("flower.jpg"))
 PROCESSOR = {

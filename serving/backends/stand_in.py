@@ -82,8 +82,9 @@ def joined_lengths(config: Config) -> Lengths | None:
         lengths = Lengths.from_json(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelRefused(f"parameter '{PARAMETER}': expected what a publication writes, found {error}") from error
-    if missing := {*lengths.inputs} - {entry["name"] for entry in config["input"]}:
-        raise ModelRefused(f"parameter '{PARAMETER}': expected inputs of the model, found '{min(missing)}'")
+    tensors = {entry["name"] for entry in (*config["input"], *config["output"])}
+    if missing := {*lengths.inputs, *lengths.outputs} - tensors:
+        raise ModelRefused(f"parameter '{PARAMETER}': expected tensors of the model, found '{min(missing)}'")
     return lengths
 
 

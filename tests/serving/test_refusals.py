@@ -26,6 +26,9 @@ def parameter(key: str, value: str) -> str:
     return f'{WHOLE} parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
+OF_OTHERS = r"{\"mask\": \"mask\", \"inputs\": [\"mask\"], \"outputs\": [], \"left\": false, \"features\": 1}"
+
+
 def image(text: str) -> str:
     return f'max_batch_size: 8 input [{{ name: "image" {text} }}] {LOGITS}'
 
@@ -87,6 +90,11 @@ CASES = {
         parameter("enable_mem_arena", "maybe"), "parameter 'enable_mem_arena': expected true or false, found 'maybe'"
     ),
     "inner_batch": Case(parameter("inner_batch", "-1"), "expected at least 0, found -1"),
+    "lone_rows": Case(parameter("lone_rows", "-1"), "parameter 'lone_rows': expected at least 0, found -1"),
+    "lengths": Case(
+        parameter("joined_lengths", "[]"), "parameter 'joined_lengths': expected what a publication writes"
+    ),
+    "lengths_of_others": Case(parameter("joined_lengths", OF_OTHERS), "expected tensors of the model, found 'mask'"),
     "shared": Case(parameter("share_session_between_instances", "2"), "expected true or false, found '2'"),
     "accelerator": Case(
         f'{WHOLE} optimization {{ execution_accelerators {{ cpu_execution_accelerator: [{{ name: "magic" }}] }} }}',

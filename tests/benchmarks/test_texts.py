@@ -1,0 +1,59 @@
+"""The load of texts: every way to serve them answers alike, and each has its rate."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
+from benchmarks.load import texts
+from benchmarks.load.figures import WrongAnswer
+from benchmarks.measure.padded_texts import CUT, PACKED, PADDED, packed_files
+from benchmarks.measure.run import Run
+from benchmarks.reporting.tables.third_party import texts as table
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("texts")
+    model = onnx.load(write_encoder(folder))
+    outputs = [each for each in model.graph.output if each.name == POOLED]
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+    onnx.save(model, folder / "plain.onnx")
+    return packed_files(folder / "plain.onnx", folder)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "WORDS", WORDS)
+    monkeypatch.setattr(texts, "lengths", lambda: {"short texts": np.array([3, 9, 20, 4, 60, 5])})
+
+
+def test_each_way_has_its_rate_beside_the_padded_file(files: Mapping[str, Path]) -> None:
+    (rows,) = texts.measure(files, in_flight=4, seconds=4, rounds=1)
+    assert [row["candidate"] for row in rows] == list(texts.WAYS)
+    assert all(row["texts_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in rows)
+    assert (rows[0]["rate_of_padded_joined"], rows[0]["texts"], rows[0]["longest_tokens"]) == ([1.0], 6, 60)
+    made = table(Run("x", None, None, {}, None, rows)).rows
+    assert [each["served"] for each in made] == list(texts.WAYS)
+    assert made[0]["x texts/s"] == "1"
+
+
+def test_a_way_that_answers_otherwise_is_not_measured(files: Mapping[str, Path], tmp_path: Path) -> None:
+    model = onnx.load(files[PACKED])
+    weight = next(each for each in model.graph.initializer if each.name.endswith("words.weight"))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    shutil.copy(files[PACKED].with_suffix(".npz"), tmp_path / "wrong.npz")
+    wrong = {PADDED: files[PADDED], PACKED: tmp_path / "wrong.onnx", CUT: files[CUT]}
+    with pytest.raises(WrongAnswer, match="packed, one text a call: expected answers within"):
+        next(texts.measure(wrong, in_flight=4, seconds=1, rounds=1))

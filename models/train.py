@@ -72,6 +72,12 @@ def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None)
     return path
 
 
+def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    if path and (path.suffix not in (".html", ".htm") or path.is_dir()):
+        raise click.BadParameter(f"expected a file such as report.html, found {path}")
+    return path
+
+
 def _check_writable(output: Path) -> None:
     """Raises OSError now, not after the first epoch. Writes nothing: missing folders are made later."""
     from common.files import naming
@@ -87,7 +93,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
-    not_options = {"params", "output", "resume", "overwrite", "track", "data_dir", "adapt_to", "checkpoint"}
+    not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to", "checkpoint"}
     known = {option.name for option in ctx.command.params} - not_options
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
     if unknown:
@@ -159,6 +165,13 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 )
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
 @click.option("--overwrite", is_flag=True, help="Replace the run at --output.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    callback=_check_report,
+    metavar="FILE",
+    help="Write an HTML page: curves, confusion matrix, most mistaken pictures. With --resume of a finished run, too.",
+)
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 @click.option(
     "--adapt-to",
@@ -175,6 +188,7 @@ def train(
     output: Path | None,
     resume: bool,
     overwrite: bool,
+    report: Path | None,
     track: bool,
     adapt_to: Path | None,
     checkpoint: Path | None,
@@ -188,7 +202,8 @@ def train(
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
         output = output or _place(dataset)
-        _check_new(output, resume, overwrite)
+        for path in filter(None, (output, report)):
+            _check_new(path, resume, overwrite)
         record = _pictures(output) if resume else None
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
         options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
@@ -197,12 +212,15 @@ def train(
         device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
         held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
         options = replace(options, device=device, hold_out=held_out)
-        _check_writable(output)
+        for path in filter(None, (output, report)):
+            _check_writable(path)
         _say_choices(data, chosen, reason)
         last = _run(config, data, options, output, resume, track)
+        if report:
+            _write_report(report, output, data, options.device)
     except (ConfigError, DataError, TrainingError, OSError) as error:
         raise click.ClickException(vitbn_packages.in_words(error)) from error
-    if last is None:
+    if last is None and not report:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
 
 
@@ -291,6 +309,15 @@ def _run(
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
         click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last
+
+
+def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> None:
+    from models.files import write_atomically
+    from models.report import measure
+    from models.report_page import page
+
+    write_atomically(path, page(measure(checkpoint, data, device)).encode())
+    click.echo(f"Wrote {path}: open it in a browser")
 
 
 def _class_counts(data: Dataset) -> str:

@@ -25,7 +25,7 @@ class Dataset:
     `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `load_options`:
     the options of `train` that load it again; `folder`: where the user keeps it, "" for a place of its own; `held`:
     training images apart, which choose the epoch; `pictures`: the record of models/data/split.py; `notes`: what the
-    user should know of the files.
+    user should know of the files; `test_files`: paths in the folder.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Dataset:
     held: Part | None = None
     pictures: Mapping[str, Mapping[str, str]] | None = None
     notes: tuple[str, ...] = ()
+    test_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         train, test = self.train_images.shape[1:], self.test_images.shape[1:]
@@ -60,6 +61,7 @@ class Dataset:
             train_labels=self.train_labels[:train],
             test_images=self.test_images[:test],
             test_labels=self.test_labels[:test],
+            test_files=self.test_files[:test],
         )
 
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
@@ -80,7 +82,7 @@ class Dataset:
 def hold_out(dataset: Dataset, count: int) -> Dataset:
     """`count` training images, always the same, replace the test part; those that a folder holds apart do at once."""
     if dataset.held is not None:
-        return replace(dataset, test_images=dataset.held[0], test_labels=dataset.held[1], held=None)
+        return replace(dataset, test_images=dataset.held[0], test_labels=dataset.held[1], held=None, test_files=())
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:
         raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")

@@ -61,6 +61,7 @@ def load_folder(
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=chosen.record(files.classes),
         notes=files.notes,
+        test_files=tuple(str(file.path.relative_to(folder)) for file in chosen.test),
     )
 
 

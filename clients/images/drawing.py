@@ -27,24 +27,24 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
     Returns uint8 (1, height, width), 0 = background, 255 = ink.
     Raises BlankImage without ink, InvalidImage for a colour space without grey (Lab).
     """
-    inputs, _ = drawing_inputs(image, size)
+    inputs, _, _ = drawing_inputs(image, size)
     return np.asarray(inputs[0])
 
 
 def drawing_inputs(
     image: Image.Image, size: tuple[int, int] = (28, 28), split: bool = False
-) -> tuple[NDArray[np.uint8], int]:
+) -> tuple[NDArray[np.uint8], int, tuple[str, ...]]:
     """As `to_model_input`, for a line of digits.
 
-    Returns uint8 (n, 1, height, width), with `split` an image per shape, left to right; and the number of shapes.
+    Returns uint8 (n, 1, height, width), with `split` an image per shape, left to right; the number of shapes; notes.
     """
     try:
-        ink = find_ink(to_grey(image))
+        ink, notes = find_ink(to_grey(image))
     except InvalidImage as error:
         raise type(error)(f"{getattr(image, 'filename', '') or 'image'}: {error}") from error
     shapes = shapes_of(ink)
     fields = [_centre(_fit(each, size), size) for each in (shapes if split else [ink])]
-    return np.stack(fields)[:, np.newaxis], len(shapes)
+    return np.stack(fields)[:, np.newaxis], len(shapes), notes
 
 
 def _fit(ink: Pixels, size: tuple[int, int]) -> Pixels:

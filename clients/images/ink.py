@@ -3,16 +3,20 @@
 Arrays are float32 (height, width) in grey levels, 0 to 255.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from clients.errors import BlankImage
+from clients.images.frames import CERTAIN, TAKEN_AWAY, TAKEN_FOR_INK, erased, find_frames, without_border
 from clients.images.parts import Mask, label
 
 Pixels = NDArray[np.float32]
 Box = tuple[int, int, int, int]  # left, top, right, bottom, the last two exclusive
 
+MOST_FRAMES = 2  # of a picture, one in another
 LEAST_CONTRAST = 20.0  # grey levels
 FAINT = 0.1  # of the darkest ink; fainter is compression or shadow
 LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
@@ -20,7 +24,8 @@ LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
 _WORKING_SIDE = 512  # pixels of the searched view
 _BLURRED_FROM = 256  # pixels; in smaller pictures blur would erase strokes
 _PAPER_SIDE = 32  # pixels of the paper's view; light changes slowly
-_PAPER_WINDOW = 31  # of these pixels; such a window is mostly paper
+_PAPER_WINDOW = 25  # of these pixels; such a window is mostly paper, and every second makes an odd number
+_SHADOW = 2.5  # times darker than most of the paper
 _NOISE_MARGIN = 6.0  # standard deviations; a megapixel of Gaussian noise stays under 5.5
 _STRONG = 0.4  # of the darkest ink; every stroke reaches it somewhere
 _LEAST_SIDE = 6  # pixels of the ink's longer side
@@ -28,8 +33,44 @@ _LEAST_COVER = 0.02  # of the bounding box; scattered specks cover less
 _MARGIN = 0.5  # of the ink's longer side, kept around it
 
 
-def find_ink(grey: Image.Image) -> Pixels:
-    """Mode "L" -> the ink's bounding box (h, w), 0 = paper. Raises BlankImage.
+@dataclass(frozen=True)
+class Separated:
+    """`ink` and `paper` (h, w), 0 = no ink; `strokes`: the mask of the ink's parts; `box` of all strokes."""
+
+    ink: Pixels
+    paper: Pixels
+    strokes: Mask
+    box: Box
+
+    @property
+    def contrast(self) -> float:
+        return float(self.ink[self.strokes].max())
+
+
+def find_ink(grey: Image.Image) -> tuple[Pixels, tuple[str, ...]]:
+    """Mode "L" -> the ink's bounding box (h, w), 0 = paper, without frames around it; and notes. Raises BlankImage."""
+    inside = without_border(grey)
+    notes = {TAKEN_AWAY: inside is not grey}
+    found, view = _closest(inside)
+    for _ in range(MOST_FRAMES):
+        frames = find_frames(found.strokes)
+        if frames is None:
+            break
+        try:
+            inner, closer = _closest(erased(view, frames.lines, found.paper))
+        except BlankImage:
+            inner = None
+        if inner is None or not (frames.is_certain or inner.contrast > CERTAIN):
+            notes[TAKEN_FOR_INK] = True
+            break
+        found, view = inner, closer
+        notes[TAKEN_AWAY] = True
+    left, top, right, bottom = found.box
+    return found.ink[top:bottom, left:right], tuple(note for note, holds in notes.items() if holds)
+
+
+def _closest(grey: Image.Image) -> tuple[Separated, Image.Image]:
+    """The ink, and the part of the picture that it was found in.
 
     The search closes in until the ink fills the view: a small digit on a large sheet keeps its detail.
     """
@@ -39,18 +80,18 @@ def find_ink(grey: Image.Image) -> Pixels:
             view = grey.resize(scaled_to(grey.size, _WORKING_SIDE), Image.Resampling.BOX)
         if max(view.size) >= _BLURRED_FROM:
             view = view.filter(ImageFilter.BoxBlur(1))
-        ink, box = separate(np.asarray(view, dtype=np.float32))
-        closer = _surroundings(box, max(grey.size) / max(view.size), grey.size)
+        found = separate(np.asarray(view, dtype=np.float32))
+        closer = _surroundings(found.box, max(grey.size) / max(view.size), grey.size)
         area = (closer[2] - closer[0]) * (closer[3] - closer[1])
         if area > 0.8 * grey.width * grey.height:
-            left, top, right, bottom = box
-            return ink[top:bottom, left:right]
+            return found, grey
         grey = grey.crop(closer)
 
 
-def separate(pixels: Pixels) -> tuple[Pixels, Box]:
-    """(h, w) -> ink (h, w), 0 on paper, and its bounding box."""
-    away = pixels - estimate_paper(pixels)
+def separate(pixels: Pixels) -> Separated:
+    """Grey levels (h, w). Raises BlankImage."""
+    paper = estimate_paper(pixels)
+    away = pixels - paper
     edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
     away -= np.median(edge)
     noise = 1.4826 * float(np.median(np.abs(edge - np.median(edge))))  # standard deviation by the median
@@ -58,7 +99,7 @@ def separate(pixels: Pixels) -> tuple[Pixels, Box]:
 
     # The fourth power lets a thin stroke outweigh a wide shadow.
     brighter, darker = (float((side[side > least] ** 4).sum()) for side in (away, -away))
-    ink = np.clip(away if brighter > darker else -away, 0, None)
+    ink = np.clip(away if brighter > darker else -away * _in_full_light(paper), 0, None)
     contrast = float(ink.max())
     if contrast <= least:
         raise BlankImage(_no_ink(contrast, noise))
@@ -66,7 +107,13 @@ def separate(pixels: Pixels) -> tuple[Pixels, Box]:
     visible = ink > max(FAINT * contrast, _NOISE_MARGIN * noise)
     stroke = _strokes(ink, visible, max(_STRONG * contrast, least))
     ink[visible & ~stroke] = 0
-    return ink, _bounding_box(stroke)
+    return Separated(ink, paper, stroke, _bounding_box(stroke))
+
+
+def _in_full_light(paper: Pixels) -> Pixels:
+    """How much darker the paper's shadows are than most of it, (h, w): dark ink there has that much less contrast."""
+    light: Pixels = np.clip(np.median(paper) / np.maximum(paper, 1.0), 1 / _SHADOW, _SHADOW)
+    return light
 
 
 def _no_ink(contrast: float, noise: float) -> str:
@@ -79,15 +126,30 @@ def _no_ink(contrast: float, noise: float) -> str:
 
 
 def estimate_paper(pixels: Pixels) -> Pixels:
-    """The paper's level at every pixel (h, w); a median over windows ignores ink and keeps a shadow's edge."""
+    """The paper's level at every pixel (h, w).
+
+    A median over windows ignores ink and keeps a shadow's edge, but for the pixels between two of the small view: there
+    any level between the paper's beside it is paper.
+    """
     height, width = pixels.shape
     picture = Image.fromarray(pixels)
-    small = picture.resize(scaled_to(picture.size, min(_PAPER_SIDE, max(picture.size))), Image.Resampling.BOX)
+    small = np.asarray(
+        picture.resize(scaled_to(picture.size, min(_PAPER_SIDE, max(picture.size))), Image.Resampling.BOX)
+    )
     reach = _PAPER_WINDOW // 2
-    padded = np.pad(np.asarray(small), reach, mode="edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (_PAPER_WINDOW, _PAPER_WINDOW))
+    windows = _windows(np.pad(small, reach, mode="edge"), _PAPER_WINDOW)
     paper = np.median(windows[..., ::2, ::2], axis=(2, 3)).astype(np.float32)  # a quarter of the pixels is enough
-    return np.asarray(Image.fromarray(paper).resize((width, height), Image.Resampling.BICUBIC))
+    beside = _windows(np.pad(paper, 1, mode="edge"), 3)
+    low, high = (
+        np.asarray(Image.fromarray(level).resize((width, height), Image.Resampling.BILINEAR))
+        for level in (beside.min(axis=(2, 3)), beside.max(axis=(2, 3)))
+    )
+    return np.clip(pixels, low, high)
+
+
+def _windows(levels: Pixels, side: int) -> Pixels:
+    """(h, w) -> a view (h - side + 1, w - side + 1, side, side)."""
+    return np.lib.stride_tricks.sliding_window_view(levels, (side, side))
 
 
 def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:

@@ -31,7 +31,7 @@ def row(tmp_path, digit):
 
 
 def expected(row, temperature=1.0):
-    inputs, shapes = drawing_inputs(Image.open(row), split=True)
+    inputs, shapes, _ = drawing_inputs(Image.open(row), split=True)
     assert (len(inputs), shapes) == (4, 4)
     return predictions(Answer(expected_logits(inputs), "1", 0.0), LABELS, temperature)
 

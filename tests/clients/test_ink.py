@@ -49,5 +49,13 @@ def test_paper_follows_the_edge_of_a_shadow():
     levels = np.where(np.arange(128) < 50, 230.0, 130.0) * np.ones((128, 1))
     levels[40:90, 60:66] = 20
     paper = estimate_paper(levels.astype(np.float32))
-    assert np.abs(paper[:, :44] - 230).max() < 12
-    assert np.abs(paper[:, 56:] - 130).max() < 12
+    assert np.abs(paper[:, :50] - 230).max() < 1
+    assert np.abs(paper[:, 50:] - 130).max() < 1
+
+
+def test_a_hard_shadow_is_no_ink_and_leaves_the_ink_as_dark(digit):
+    light = np.where(np.add.outer(np.arange(400), 3 * np.arange(400)) < 820, 1.0, 0.5)  # across the digit
+    assert difference(light * sheet(digit), digit) < 1.5 * CLOSE
+    shaded = to_model_input(Image.fromarray((light * sheet(digit)).astype(np.uint8)))[0]
+    parts = [shaded[:14].max(), shaded[14:].max()]
+    assert min(parts) > 0.8 * max(parts)

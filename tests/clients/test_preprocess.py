@@ -80,7 +80,9 @@ def test_tiny_digit_in_a_large_picture(digit):
 def test_noise_and_a_gradient_of_light(digit):
     picture = on_paper(digit) + np.linspace(-60, 15, 300)[None, :]
     picture = np.clip(picture + np.random.default_rng(0).normal(0, 6, picture.shape), 0, 255)
-    assert difference(Image.fromarray(picture.astype(np.uint8)), digit) < ENLARGED
+    seen = to_model_input(Image.fromarray(picture.astype(np.uint8)))[0].astype(int)
+    # Evened light moves the centre of mass, which may round to the next pixel.
+    assert min(np.abs(np.roll(seen, right, axis=1) - digit).mean() for right in (-1, 0, 1)) < ENLARGED
 
 
 def test_transparent_background_is_paper(digit):

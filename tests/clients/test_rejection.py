@@ -85,8 +85,8 @@ def test_rows_of_digits(confidences, digits):
     rows = rows_of_digits(images[:, 0], count=100)
     assert all(drawing_inputs(picture)[1] > 1 for picture, _ in rows)
     split = [drawing_inputs(picture, split=True) for picture, _ in rows]
-    labels = confidences(np.concatenate([inputs for inputs, shapes in split if shapes == 3]))[0].reshape(-1, 3)
-    expected = [truths[numbers] for (_, numbers), (_, shapes) in zip(rows, split, strict=True) if shapes == 3]
+    labels = confidences(np.concatenate([inputs for inputs, shapes, _ in split if shapes == 3]))[0].reshape(-1, 3)
+    expected = [truths[numbers] for (_, numbers), (_, shapes, _) in zip(rows, split, strict=True) if shapes == 3]
     right = int((labels == np.stack(expected)).all(axis=1).sum())
     print(f"{right} of {len(rows)} rows read right with --split")
     assert right >= 95

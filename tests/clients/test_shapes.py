@@ -9,7 +9,7 @@ from clients.preprocess import to_model_input
 
 
 def shapes(picture):
-    return drawing_inputs(picture, split=True)
+    return drawing_inputs(picture, split=True)[:2]
 
 
 def drawn(*lines, size=(400, 200), width=12):
@@ -54,7 +54,7 @@ def test_one_shape_is_what_it_was(digit):
 
 
 def test_a_page_of_text_is_bounded():
-    mask = np.random.default_rng(0).random((300, 500)) < 0.02
+    mask = np.random.default_rng(0).random((300, 500)) < 0.03
     picture = Image.fromarray(np.where(mask, 0, 255).astype(np.uint8)).resize((1500, 900), Image.Resampling.NEAREST)
     inputs, count = shapes(picture)
     assert inputs.shape[0] == count < 512
@@ -62,5 +62,5 @@ def test_a_page_of_text_is_bounded():
 
 @pytest.mark.slow
 def test_mnist_digits_are_one_shape(mnist):
-    counts = [len(shapes_of(find_ink(Image.fromarray(image)))) for image in mnist]
+    counts = [len(shapes_of(find_ink(Image.fromarray(image))[0])) for image in mnist]
     assert counts.count(1) >= len(mnist) - 1

@@ -22,6 +22,11 @@ class Description:
     temperature: float  # divides the logits before softmax
     looks: Looks | None  # of the photos that it was trained on
     framing: Framing | None  # of a model of another origin
+    least_evidence: float | None  # of a picture of its labels; None: not calibrated
+
+    def rejects(self, evidence: float, suits: bool) -> bool:
+        """Whether a picture shows none of the labels. `suits`: it looks as the training pictures did."""
+        return self.least_evidence is not None and (not suits or evidence < self.least_evidence)
 
 
 def describe(parameters: Mapping[str, str]) -> Description:
@@ -38,9 +43,12 @@ def describe(parameters: Mapping[str, str]) -> Description:
     temperature = float(parameters.get("temperature", 1.0))
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature {temperature}")
+    least = float(parameters["least_evidence"]) if "least_evidence" in parameters else None  # older models lack it
+    if least is not None and not math.isfinite(least):
+        raise ValueError(f"the least evidence {least}")
     looks = _looks(config) if preprocessing == "photo" else None
     framing = Framing.of(config["framing"]) if config.get("framing") is not None else None
-    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature, looks, framing)
+    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature, looks, framing, least)
 
 
 def _looks(config: Mapping[str, Any]) -> Looks | None:

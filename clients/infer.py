@@ -30,13 +30,27 @@ if TYPE_CHECKING:
 
     from clients.classifier import Classifier, ServedModel
     from clients.images.pictures import Picture
-    from clients.printing import Item, Printer
+    from clients.printing import Item, Limit, Printer
 
 FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
 OPEN_RETRY_S = 1.0  # reports a mistyped address soon
 
 
 _FILE = click.Path(exists=True, dir_okay=False)
+
+
+def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -> Limit | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:  # NaN too
+        raise click.UsageError(f"--reject-below: expected above 0 and at most 1, or auto, found {text!r}")
+    return share
 
 
 @click.command()
@@ -58,7 +72,10 @@ _FILE = click.Path(exists=True, dir_okay=False)
 )
 @click.option("--split", is_flag=True, help="Read each separate shape, left to right.  [default: off]")
 @click.option(
-    "--reject-below", type=float, metavar="P", help="Reject answers with a probability below P.  [default: none]"
+    "--reject-below",
+    metavar="P|auto",
+    callback=_check_limit,
+    help="Reject answers with a probability below P; auto: pictures of none of the labels.  [default: none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.  [default: off]")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.  [default: off]")
@@ -91,7 +108,7 @@ def infer(
     model: str | None,
     top: int | None,
     split: bool,
-    reject_below: float | None,
+    reject_below: Limit | None,
     as_json: bool,
     as_csv: bool,
     show: bool,
@@ -108,8 +125,6 @@ def infer(
         raise click.UsageError("expected at most one of --json, --csv and --show")
     if split and labels:
         raise click.UsageError("expected at most one of --split and --labels")
-    if reject_below is not None and not 0 < reject_below <= 1:  # NaN too
-        raise click.UsageError(f"--reject-below: expected above 0 and at most 1, found {reject_below!r}")
     try:
         options = _options(**server)
     except ValueError as error:
@@ -156,6 +171,7 @@ def _run(
                 with Classifier(options, model) as classifier:
                     _check_labels(labels, truths or [], classifier.model)
                     _check_split(printer.split, classifier.model)
+                    _check_rejection(printer.reject_below, classifier.model)
                     _Answering(classifier, truths, printer).run(chain([first], pictures))
     except ClientError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
@@ -211,6 +227,14 @@ def _check_split(split: bool, model: ServedModel) -> None:
         raise click.UsageError(f"--split: expected a model of drawings, found {model.name!r}, a model of photos")
 
 
+def _check_rejection(limit: Limit | None, model: ServedModel) -> None:
+    if limit == "auto" and model.least_evidence is None:
+        raise click.UsageError(
+            f"--reject-below auto: expected a model with a fitted threshold, found {model.name!r} without; "
+            "vitbn calibrate CHECKPOINT fits it, then export again"
+        )
+
+
 @dataclass
 class _Answering:
     classifier: Classifier
@@ -225,7 +249,7 @@ class _Answering:
         correct, answered = 0, 0
         for prediction in self.classifier.stream(self._inputs(pictures)):
             item, truth = self._waiting.popleft()
-            rejected = self.printer.print_answer(item, prediction, self.classifier.model.name)
+            rejected = self.printer.print_answer(item, prediction, self.classifier.model)
             answered += not rejected
             correct += not rejected and prediction.index == truth
         if self.truths is not None:
@@ -251,7 +275,7 @@ class _Answering:
                 note = f"{shapes} separate shapes, read as one digit; --split reads each"
                 self.printer.noted(picture.name, note)
             for number, image in enumerate(inputs.images, 1):
-                self._waiting.append((Item(picture.name, image, number, shapes), truth))
+                self._waiting.append((Item(picture.name, image, number, shapes, inputs.suits), truth))
                 yield image
 
 

@@ -17,13 +17,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities follow `labels` and sum to 1."""
+    """Probabilities follow `labels` and sum to 1. `evidence`: log(sum(exp(logits))), low for pictures of no label."""
 
     label: str
     probability: float
     index: int
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
+    evidence: float
     version: str
     latency_ms: float = field(compare=False)  # retries included
 
@@ -38,9 +39,12 @@ def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> 
     Guo, Pleiss, Sun, Weinberger, On Calibration of Modern Neural Networks, 2017.
     """
     best, rows = answer.logits.argmax(axis=1).tolist(), probabilities(answer.logits, temperature).tolist()
+    logits = answer.logits.astype(np.float64)
+    largest = logits.max(axis=1)  # (n,)
+    evidence = (largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))).tolist()
     return [
-        Prediction(labels[index], row[index], index, labels, tuple(row), answer.version, answer.latency_ms)
-        for index, row in zip(best, rows, strict=True)
+        Prediction(labels[index], row[index], index, labels, tuple(row), each, answer.version, answer.latency_ms)
+        for index, row, each in zip(best, rows, evidence, strict=True)
     ]
 
 

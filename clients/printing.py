@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
 from clients.prediction import Prediction
+from clients.served import ServedModel
+
+Limit = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -21,24 +25,25 @@ class Item:
     pixels: NDArray[np.uint8]  # the model's input (C, h, w)
     shape: int  # from 1; 1 without --split
     shapes: int
+    suits: bool = True  # looks as the model's training pictures do
 
 
 class Printer:
     """Prints in the form text, picture, json or csv, in a terminal with a progress bar on standard error.
 
     split:        an answer is of one shape.
-    reject_below: marks less probable answers; `rejected` counts them.
+    reject_below: marks less probable answers, auto those that the model itself rejects; `rejected` counts them.
     total:        counts the pictures; called only for the bar.
     """
 
     def __init__(
-        self, form: str, top: int | None, split: bool, reject_below: float | None, total: Callable[[], int]
+        self, form: str, top: int | None, split: bool, reject_below: Limit | None, total: Callable[[], int]
     ) -> None:
         self.split = split
         self.failures = self.rejected = 0
         self._form = form
         self._top = top
-        self._reject_below = reject_below
+        self.reject_below = reject_below
         self._line: list[str] = []  # labels of one picture's shapes
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -77,17 +82,17 @@ class Printer:
             ranks = range(2, min(self._top or 1, labels) + 1)
             more = [f"{column}_{rank}" for rank in ranks for column in ("label", "probability")]
             shape = ["shape", "shapes"] if self.split else []
-            rejected = [] if self._reject_below is None else ["rejected"]
+            rejected = [] if self.reject_below is None else ["rejected"]
             columns = ["file", *shape, "label", "probability", *more, *rejected, "model", "version", "latency_ms"]
             self._print(_row(columns))
 
-    def print_answer(self, item: Item, prediction: Prediction, model: str) -> bool:
-        rejected = self._reject_below is not None and prediction.probability < self._reject_below
+    def print_answer(self, item: Item, prediction: Prediction, model: ServedModel) -> bool:
+        rejected = self._rejects(item, prediction, model)
         self.rejected += rejected
         if self._form == "json":
-            lines = self._json(item, prediction, model, rejected)
+            lines = self._json(item, prediction, model.name, rejected)
         elif self._form == "csv":
-            lines = self._csv(item, prediction, model, rejected)
+            lines = self._csv(item, prediction, model.name, rejected)
         else:
             lines = self._text(item, prediction, rejected)
         self._print(lines)
@@ -95,9 +100,14 @@ class Printer:
             self._advance()
         return rejected
 
+    def _rejects(self, item: Item, prediction: Prediction, model: ServedModel) -> bool:
+        if self.reject_below == "auto":
+            return model.rejects(prediction.evidence, item.suits)
+        return self.reject_below is not None and prediction.probability < self.reject_below
+
     def print_accuracy(self, correct: int, answered: int, count: int) -> None:
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
-        if self._reject_below is not None:
+        if self.reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
         self._print(text, err=self._form in ("json", "csv"))
 
@@ -127,7 +137,7 @@ class Printer:
             "shapes": item.shapes,
             "label": prediction.label,
             "probability": prediction.probability,
-            **({} if self._reject_below is None else {"rejected": rejected}),
+            **({} if self.reject_below is None else {"rejected": rejected}),
             "top": top,
             "model": model,
             "version": prediction.version,
@@ -138,7 +148,7 @@ class Printer:
     def _csv(self, item: Item, prediction: Prediction, model: str, rejected: bool) -> str:
         best = [value for label, share in prediction.top(self._top or 1) for value in (printable(label), share)]
         shape = [item.shape, item.shapes] if self.split else []
-        verdict = [] if self._reject_below is None else [str(rejected).lower()]
+        verdict = [] if self.reject_below is None else [str(rejected).lower()]
         latency_ms = round(prediction.latency_ms, 3)
         return _row([printable(item.name), *shape, *best, *verdict, model, prediction.version, latency_ms])
 

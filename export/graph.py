@@ -168,7 +168,14 @@ def _describe(
 ) -> tuple[Network, Origin]:
     metrics = checkpoint.metrics
     errors = compared.max_abs_error, compared.tolerance
-    network = Network(checkpoint.config, checkpoint.sha256, metrics, *errors, metrics.get("temperature"))
+    network = Network(
+        checkpoint.config,
+        checkpoint.sha256,
+        metrics,
+        *errors,
+        metrics.get("temperature"),
+        metrics.get("least_evidence"),
+    )
     facts = {
         "opset": opset,
         "proved_on": images,

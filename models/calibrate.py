@@ -1,4 +1,4 @@
-"""Command line: checkpoints get a temperature."""
+"""Command line: checkpoints get a temperature and the threshold below which a picture is none of their classes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 @click.argument("checkpoints", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
-    """Fit the temperature of CHECKPOINTS on the images that their training held out."""
+    """Fit the temperature of CHECKPOINTS, and when they reject, on the images that their training held out."""
     from models.checkpoint import CheckpointError, add_metrics, load
     from models.recipe import TrainingError
 
-    click.echo(f"{'checkpoint':24}  temperature  calibration error % before   after")
+    click.echo(
+        f"{'checkpoint':24}  temperature  calibration error % before   after  rejected % held-out  drawings of others"
+    )
     try:
         for path in checkpoints:
             measured = measure(load(path), data_dir)
             add_metrics(path, measured)
             before, after = 100 * measured["calibration_error_before"], 100 * measured["calibration_error"]
-            click.echo(f"{path.name:24}  {measured['temperature']:11.4f}  {before:26.2f}  {after:6.2f}")
+            lost, rejected = 100 * measured["rejected_held_out"], 100 * measured["rejected_drawings"]
+            click.echo(
+                f"{path.name:24}  {measured['temperature']:11.4f}  {before:26.2f}  {after:6.2f}  {lost:19.1f}"
+                f"  {rejected:18.1f}"
+            )
     except (CheckpointError, DataError, TrainingError, OSError) as error:
         raise click.ClickException(vitbn_packages.in_words(error)) from error
 

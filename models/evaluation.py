@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
 from models.recipe import Diverged
+from models.rejection import drawings, fit_least_evidence
 
 TEST_BATCH = 100  # fits the cache: 1000 take twice as long
 BINS = 15
@@ -67,10 +68,12 @@ def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> di
         parts.append((classify(model, images), labels))
     held, test = parts
     temperature = round(fit_temperature(*held), 4)
+    others = classify(model, torch.tensor(drawings(dataset), device=device))
     return {
         "temperature": temperature,
         "calibration_error": calibration_error(*test, temperature),
         "calibration_error_before": calibration_error(*test),
+        **fit_least_evidence(held[0], others),
     }
 
 

@@ -1,14 +1,19 @@
-"""A checkpoint's metrics: a JSON object, checked on writing and reading. `temperature` divides the logits."""
+"""A checkpoint's metrics: a JSON object, checked on writing and reading.
+
+`temperature` divides the logits. Below `least_evidence` a picture is none of the classes (models/rejection.py).
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 Metrics = dict[str, Any]
 
 SHARES = ("test_accuracy", "held_out_accuracy", "calibration_error", "calibration_error_before")
+SHARES += ("rejected_held_out", "rejected_drawings")
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
 DATASET = ("dataset", "data_dir", "pictures", "test_images")  # hold for every network made of the trained one
@@ -44,6 +49,7 @@ def _check(metrics: Metrics) -> None:
         _require(metrics, name, "an integer of at least 1", lambda value: type(value) is int and value >= 1)
     expected = f"a number above 0, up to {HIGHEST_TEMPERATURE:g}"
     _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
+    _require(metrics, "least_evidence", "a finite number", lambda value: _is_number(value) and math.isfinite(value))
     for name in ("dataset", "data_dir"):
         _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and value.isprintable())
     for name in ("options", "adapted"):

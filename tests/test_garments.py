@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ok
+from commands import invoke, ok
 from PIL import Image
 
 from clients.classifier import Classifier, Options
@@ -64,4 +64,9 @@ def test_pictures_of_garments(server: Server, garments: Dataset, tmp_path: Path,
 
 def test_a_digit_is_no_garment(server: Server) -> None:
     result = ok(infer, "--url", server.http_url, DIGIT_PNG)
-    assert "unlike the model's training pictures: the thing fills 64 % of the frame" in result.stderr
+    assert (
+        "unlike the model's training pictures, so the answer may mean nothing: the thing fills 64 % of" in result.stderr
+    )
+    assert len(result.stderr.splitlines()) == 1
+    refused = invoke(infer, "--url", server.http_url, DIGIT_PNG, "--reject-below", "auto")
+    assert (refused.exit_code, "rejected (" in refused.stdout) == (4, True)

@@ -1,11 +1,11 @@
 """Whether a photo looks as the pictures did that its model was trained on.
 
 In: a model's input uint8 (C, H, W) and its `Looks`. Out: the input, inverted if its background is the other way round,
-and what the user should know. models/data/looks.py measures training pictures alike.
+what the user should know, and whether it suits the model. models/data/looks.py measures training pictures alike.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,19 +25,28 @@ class Looks:
     fill: float
 
 
-def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> tuple[NDArray[np.uint8], list[str]]:
-    """uint8 (C, H, W) -> the same or its inverse, and notes."""
-    if looks is None:
-        return pixels, []
-    notes = []
+class Suited(NamedTuple):
+    """`suits`: as far as can be seen, it is such a picture as the model was trained on."""
+
+    pixels: NDArray[np.uint8]
+    note: str = ""
+    suits: bool = True
+
+
+def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
+    """uint8 (C, H, W) -> the same or its inverse."""
     found = background_of(pixels)
-    if found is not None and found != looks.background:
+    if looks is None or found is None:
+        return Suited(pixels)
+    note = ""
+    if found != looks.background:
         pixels = np.invert(pixels)
-        notes.append(f"inverted: its background is {found}, that of the model's training pictures {looks.background}")
-    if found is not None and (share := _fill(pixels)) < _OF_LEAST * looks.fill:
+        note = f"inverted: its background is {found}, that of the model's training pictures {looks.background}"
+    if (share := _fill(pixels)) < _OF_LEAST * looks.fill:
         fills = f"fills {100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
-        notes.append(f"unlike the model's training pictures: the thing {fills}; crop it, or take it for none of them")
-    return pixels, notes
+        note = f"unlike the model's training pictures, so the answer may mean nothing: the thing {fills}; crop it"
+        return Suited(pixels, note, suits=False)
+    return Suited(pixels, note)
 
 
 def background_of(pixels: NDArray[np.uint8]) -> Background | None:

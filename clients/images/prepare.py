@@ -20,11 +20,15 @@ Preprocessing = Literal["ink", "photo"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """images: uint8 (n, C, H, W). shapes: separate shapes in the picture, 1 for a photo. notes: for the user."""
+    """images: uint8 (n, C, H, W). shapes: separate shapes in the picture, 1 for a photo. notes: for the user.
+
+    suits: a photo looks as those do that the model was trained on.
+    """
 
     images: NDArray[np.uint8]
     shapes: int = 1
     notes: tuple[str, ...] = ()
+    suits: bool = True
 
 
 def prepare(
@@ -54,8 +58,8 @@ def prepare_shapes(
         return Prepared(*drawing_inputs(image, shape[1:], split))
     if framing is not None:
         return Prepared(framed(image, shape, framing)[np.newaxis])
-    pixels, notes = suited(photo_to_model_input(image, shape), looks)
-    return Prepared(pixels[np.newaxis], notes=tuple(notes))
+    pixels, note, suits = suited(photo_to_model_input(image, shape), looks)
+    return Prepared(pixels[np.newaxis], notes=(note,) if note else (), suits=suits)
 
 
 def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:

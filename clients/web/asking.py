@@ -28,6 +28,7 @@ class Models(NamedTuple):
 @dataclass(frozen=True)
 class Answer:
     prediction: Prediction
+    rejected: bool  # the picture shows none of the labels
     model: str
     image: NDArray[np.uint8]  # (C, height, width) as the model sees it; of a drawing 0 = background, 255 = ink
     shapes: int
@@ -69,8 +70,9 @@ class Triton:
             prepared = self._decoder.prepare(content, classifier.model, turn)
             preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(prepared.images)
-        name, image = classifier.model.name, prepared.images[0]
-        return Answer(prediction, name, image, prepared.shapes, prepared.notes, preparation_ms)
+        model, image = classifier.model, prepared.images[0]
+        rejected = model.rejects(prediction.evidence, prepared.suits)
+        return Answer(prediction, rejected, model.name, image, prepared.shapes, prepared.notes, preparation_ms)
 
     def _default(self) -> str:
         found = self.models()

@@ -100,7 +100,7 @@ class Decoder:
         if "error" in answer:
             raise InvalidImage(str(answer["error"]))
         images = np.frombuffer(pixels, np.uint8).reshape(1, *model.image_shape)
-        return Prepared(images, int(answer["shapes"]), tuple(answer["notes"]))
+        return Prepared(images, int(answer["shapes"]), tuple(answer["notes"]), bool(answer["suits"]))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -163,7 +163,7 @@ def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object],
         return {"error": str(error)}, b""
     except MemoryError:
         return {"error": f"expected an image that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
-    return {"shapes": prepared.shapes, "notes": prepared.notes}, prepared.images.tobytes()
+    return {"shapes": prepared.shapes, "notes": prepared.notes, "suits": prepared.suits}, prepared.images.tobytes()
 
 
 def _bound_memory() -> None:

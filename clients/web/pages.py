@@ -120,6 +120,7 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
     return jsonify(
         label=answer.prediction.label,
         probability=answer.prediction.probability,
+        rejected=answer.rejected,
         labels=answer.prediction.labels,
         probabilities=answer.prediction.probabilities,
         model=answer.model,

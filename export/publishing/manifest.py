@@ -33,7 +33,7 @@ class Network:
     """A trained network of this project, or one of pictures that clients ask alike.
 
     `max_abs_error`: of the float32 file's logits beside the trained network's, at most `tolerance`. `temperature`
-    divides the logits; None: not calibrated.
+    divides the logits, `least_evidence` rejects a picture (models/rejection.py); None: not calibrated.
     """
 
     config: ModelConfig | PictureConfig
@@ -42,6 +42,7 @@ class Network:
     max_abs_error: float
     tolerance: float
     temperature: float | None = None
+    least_evidence: float | None = None
 
     def __post_init__(self) -> None:
         _check_type("checkpoint_sha256", self.checkpoint_sha256, str)
@@ -51,6 +52,8 @@ class Network:
                 raise ValueError(f"{name} {getattr(self, name)}")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature {self.temperature}")
+        if self.least_evidence is not None and not math.isfinite(self.least_evidence):
+            raise ValueError(f"least_evidence {self.least_evidence}")
         _check_accuracy(self.metrics.get("test_accuracy"))
 
     def to_json(self) -> dict[str, Any]:
@@ -196,7 +199,8 @@ def _network(held: dict[str, Any]) -> Network:
     other = isinstance(described, dict) and described.get("model") == OTHER
     config = picture_config(described) if other else ModelConfig.from_json(json.dumps(described))
     names = ("checkpoint_sha256", "metrics", "max_abs_error", "tolerance")
-    return Network(config, **{name: held.pop(name) for name in names}, temperature=held.pop("temperature", None))
+    fitted = {name: held.pop(name, None) for name in ("temperature", "least_evidence")}
+    return Network(config, **{name: held.pop(name) for name in names}, **fitted)
 
 
 def _plan(held: Any) -> Plan:

@@ -82,7 +82,7 @@ def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
         ["--ssl-cert", DIGIT],
         ["--labels", DIGIT],
         ["--split", "--labels", DIGIT],
-        *(["--reject-below", share] for share in ("0", "1.1", "nan")),
+        *(["--reject-below", share] for share in ("0", "1.1", "nan", "automatic")),
     ],
 )
 def test_usage(options):

@@ -88,6 +88,26 @@ def test_answers_below_the_limit_are_rejected(server, row):
     assert ask(server, row, "--split", "--reject-below", 1e-9)[0] == 0
 
 
+def test_the_model_itself_rejects_what_is_none_of_its_labels(server, row):
+    evidence = sorted(each.evidence for each in expected(row))
+    server.parameters["least_evidence"] = str((evidence[1] + evidence[2]) / 2)
+    below = [each.evidence < evidence[2] for each in expected(row)]
+    code, lines, _ = ask(server, row, "--split", "--reject-below", "auto")
+    assert (code, [": rejected (" in line for line in lines[:4]]) == (4, below)
+    objects = [json.loads(line) for line in ask(server, row, "--split", "--json", "--reject-below", "auto")[1]]
+    assert [each["rejected"] for each in objects] == below
+    server.parameters["least_evidence"] = str(evidence[0])
+    assert ask(server, row, "--split", "--reject-below", "auto")[0] == 0
+
+
+def test_a_model_without_a_threshold_cannot_reject_by_it(server, row):
+    code, lines, errors = ask(server, row, "--reject-below", "auto")
+    assert (code, lines) == (2, [])
+    assert errors[-1].startswith("Error: --reject-below auto: expected a model with a fitted threshold, found ")
+    server.parameters["least_evidence"] = "nan"
+    assert ask(server, row)[0] == 3  # no description of a classifier
+
+
 def test_a_failure_outranks_a_rejection(server, row):
     code, _, errors = ask(server, row, "missing.png", "--split", "--reject-below", 1)
     assert (code, len(errors)) == (1, 1)

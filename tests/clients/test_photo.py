@@ -130,34 +130,36 @@ def thing(background: int, ink: int, margin: int, channels: int = 1) -> np.ndarr
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_thing_on_the_other_background_is_inverted(channels: int) -> None:
     on_white, on_black = thing(255, 40, 1, channels), thing(0, 215, 1, channels)
-    found, notes = suited(on_white, Looks("dark", 0.9))
+    found, note, suits = suited(on_white, Looks("dark", 0.9))
     np.testing.assert_array_equal(found, on_black)
-    assert notes == ["inverted: its background is light, that of the model's training pictures dark"]
-    found, notes = suited(on_black, Looks("light", 0.9))
+    assert (note, suits) == ("inverted: its background is light, that of the model's training pictures dark", True)
+    found, note, suits = suited(on_black, Looks("light", 0.9))
     np.testing.assert_array_equal(found, on_white)
-    assert notes == ["inverted: its background is dark, that of the model's training pictures light"]
+    assert (note, suits) == ("inverted: its background is dark, that of the model's training pictures light", True)
 
 
 @pytest.mark.parametrize("pixels", [thing(0, 215, 1), thing(128, 255, 3)], ids=["alike", "neither dark nor light"])
 def test_another_thing_is_left(pixels: np.ndarray) -> None:
-    found, notes = suited(pixels, Looks("dark", 0.9))
+    found, note, suits = suited(pixels, Looks("dark", 0.9))
     np.testing.assert_array_equal(found, pixels)
-    assert notes == []
+    assert (note, suits) == ("", True)
 
 
 def test_a_model_that_says_nothing_of_its_pictures() -> None:
-    found, notes = suited(thing(255, 40, 5), None)
+    found, note, suits = suited(thing(255, 40, 5), None)
     np.testing.assert_array_equal(found, thing(255, 40, 5))
-    assert notes == []
+    assert (note, suits) == ("", True)
 
 
 def test_a_small_thing_is_named() -> None:
     """Digits of MNIST fill 71 % of their frame, garments at least 93 %."""
-    _, notes = suited(thing(0, 215, 4), Looks("dark", 0.93))
-    (note,) = notes
-    assert note.startswith("unlike the model's training pictures: the thing fills 71 % of the frame, in ")
+    _, note, suits = suited(thing(0, 215, 4), Looks("dark", 0.93))
+    assert note.startswith(
+        "unlike the model's training pictures, so the answer may mean nothing: the thing fills 71 % of "
+    )
     assert "93 % or more" in note
-    assert suited(thing(0, 0, 0), Looks("dark", 0.93))[1][0].startswith("unlike the model's training pictures: ")
+    assert not suits
+    assert not suited(thing(0, 0, 0), Looks("dark", 0.93)).suits
 
 
 def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
@@ -168,7 +170,7 @@ def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Pa
     backgrounds = [background_of(each) for each in images]
     assert backgrounds.count("dark") >= 9990
     assert backgrounds.count("light") == 0
-    noted = [suited(each, Looks(**measured))[1] != [] for each in images[:2000]]
+    noted = [not suited(each, Looks(**measured)).suits for each in images[:2000]]
     assert np.mean(noted) < 0.005
     assert looks(255 - images) == measured | {"background": "light"}
 
@@ -200,8 +202,12 @@ def test_infer_tells_of_a_picture_that_it_inverts(garments: StandIn, tmp_path: P
 
 def test_a_digit_is_no_garment(garments: StandIn) -> None:
     code, lines, errors = ask(garments, DIGIT_PNG)
-    assert (code, len(lines), len(errors)) == (0, 1, 2)
-    assert errors[1].startswith(f"Note: {DIGIT_PNG}: unlike the model's training pictures: the thing fills 6")
+    assert (code, len(lines), len(errors)) == (0, 1, 1)
+    unlike = "unlike the model's training pictures, so the answer may mean nothing"
+    assert errors[0].startswith(f"Note: {DIGIT_PNG}: {unlike}: the thing fills 6")
+    garments.parameters["least_evidence"] = "-100"  # that no logits reach
+    code, lines, _ = ask(garments, DIGIT_PNG, "--reject-below", "auto")
+    assert (code, len(lines), ": rejected (" in lines[0]) == (4, 1, True)
 
 
 def test_a_photo_has_no_shapes_to_split(garments: StandIn) -> None:

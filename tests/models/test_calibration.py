@@ -17,7 +17,8 @@ from models.training import train
 
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu", hold_out=400)
-KEYS = ["temperature", "calibration_error", "calibration_error_before"]
+KEYS = ["temperature", "calibration_error", "calibration_error_before", "least_evidence"]
+KEYS += ["rejected_held_out", "rejected_drawings"]
 
 
 def drawn(temperature, count=20_000):

@@ -285,13 +285,16 @@ async function call(path, options = {}) {
 
 function showAnswer(answer, roundTrip_ms) {
   const crowd = answer.shapes > 1 ? `, ${answer.shapes} separate shapes read as one digit` : "";
-  const share = percent(answer.probability) + crowd;
+  const digits = answer.labels.every((label) => /^[0-9]$/.test(label));
+  const verdict = !answer.rejected ? answer.label : digits ? "not a digit" : "none of these";
+  const nearest = answer.rejected ? `most like ${answer.label}, ` : "";
+  const share = nearest + percent(answer.probability) + crowd;
   note((answer.notes ?? []).join("; "));
   at("answer").classList.remove("nothing");
-  at("digit").textContent = answer.label;
-  at("digit").classList.toggle("words", answer.label.length > 2);
+  at("digit").textContent = verdict;
+  at("digit").classList.toggle("words", verdict.length > 2);
   at("remark").textContent = share;
-  at("spoken").textContent = `${answer.label}, with ${share}, says ${answer.model}`;
+  at("spoken").textContent = `${verdict}, ${answer.rejected ? "" : "with "}${share}, says ${answer.model}`;
   showBars(answer.labels, answer.probabilities);
   showSeen(answer.image);
   at("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of pixels`);

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, Request, expect
 from web_parts import draw, on_screen, settled, wait_until
 
 from clients.preprocess import read_image, to_model_input
+from models.data.not_digits import SHAPES
 
 pytestmark = pytest.mark.live
 
@@ -64,6 +65,15 @@ def test_every_digit_is_read(page: Page) -> None:
         page.get_by_role("button", name="Clear").click()
         expect_digit(page, "?")
     assert read == {digit: str(digit) for digit in FORMS}
+
+
+def test_a_star_is_not_a_digit(page: Page) -> None:
+    draw(page, SHAPES["star"])
+    expect(page.locator("#digit")).to_have_text("not a digit")
+    expect(page.locator("#remark")).to_have_text(re.compile(r"most like \d, \d+\.\d %"))
+    page.get_by_role("button", name="Clear").click()
+    draw(page, FORMS[4][0])
+    expect_digit(page, "4")
 
 
 def test_what_is_shown_of_an_answer(page: Page) -> None:

@@ -1,0 +1,98 @@
+"""The least evidence of a picture of a model's classes."""
+
+import numpy as np
+import pytest
+import torch
+
+from clients.prediction import Answer, predictions
+from models.catalog import SHIPPED, describe, shipped
+from models.checkpoint import load
+from models.data import hold_out, load_dataset, load_digits
+from models.data.drawn import drawn
+from models.data.not_digits import FORMS, not_digits
+from models.evaluation import classify
+from models.metrics import MetricsError, to_json
+from models.rejection import DRAWINGS, MOST_LOST, drawings, fit_least_evidence
+
+
+def logits_of(evidence):
+    """(n, 10) whose log-sum-exp is `evidence`."""
+    return torch.as_tensor(evidence)[:, None].double().expand(-1, 10) - np.log(10)
+
+
+def test_the_threshold_loses_at_most_its_share_and_no_more_than_it_needs():
+    rng = np.random.default_rng(0)
+    held, near = rng.normal(8, 2, 5000), rng.normal(5, 2, 2000)
+    fitted = fit_least_evidence(logits_of(held), logits_of(near))
+    assert 0.9 * MOST_LOST < fitted["rejected_held_out"] <= MOST_LOST
+    assert fitted["rejected_held_out"] == pytest.approx((held < fitted["least_evidence"]).mean(), abs=0.0005)
+    assert fitted["rejected_drawings"] == pytest.approx((near < fitted["least_evidence"]).mean(), abs=0.002)
+    apart = fit_least_evidence(logits_of(held), logits_of(rng.normal(-20, 1, 2000)))
+    assert (apart["rejected_held_out"], apart["rejected_drawings"]) == (0.0, 1.0)
+    above = fit_least_evidence(logits_of(held), logits_of(rng.normal(40, 1, 2000)))
+    assert (above["rejected_held_out"], above["rejected_drawings"]) == (0.0, 0.0)
+
+
+def test_clients_have_the_same_evidence():
+    logits = np.random.default_rng(0).normal(0, 30, (50, 10)).astype(np.float32)
+    found = [each.evidence for each in predictions(Answer(logits, "1", 0.0), tuple("0123456789"), 0.9)]
+    np.testing.assert_allclose(found, torch.tensor(logits).double().logsumexp(1).numpy(), rtol=1e-12)
+
+
+def test_metrics_refuse_a_threshold_that_is_no_number():
+    for value in (float("nan"), float("inf"), "1", True):
+        with pytest.raises(MetricsError, match="least_evidence to be a finite number"):
+            to_json({"least_evidence": value})
+
+
+def test_drawings_are_laid_out_as_the_models_pictures():
+    ink = drawings(load_digits())
+    assert (ink.shape, ink.dtype) == ((DRAWINGS, 1, 28, 28), np.uint8)
+    digits = drawn(100)[0]
+    assert abs(float((ink > 0).mean()) - float((digits > 0).mean())) < 0.1
+    again = not_digits(2 * len(FORMS))
+    np.testing.assert_array_equal(again, not_digits(2 * len(FORMS)))
+    assert len(np.unique(again.reshape(len(again), -1), axis=0)) == len(again)
+
+
+@pytest.mark.parametrize("background", [0, 255])
+def test_drawings_for_photos_in_colour_fill_the_frame(background):
+    from dataclasses import replace
+
+    colour = np.full((60, 3, 40, 60), background, np.uint8)
+    colour[:, :, 2:38, 10:50] = 128
+    labels = np.arange(60) % 2
+    data = replace(
+        load_digits(), train_images=colour, train_labels=labels, test_images=colour, test_labels=labels,
+        labels=("cat", "dog"), preprocessing="photo",
+    )  # fmt: skip
+    found = drawings(data)
+    assert found.shape == (DRAWINGS, 3, 40, 60)
+    assert np.median(found[:, :, 0]) == background
+    rows = (found != background).any(axis=(1, 3))  # (n, 40)
+    assert np.mean(rows.any(axis=1)) == 1.0
+    assert np.median(rows.sum(axis=1)) > 0.6 * 40
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_network_has_its_threshold(name):
+    metrics = describe(name).metrics
+    assert np.isfinite(metrics["least_evidence"])
+    assert 0 < metrics["rejected_held_out"] <= MOST_LOST
+    assert metrics["rejected_drawings"] > (0.35 if name == "vitbn-tiny" else 0.6)
+
+
+@pytest.mark.slow
+def test_the_stored_threshold_is_the_fitted_one(mnist_dir):
+    """And rejects other drawings than those that it was fitted on alike."""
+    network = load(shipped("vitbn-tiny"))
+    data = hold_out(load_dataset("mnist", mnist_dir), network.metrics["options"]["hold_out"])
+    held, others = (
+        classify(network.model, torch.tensor(images)) for images in (data.test_images, drawings(load_digits()))
+    )
+    fitted = fit_least_evidence(held, others)
+    for key, value in fitted.items():
+        assert network.metrics[key] == pytest.approx(value, abs=0.002), key
+    fresh = classify(network.model, torch.tensor(not_digits(1000, seed=7))).double().logsumexp(1)
+    share = float((fresh < network.metrics["least_evidence"]).double().mean())
+    assert share == pytest.approx(fitted["rejected_drawings"], abs=0.06)

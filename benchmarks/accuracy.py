@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,19 +24,30 @@ from benchmarks.measure.progress import note
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
     from benchmarks.measure.candidate import Candidate
     from export.equivalence import Classifier, Images, Logits
     from models.checkpoint import Checkpoint
     from models.data import Dataset
 
 BATCH = 250
+BROUGHT = 400  # digits for each condition
 UNLABELLED = 200  # of the 8x8 digits, to adapt to; the others are asked
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
 
 
 @click.command()
-@several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all of digits]")
+@several(
+    "--model",
+    "models",
+    SHIPPED,
+    help=f"[default: {', '.join(COMPARED)}; with --conditions and --brought all of digits]",
+)
 @click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
+@click.option("--brought", is_flag=True, help="As clients read them: digits in boxes, turned, shaded; letters, shapes.")
 @own_options
 @click.option(
     "--published",
@@ -48,6 +59,7 @@ EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # floa
 def accuracy(
     models: tuple[str, ...],
     conditions: bool,
+    brought: bool,
     checkpoints: tuple[Path, ...],
     dataset: str | None,
     data_dir: Path | None,
@@ -56,11 +68,13 @@ def accuracy(
 ) -> None:
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     if published:
-        _check_alone(dataset, models or checkpoints or conditions)
+        _check_alone(dataset, models or checkpoints or conditions or brought)
     from benchmarks.measure.published_pictures import published_row
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
+    if conditions and brought:
+        raise click.UsageError("expected --conditions or --brought, found both")
     if published and dataset:
         with recording(json_path, 1) as record:
             for folder in published:
@@ -68,17 +82,18 @@ def accuracy(
                 click.echo(_calibrated(row))
         return
     own = own_checkpoints(checkpoints, dataset, data_dir)
-    names = models_or_own(chosen(models, SHIPPED) or (OF_DIGITS if conditions else COMPARED), own)
+    names = models_or_own(chosen(models, SHIPPED) or (OF_DIGITS if conditions or brought else COMPARED), own)
     networks = [*(Own(shipped(name), dataset, data_dir) for name in names), *own]
+    measured = _on_conditions if conditions else _on_brought if brought else None
     with recording(json_path, cores()) as record:
-        for row in _on_conditions(networks, digits(dataset or "mnist", data_dir)) if conditions else _on_data(networks):
+        for row in measured(networks, digits(dataset or "mnist", data_dir)) if measured else _on_data(networks):
             record.add(row)
-    click.echo(show(record.run(), "conditions" if conditions else "accuracy"))
+    click.echo(show(record.run(), "conditions" if conditions else "brought" if brought else "accuracy"))
 
 
 def _check_alone(dataset: str | None, others: object) -> None:
     if others:
-        raise click.UsageError("expected --published alone, found --model, --checkpoint or --conditions")
+        raise click.UsageError("expected --published alone, found --model, --checkpoint, --conditions or --brought")
     if dataset is None:
         raise click.UsageError("expected --dataset, a name or a folder of pictures by class, with --published")
 
@@ -103,9 +118,7 @@ def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str,
     from benchmarks.measure.conditions import SMALL, conditions
     from models.checkpoint import load
 
-    for network in networks:
-        if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
-            raise click.UsageError(f"--conditions: expected networks that read digits, found {network.name}")
+    _check_digits("--conditions", networks, data)
     pictures = conditions(data)
     for network in networks:
         note(f"Measuring {network.name}")
@@ -119,6 +132,54 @@ def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str,
             right = float((_classify(classify, images).argmax(1) == labels).mean())
             row = {"model": network.name, "condition": name, "accuracy": right}
             yield {"dataset": data.name, "images": len(labels), **row}
+
+
+def _check_digits(option: str, networks: Sequence[Own], data: Dataset) -> None:
+    for network in networks:
+        if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
+            raise click.UsageError(f"{option}: expected networks that read digits, found {network.name}")
+
+
+def _on_brought(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
+    """Shares of all pictures; a picture without ink is rejected."""
+    import numpy as np
+
+    from benchmarks.measure.brought import DIGITS, NOT_DIGITS, pictures
+    from models.checkpoint import load
+
+    _check_digits("--brought", networks, data)
+    chosen = np.linspace(0, len(data.test_labels) - 1, min(BROUGHT, len(data.test_labels))).astype(int)
+    images, labels = data.test_images[chosen, 0], data.test_labels[chosen]
+    seen = {name: (*_read(pictures(name, images)), labels) for name in DIGITS}
+    seen |= {name: (*_read(draw()), None) for name, draw in NOT_DIGITS.items()}
+    for network in networks:
+        note(f"Measuring {network.name}")
+        least = load(network.path).metrics.get("least_evidence", -np.inf)
+        classify = _served(network.path)
+        for name, (inputs, has_ink, truths) in seen.items():
+            logits = _classify(classify, inputs).astype(np.float64)
+            rejected = (np.logaddexp.reduce(logits, axis=1) < least) | ~has_ink
+            row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
+            if truths is not None:
+                right = (logits.argmax(1) == truths) & has_ink
+                row |= {"accuracy": float(right.mean()), "right": float((right & ~rejected).mean())}
+            yield {"dataset": data.name, "images": len(inputs), **row}
+
+
+def _read(pictures: Iterable[Image.Image]) -> tuple[Images, NDArray[np.bool_]]:
+    """As clients do: inputs uint8 (n, 1, 28, 28), and whether each has ink (n,)."""
+    import numpy as np
+
+    from clients.preprocess import InvalidImage, to_model_input
+
+    inputs = []
+    for picture in pictures:
+        try:
+            inputs.append(to_model_input(picture))
+        except InvalidImage:
+            inputs.append(np.zeros((1, 28, 28), np.uint8))
+    images = np.stack(inputs)
+    return images, images.any(axis=(1, 2, 3))
 
 
 def _adapted(source: Checkpoint, images: Images) -> Classifier | None:

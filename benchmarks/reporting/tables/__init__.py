@@ -16,7 +16,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(third_party.packed, third_party.texts),
         *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
-        *(answers.accuracy, answers.conditions, served.added, served.streamed, served.throughput),
+        *(answers.accuracy, answers.conditions, answers.brought, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
         machine.steady,
     )

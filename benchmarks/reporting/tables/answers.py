@@ -22,3 +22,16 @@ def conditions(run: Run) -> Table:
         cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})
         cells[row["condition"]] = percent(row["accuracy"])
     return Table([*every.values()])
+
+
+def brought(run: Run) -> Table:
+    """Of digits the right answers, in brackets right and wrong with `--reject-below auto`; of others the rejected."""
+    every: dict[str, dict[str, str]] = {}
+    for row in run.rows:
+        cells = every.setdefault(row["model"], {"%": f"`{row['model']}`"})
+        if "accuracy" in row:
+            right, kept, wrong = row["accuracy"], row["right"], 1 - row["right"] - row["rejected"]
+            cells[row["condition"]] = f"{percent(right, 1)} ({percent(kept, 1)}, {percent(wrong, 1)})"
+        else:
+            cells[f"{row['condition']}, rejected"] = percent(row["rejected"], 1)
+    return Table([*every.values()])

@@ -25,6 +25,11 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "calibrate": Entry(
             "models.calibrate", "Fit the temperature of checkpoints.", "checkpoints/vitbn-mnist.safetensors"
         ),
+        "adapt": Entry(
+            "models.adapt",
+            "Give a checkpoint the BatchNorm statistics of new pictures.",
+            "models/pretrained/vitbn.safetensors scans/",
+        ),
         "tune": Entry(
             "benchmarks.studies.tune",
             "Search learning rate and batch size, or the geometry.",

@@ -183,7 +183,7 @@ def _read(pictures: Iterable[Image.Image]) -> tuple[Images, NDArray[np.bool_]]:
 
 
 def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
-    """As `train --adapt-to` adapts; None for a network without BatchNorm."""
+    """As `vitbn adapt` adapts; None for a network without BatchNorm."""
     import torch
 
     from models.adaptation import AdaptationError, adapt, last_block_of_training

@@ -22,11 +22,11 @@ from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
 from models.defaults import usual
 from models.interval import wilson
+from models.outputs import CHECKPOINTS, check_output
 from models.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-CHECKPOINTS = Path("checkpoints")
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
 
@@ -61,15 +61,9 @@ def training_options(command: Command) -> Command:
     return command
 
 
-def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    # The series replace the ending by .json: lr0.01 and lr0.02 would share a file.
-    try:
-        free = path is None or path.is_file() or not path.exists()
-    except OSError as error:
-        raise click.BadParameter(vitbn_packages.in_words(error)) from error
-    if path and (path.suffix not in ("", ".safetensors") or not path.name or not free):
-        raise click.BadParameter(f"expected a file for the checkpoint, such as run.safetensors, found {path}")
-    return path
+def _now_a_command(ctx: click.Context, param: click.Parameter, folder: str | None) -> None:
+    if folder is not None:
+        raise click.UsageError(f"--adapt-to: expected the command vitbn adapt CHECKPOINT {shlex.quote(folder)}")
 
 
 def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -93,7 +87,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
-    not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to", "checkpoint"}
+    not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to"}
     known = {option.name for option in ctx.command.params} - not_options
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
     if unknown:
@@ -160,7 +154,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    callback=_check_output,
+    callback=check_output,
     help="Default: checkpoints/<model>-<dataset>.safetensors; of a folder without --model <folder>.safetensors there.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
@@ -173,13 +167,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     help="Write an HTML page: curves, confusion matrix, most mistaken pictures. With --resume of a finished run, too.",
 )
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
-@click.option(
-    "--adapt-to",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Train nothing: give --checkpoint the BatchNorm statistics of these pictures, which need no labels.",
-)
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="The network for --adapt-to; it stays as it is.")
+@click.option("--adapt-to", hidden=True, expose_value=False, callback=_now_a_command)
 def train(
     model: ModelName,
     dataset: str,
@@ -190,14 +178,9 @@ def train(
     overwrite: bool,
     report: Path | None,
     track: bool,
-    adapt_to: Path | None,
-    checkpoint: Path | None,
     **others: Any,
 ) -> None:
     """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished epoch)."""
-    if adapt_to or checkpoint:
-        _adapt(adapt_to, checkpoint, output)
-        return
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
@@ -265,23 +248,6 @@ def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:
         click.echo(f"Why: {reason}")
 
 
-def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
-    context = click.get_current_context()
-    given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    if folder is None or path is None or given - {"adapt_to", "checkpoint", "output"}:
-        raise click.UsageError("expected --adapt-to and --checkpoint together, with --output alone")
-    from models.adaptation import AdaptationError, adapt_checkpoint
-    from models.checkpoint import CheckpointError
-
-    output = output or CHECKPOINTS / f"{path.stem}-{folder.resolve().name}.safetensors"
-    try:
-        count = adapt_checkpoint(path, folder, output)
-    except (AdaptationError, CheckpointError, DataError, OSError) as error:
-        raise click.ClickException(vitbn_packages.in_words(error)) from error
-    click.echo(f"Wrote {output}: {path} with the BatchNorm statistics of {count} pictures in {folder}")
-    click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
-
-
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
@@ -312,7 +278,7 @@ def _run(
 
 
 def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> None:
-    from models.files import write_atomically
+    from common.files import write_atomically
     from models.report import measure
     from models.report_page import page
 

@@ -147,7 +147,7 @@ ELSEWHERE = {
     "test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan",
     "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::test_no_client_sees_it",
     "vitbn train": "tests/models/test_train_command.py::test_command_writes_prints_and_resumes",
-    "vitbn train --checkpoint models/pretrained/vitbn.safetensors --adapt-to scans/": "tests/models/"
+    "vitbn adapt models/pretrained/vitbn.safetensors scans/": "tests/models/"
     "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
     "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
     "test_command_adds_them_and_keeps_the_rest",

@@ -10,6 +10,7 @@ from PIL import Image
 
 from common.files import typed_command
 from models import adaptation
+from models.adapt import adapt as command
 from models.adaptation import adapt
 from models.checkpoint import load, save
 from models.config import ModelConfig
@@ -17,7 +18,7 @@ from models.data import load_digits
 from models.evaluation import measure_accuracy
 from models.recipe import TrainingOptions
 from models.registry import build
-from models.train import train as command
+from models.train import train as train_command
 from models.training import train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
@@ -79,7 +80,7 @@ def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
     list(train(replace(TINY, dim=32), digits, options, trained))
     folder = written_pictures(tmp_path / "faint", faint(digits.test_images[:60]))
     (folder / "notes.txt").write_text("no picture")
-    result = run("--checkpoint", trained, "--adapt-to", folder, "--output", out)
+    result = run(trained, folder, "--output", out)
     assert f"{trained} with the BatchNorm statistics of 60 pictures in {folder}" in result.output
     labels = torch.tensor(digits.test_labels[60:])
     sets = [torch.tensor(each[60:]) for each in (digits.test_images, faint(digits.test_images))]
@@ -96,7 +97,7 @@ def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
     folder = written_pictures(tmp_path / "new", load_digits().test_images[:50])
     before = saved.read_bytes()
     out = tmp_path / "adapted.safetensors"
-    run("--checkpoint", saved, "--adapt-to", folder, "--output", out)
+    run(saved, folder, "--output", out)
     source, adapted = load(saved), load(out)
     assert (saved.read_bytes(), adapted.config) == (before, source.config)
     assert adapted.metrics == {
@@ -117,7 +118,7 @@ def test_many_pictures_are_taken_evenly(saved, tmp_path, monkeypatch):
     images = load_digits().test_images[:120]
     folder = written_pictures(tmp_path / "new", images)
     out = tmp_path / "adapted.safetensors"
-    run("--checkpoint", saved, "--adapt-to", folder, "--output", out)
+    run(saved, folder, "--output", out)
     expected = adapt(load(saved).model, torch.tensor(images[::3]), last_block="row")
     assert load(out).metrics["adapted"]["pictures"] == 40
     torch.testing.assert_close(load(out).model.state_dict(), expected.state_dict(), rtol=0, atol=0)
@@ -129,7 +130,7 @@ def test_photos_are_cut_as_in_training(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (50, 3, 30, 44), np.uint8)
     folder = written_pictures(tmp_path / "new", noise)
     out = tmp_path / "adapted.safetensors"
-    run("--checkpoint", tmp_path / "photos.safetensors", "--adapt-to", folder, "--output", out)
+    run(tmp_path / "photos.safetensors", folder, "--output", out)
     mean = load(out).model.patch_norm.norm.running_mean
     assert abs(mean.mean() - 0.5) < 0.02
 
@@ -139,7 +140,7 @@ def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
     folder = written_pictures(tmp_path / "new", images)
 
     def refusal(path=saved, pictures=folder, output=out):
-        said = failure("--checkpoint", path, "--adapt-to", pictures, "--output", output)
+        said = failure(path, pictures, "--output", output)
         assert not out.exists()
         return said
 
@@ -157,8 +158,7 @@ def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
     assert "No such file" in refusal(pictures=tmp_path / "none")
 
 
-@pytest.mark.parametrize("given", [["--checkpoint", "x"], ["--adapt-to", "x"], ["--checkpoint", "x", "--epochs", "3"]])
-def test_options_of_a_training_are_refused(given, tmp_path):
-    others = ["--adapt-to", tmp_path] if "--epochs" in given else []
-    said = "Error: expected --adapt-to and --checkpoint together, with --output alone"
-    assert failure(*given, *others) == said
+def test_the_option_of_a_training_names_the_command():
+    line, status = commands.failure(train_command, "--adapt-to", "new scans/")
+    assert (line, status) == ("Error: --adapt-to: expected the command vitbn adapt CHECKPOINT 'new scans/'", 2)
+    assert "adapt-to" not in commands.ok(train_command, "--help").output

@@ -1,0 +1,39 @@
+"""Command line: a checkpoint and pictures of a new source -> a checkpoint with their BatchNorm statistics."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+import vitbn_packages  # first: reports another `models` that hides ours
+from models.data import DataError
+from models.outputs import CHECKPOINTS, check_output
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    callback=check_output,
+    help="Default: checkpoints/<checkpoint>-<folder>.safetensors.",
+)
+def adapt(checkpoint: Path, folder: Path, output: Path | None) -> None:
+    """Copy CHECKPOINT with the BatchNorm statistics of the pictures in FOLDER, which need no labels."""
+    from models.adaptation import AdaptationError, adapt_checkpoint
+    from models.checkpoint import CheckpointError
+
+    output = output or CHECKPOINTS / f"{checkpoint.stem}-{folder.resolve().name}.safetensors"
+    try:
+        count = adapt_checkpoint(checkpoint, folder, output)
+    except (AdaptationError, CheckpointError, DataError, OSError) as error:
+        raise click.ClickException(vitbn_packages.in_words(error)) from error
+    click.echo(f"Wrote {output}: {checkpoint} with the BatchNorm statistics of {count} pictures in {folder}")
+    click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
+
+
+if __name__ == "__main__":
+    adapt(prog_name="vitbn adapt")

@@ -12,8 +12,14 @@ from typing import Any
 
 Metrics = dict[str, Any]
 
-SHARES = ("test_accuracy", "held_out_accuracy", "calibration_error", "calibration_error_before")
-SHARES += ("rejected_held_out", "rejected_drawings")
+SHARES = (
+    "test_accuracy",
+    "held_out_accuracy",
+    "calibration_error",
+    "calibration_error_before",
+    "rejected_held_out",
+    "rejected_drawings",
+)
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
 DATASET = ("dataset", "data_dir", "pictures", "test_images")  # hold for every network made of the trained one

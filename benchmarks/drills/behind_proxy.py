@@ -26,7 +26,7 @@ from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhil
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control

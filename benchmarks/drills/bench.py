@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
 from benchmarks.measure.run import Row
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from export.publishing.publish import publish
 from serving.local_server import Server, running_server
 from serving.processes import Family

@@ -38,7 +38,7 @@ from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.drills.verdicts import TOLERANCE, Asker, Verdicts, image_question
 from benchmarks.measure.run import Row
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control

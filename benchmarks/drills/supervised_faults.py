@@ -36,7 +36,7 @@ from benchmarks.drills.bench import (
     wait_until_right,
 )
 from benchmarks.measure.run import Row
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.child import Child

@@ -15,7 +15,8 @@ import pytest
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
-from clients.probe import Probe, probe_server
+from clients.probing.asking import probe_server
+from clients.probing.verdicts import Probe
 from serving.local_server import Server, running_server
 from serving.processes import Family
 

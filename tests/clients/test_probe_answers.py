@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 import raw_server
 
-from clients.probe import Probe, probe_server
+from clients.probing.asking import probe_server
+from clients.probing.verdicts import Probe
 
 NAN, INFINITY = float("nan"), float("inf")
 INFINITE = "expected the stored logits, found NaN or infinity"

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from benchmarks.drills import control_calls
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from serving import control_key
 from serving.control import Control, Refused
 from serving.local_server import Server, running_server

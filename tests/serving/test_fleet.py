@@ -19,7 +19,7 @@ from benchmarks.drills import control_calls
 from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile import good, send
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
 from serving.ports import free_ports

@@ -3,7 +3,8 @@ import urllib.request
 
 import pytest
 
-from clients.probe import Health, Probe
+from clients.probing.health import Health
+from clients.probing.verdicts import Probe
 from serving.ports import free_ports
 
 

@@ -20,7 +20,8 @@ from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
-from clients.probe import Probe, probe_server
+from clients.probing.asking import probe_server
+from clients.probing.verdicts import Probe
 from serving.arguments import parse
 from serving.control import Control
 from serving.events import Events

@@ -19,7 +19,8 @@ from damages import DAMAGES, published, truncate
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.bench import lives, prober, triton
-from clients.probe import Probe, probe_server
+from clients.probing.asking import probe_server
+from clients.probing.verdicts import Probe
 from serving import control_key
 from serving.child import Child
 from serving.control import Control

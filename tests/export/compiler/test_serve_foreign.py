@@ -14,7 +14,7 @@ import tritonclient.http as http
 from click.testing import CliRunner
 from foreign_networks import Encoder, export, parse
 
-from clients.probe import probe_server
+from clients.probing.asking import probe_server
 from common.sample import Sample
 from export.publishing.foreign import foreign_artifact
 from export.publishing.promote import served as live_versions

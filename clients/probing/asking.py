@@ -1,0 +1,106 @@
+"""Asks every served version a stored question and compares the answer.
+
+In: a server's HTTP address and, at the machine of the files, its repositories. Out: a `Probe`. clients/samples.py finds
+the question. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from clients.probing.server import Server
+from clients.probing.verdicts import PASSING, Probe, ProbeFailed, State, VersionProbe
+from clients.samples import judged, outputs, question, request
+from common.repository import model_dir
+
+TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
+ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
+PROGRESS_S = 0.02
+MOST_VERSIONS_AT_ONCE = 8
+
+# What an answer of another form raises.
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error)
+
+
+def probe_server(
+    url: str,
+    models: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    repositories: Sequence[Path] = (),
+) -> Probe:
+    """Asks `models`, by default all; `repositories`: where their samples lie."""
+    started = time.monotonic()
+    server = Server(url, headers or {}, started + timeout_s)
+    try:
+        successes = _successes(server)
+        served = _chosen(successes, models)
+        with ThreadPoolExecutor(MOST_VERSIONS_AT_ONCE) as pool:
+            until = started + ASK_SHARE * timeout_s
+            verdicts = list(pool.map(lambda each: _verdict(server, each, until, successes, repositories), served))
+    except ProbeFailed as failure:
+        return Probe(url, False, round(time.monotonic() - started, 4), (), str(failure))
+    ok = all(verdict.state in PASSING for verdict in verdicts)
+    return Probe(url, ok, round(time.monotonic() - started, 4), verdicts)
+
+
+def _chosen(ready: Collection[tuple[str, str]], models: Sequence[str]) -> list[tuple[str, str]]:
+    """(model, version) pairs."""
+    names = {name for name, _ in ready}
+    if missing := sorted(set(models) - names):
+        raise ProbeFailed(f"model {missing[0]!r} is not served")
+    if not ready:
+        raise ProbeFailed("no model is served")
+    return [(name, version) for name, version in ready if not models or name in models]
+
+
+def _successes(server: Server) -> dict[tuple[str, str], int]:
+    """Of every ready version: Triton has statistics of no others, and asks no key for them."""
+    answer = server.json("v2/models/stats")
+    try:
+        stats = answer["model_stats"]
+        return {(each["name"], each["version"]): int(each["inference_stats"]["success"]["count"]) for each in stats}
+    except FOREIGN as error:
+        raise ProbeFailed(f"expected Triton's statistics, found {str(answer)[:100]!r}") from error
+
+
+def _verdict(
+    server: Server,
+    which: tuple[str, str],
+    until: float,
+    before: Mapping[tuple[str, str], int],
+    repositories: Sequence[Path],
+) -> VersionProbe:
+    started = time.monotonic()
+    state: State
+    try:
+        state, error, reason = _ask_sample(server, *which, until, repositories)
+    except ProbeFailed as failure:
+        error, reason = None, str(failure)
+        state = "busy" if failure.passing and _progresses(server, which, before) else "failed"
+    except FOREIGN as failure:
+        state, error, reason = "failed", None, f"expected a classifier's answer, found {failure!r}"
+    return VersionProbe(*which, state, round(1e3 * (time.monotonic() - started), 2), error, reason)
+
+
+def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
+    try:
+        while _successes(server).get(which, 0) <= before.get(which, 0):
+            time.sleep(PROGRESS_S)
+    except ProbeFailed:
+        return False
+    return True
+
+
+def _ask_sample(
+    server: Server, model: str, version: str, until: float, repositories: Sequence[Path]
+) -> tuple[State, float | None, str]:
+    config = server.json(f"v2/models/{model}/versions/{version}/config")
+    asked = question(config, version, model_dir(repositories, model))
+    header, content = request(config, asked.inputs)
+    answer, length = server.ask(f"v2/models/{model}/versions/{version}/infer", header + content, len(header), until)
+    return judged(asked.expected, outputs(answer, length))

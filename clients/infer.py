@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clients.connection import FILE, connection, connection_options
 from clients.errors import ClientError, InvalidImage
-from clients.options import DEFAULTS, Options, Tls
-from common.headers import parse_headers
+from clients.options import DEFAULTS, Options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
 OPEN_RETRY_S = 1.0  # reports a mistyped address soon
-
-
-_FILE = click.Path(exists=True, dir_okay=False)
 
 
 def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -> Limit | None:
@@ -61,13 +58,6 @@ def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -
     "  [default: the best transformer there]",
 )
 @click.option(
-    "--url",
-    metavar="HOST:PORT",
-    help="The server's address; further addresses, after commas, replace an absent server."
-    "  [default: 127.0.0.1, Triton's port]",
-)
-@click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
-@click.option(
     "--top", type=click.IntRange(1), metavar="K", help="Also print the K most probable labels.  [default: none]"
 )
 @click.option("--split", is_flag=True, help="Read each separate shape, left to right.  [default: off]")
@@ -82,7 +72,7 @@ def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -
 @click.option("--show", is_flag=True, help="Also print what the model sees.  [default: off]")
 @click.option(
     "--labels",
-    type=_FILE,
+    type=FILE,
     help="An idx file with the labels of an idx file of images; prints the accuracy.  [default: none]",
 )
 @click.option(
@@ -95,14 +85,7 @@ def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -
     show_default=True,
     help="Requests at a time.",
 )
-@click.option("--timeout", type=float, default=DEFAULTS.timeout_s, show_default=True, help="Seconds a request.")
-@click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.  [default: off]")
-@click.option(
-    "--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.  [default: none]"
-)
-@click.option("--ssl-cert", type=_FILE, help="A PEM file with this client's certificate.  [default: none]")
-@click.option("--ssl-key", type=_FILE, help="A PEM file with that certificate's private key.  [default: none]")
-@click.option("--header", multiple=True, metavar="NAME:VALUE", help="Sent with every request.  [default: none]")
+@connection_options()
 def infer(
     paths: tuple[str, ...],
     model: str | None,
@@ -125,28 +108,11 @@ def infer(
         raise click.UsageError("expected at most one of --json, --csv and --show")
     if split and labels:
         raise click.UsageError("expected at most one of --split and --labels")
-    try:
-        options = _options(**server)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    options = connection(open_retry_s=OPEN_RETRY_S, **server)
     from clients.printing import Printer
 
     form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
     sys.exit(_run(paths, labels, options, model, partial(Printer, form, top, split, reject_below)))
-
-
-def _options(
-    timeout: float,
-    ssl: bool,
-    ssl_ca: str | None,
-    ssl_cert: str | None,
-    ssl_key: str | None,
-    header: tuple[str, ...],
-    **others: Any,
-) -> Options:
-    """Raises ValueError."""
-    tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
-    return Options(timeout_s=timeout, open_retry_s=OPEN_RETRY_S, tls=tls, headers=parse_headers(header), **others)
 
 
 def _run(
@@ -154,18 +120,20 @@ def _run(
     labels: str | None,
     options: Options,
     model: str | None,
-    to_print: Callable[[Callable[[], int]], Printer],
+    to_print: Callable[[], Printer],
 ) -> int:
     """The exit code."""
     from clients.classifier import Classifier
-    from clients.images.pictures import count_pictures, read_pictures
+    from clients.images.pictures import Pictures
     from clients.printing import printable
 
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
         truths = None if labels is None else _read_labels(paths, labels)
-        with closing(to_print(lambda: count_pictures(paths))) as printer:
-            pictures = read_pictures(paths, printer.failed, printer.noted)
+        with closing(to_print()) as printer:
+            found = Pictures(paths, printer.failed, printer.noted)
+            printer.expect(found.count)
+            pictures = iter(found)
             first = next(pictures, None)
             if first is not None:
                 with Classifier(options, model) as classifier:

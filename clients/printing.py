@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -33,12 +33,9 @@ class Printer:
 
     split:        an answer is of one shape.
     reject_below: marks less probable answers, auto those that the model itself rejects; `rejected` counts them.
-    total:        counts the pictures; called only for the bar.
     """
 
-    def __init__(
-        self, form: str, top: int | None, split: bool, reject_below: Limit | None, total: Callable[[], int]
-    ) -> None:
+    def __init__(self, form: str, top: int | None, split: bool, reject_below: Limit | None) -> None:
         self.split = split
         self.failures = self.rejected = 0
         self._form = form
@@ -47,7 +44,10 @@ class Printer:
         self._line: list[str] = []  # labels of one picture's shapes
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
             sys.stdout.reconfigure(errors="backslashreplace")
-        self._bar = None
+        self._bar: Any = None
+
+    def expect(self, total: Callable[[], int | None]) -> None:
+        """`total` counts the pictures, None: there are many; it is called only for the bar."""
         if sys.stderr.isatty():
             from tqdm import tqdm
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,7 @@ from clients.errors import InvalidImage
 from clients.images.decode import DRAFTED, read_image
 from clients.images.idx import IdxFile
 from clients.images.looks import Looks
-from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
+from clients.images.paths import SORTED, STANDARD_INPUT, Report, expand, has_image_suffix
 from clients.images.prepare import Prepared, Preprocessing, check_ready, prepare_shapes
 from common.framing import Framing
 from common.idx import is_idx
@@ -59,20 +60,29 @@ class Picture:
         return read_image(self.source, whole=True)
 
 
-def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """As `expand`; `failed` is also called for unreadable files, `noted` for files of several pages or frames."""
-    for name in expand(paths, failed, noted):
-        try:
-            yield from _read(name, partial(noted, name))
-        except InvalidImage as error:
-            failed(name, str(error))
-        except OSError as error:
-            failed(name, f"expected an image, found {error.strerror}")
+class Pictures:
+    """As `expand`; `failed` is also called for unreadable files, `noted` for files of several pages or frames.
 
+    Iterate once. The first names are held, further ones are read as they come.
+    """
 
-def count_pictures(paths: Sequence[str]) -> int:
-    """By file names and idx headers; decodes nothing."""
-    return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
+    def __init__(self, paths: Sequence[str], failed: Report, noted: Report) -> None:
+        self._failed, self._noted = failed, noted
+        self._further = expand(paths, failed, noted)
+        self._names = list(islice(self._further, SORTED))
+
+    def count(self) -> int | None:
+        """By file names and idx headers; decodes nothing. None: there may be more than SORTED files."""
+        return sum(map(_claimed, self._names)) if len(self._names) < SORTED else None
+
+    def __iter__(self) -> Iterator[Picture]:
+        for name in chain(self._names, self._further):
+            try:
+                yield from _read(name, partial(self._noted, name))
+            except InvalidImage as error:
+                self._failed(name, str(error))
+            except OSError as error:
+                self._failed(name, f"expected an image, found {error.strerror}")
 
 
 def _claimed(name: str) -> int:

@@ -1,28 +1,27 @@
 """The page starts without a Triton server and finds it later."""
 
-from typing import Literal
+from typing import Any
 
 import click
 
 import vitbn_packages  # noqa: F401  # says in one line which package is missing
+from clients.connection import connection, connection_options
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free port.")
 @click.option("--model", help="The model selected at first.  [default: the best transformer there]")
-@click.option("--url", metavar="HOST:PORT", help="The Triton server's address.  [default: 127.0.0.1, Triton's port]")
-@click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
-def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:
+@connection_options(timeout_s=5.0)  # the page gives up later, and retries
+def web(host: str, port: int, model: str | None, **options: Any) -> None:
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen
-    from clients.options import Options
     from clients.web.asking import Triton
     from clients.web.guards import RateLimit
     from clients.web.listening import address_of, open_server
     from clients.web.pages import create_app
 
-    triton = Triton(Options(url, protocol, timeout_s=5.0, retry_s=0), model)  # the page gives up later, and retries
+    triton = Triton(connection(retry_s=0, **options), model)
     try:
         server = open_server(create_app(triton, RateLimit(), host), host, port)
     except CannotListen as error:

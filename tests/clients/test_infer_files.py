@@ -15,7 +15,7 @@ from stand_in import LABELS, StandIn, expected_logits
 
 from clients.images import paths as module
 from clients.images.paths import expand
-from clients.images.pictures import count_pictures
+from clients.images.pictures import Pictures
 from clients.preprocess import to_model_input
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)
@@ -113,7 +113,7 @@ LONG = "x" * 300  # Python 3.11 raises for it as for a locked folder, which root
 def test_what_the_system_refuses_is_named_and_the_rest_answered(run, draw, tmp_path):
     draw("scans/b.png")
     (tmp_path / "scans/a.png").symlink_to(LONG)
-    assert count_pictures([LONG, "scans"]) == 3
+    assert Pictures([LONG, "scans"], print, print).count() == 3
     code, lines, errors = run(LONG, f"{LONG}.png", "scans")
     assert (code, names(lines)) == (1, ["scans/b.png"])
     assert errors == [

@@ -28,7 +28,7 @@ from clients.web.decoding import Decoder
 from clients.web.guards import RateLimit
 
 SHAPE = (1, 28, 28)
-MODEL = Description("vitbn", tuple("0123456789"), SHAPE, "ink", 1.0, None, None)
+MODEL = Description("vitbn", tuple("0123456789"), SHAPE, "ink", 1.0, None, None, None)
 WITHIN_S = 10.0  # five times what 25 megapixels take, and their reader's start
 
 

@@ -19,6 +19,7 @@ from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.proof.runs import Runner
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
+from export.publishing.triton_config import is_batched
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths
@@ -62,6 +63,8 @@ def prove_joined(artifact: Artifact, mask: str) -> Joined:
     if not isinstance(path, Path):
         raise TypeError(f"{artifact.manifest.file}: expected a file, found its bytes")
     manifest, sample = artifact.manifest, artifact.sample
+    if not is_batched(manifest):
+        raise NotJoined("expected the same free first axis of all inputs and outputs, found others")
     reasons = []
     engine = _Engine(path)
     for left in (False, True):

@@ -112,7 +112,7 @@ def new_config(name: str, manifest: Manifest, engine: str) -> pb.ModelConfig:
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    batched, own = _is_batched(manifest), manifest.config
+    batched, own = is_batched(manifest), manifest.config
     # OpenVINO's native backend fixes the batch unless the dims are open. Clients read `max_images`.
     open_dims = engine == "openvino"
     # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
@@ -142,7 +142,8 @@ def new_config(name: str, manifest: Manifest, engine: str) -> pb.ModelConfig:
     return message
 
 
-def _is_batched(manifest: Manifest) -> bool:
+def is_batched(manifest: Manifest) -> bool:
+    """Whether Triton can join requests. Raises PublishError for tensors that it does not take."""
     forms = {**manifest.inputs, **manifest.outputs}
     for name, form in forms.items():
         if form.dtype not in TYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -109,13 +110,22 @@ def test_a_mask_that_the_file_lacks_is_named(mask: str, packed: Packed) -> None:
         prove_joined(read_beside(packed("absolute", "mean")), mask)
 
 
+def test_without_a_common_first_axis_nothing_is_joined(packed: Packed, tmp_path: Path) -> None:
+    model = onnx.load(packed("absolute", "mean"))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "other"
+    onnx.save(model, tmp_path / "other.onnx")
+    shutil.copy(packed("absolute", "mean").with_suffix(".npz"), tmp_path / "other.npz")
+    with pytest.raises(NotJoined, match="expected the same free first axis of all inputs and outputs"):
+        prove_joined(foreign_artifact(tmp_path / "other.onnx"), MASK)
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(("pool", "reads"), [("mean", ()), ("hidden", ("y[mask]",))])
 def test_the_server_joins_lengths_and_gives_each_its_own_answer(
     pool: str, reads: Sequence[str], packed: Packed, tmp_path: Path
 ) -> None:
     file = packed("absolute", pool, *reads)
-    assert "Requests of different lengths run together: 18 requests beside each alone" in publish(file, tmp_path)
+    assert "Requests of different lengths run together: 16 requests beside each alone" in publish(file, tmp_path)
     config = read_config(tmp_path / "encoder")
     assert not any(given.allow_ragged_batch for given in config.input)  # the native backend would refuse the file
     original, rng = ort.InferenceSession(file), np.random.default_rng(0)
@@ -138,4 +148,5 @@ def ask(url: str, ids: Array, mask: Array) -> Array:
     for given, array in zip(inputs, (ids, mask), strict=True):
         given.set_data_from_numpy(array)
     with http.InferenceServerClient(url) as client:
-        return client.infer("encoder", inputs).as_numpy("y")
+        found: Array = client.infer("encoder", inputs).as_numpy("y")
+        return found

@@ -229,7 +229,7 @@ def test_the_page_of_all_commands_is_current() -> None:
 
 def test_front_pages_stay_short() -> None:
     shown = [line for line in (ROOT / "README.md").read_text().splitlines() if not line.startswith("<!-- ")]
-    assert len(shown) <= 95
+    assert len(shown) <= 110
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 50
 
 
@@ -245,7 +245,7 @@ def test_hand_written_pages_stay_short() -> None:
     pages = {name for name in PAGES if "/" not in name or name.startswith("docs/")} - {"docs/cli.md", "CHANGELOG.md"}
     assert {"README.md", "docs/claims.md"} <= pages
     words = {name: hand_written_words((ROOT / name).read_text()) for name in sorted(pages)}
-    assert sum(words.values()) <= 9200, words
+    assert sum(words.values()) <= 9700, words
 
 
 def test_what_counts_as_a_hand_written_word() -> None:

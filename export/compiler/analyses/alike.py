@@ -15,8 +15,8 @@ from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
+from export.compiler.operators.moves import indices_of
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, NORMALISING, demand_of
-from export.compiler.operators.view import indices_of
 
 
 def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:

@@ -1,6 +1,6 @@
-"""Rules of operators that move elements.
+"""Operators that move elements: their views, and the rules that follow from them.
 
-In and out: see `rules`; `view` says how a box passes such an operator.
+In and out: see `view` and `rules`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,138 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import constant
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.attributes import attribute_int, permutation
+from export.compiler.graph.constants import constant, integers
+from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.rules import Demand, Rule, clean, everything
-from export.compiler.operators.view import Build, built, expanded, gathered, reshaped
+from export.compiler.operators.view import Build, Pick, Places, Run, built
+
+ALWAYS = {0, -1}  # rows of every axis
+UNKNOWN = Pick(lambda wanted: None)
+
+
+def transposed(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+    order = permutation(node, shapes.rank(node.outputs[index]))
+    return [Run((axis,), (made,)) for made, axis in enumerate(order)]
+
+
+def reshaped(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+    before, after = _dims(shapes, node, index)
+    whole = [(list(range(len(before))), list(range(len(after))))]
+    return [Run(tuple(left), tuple(right)) for left, right in groups(shapes, before, after) or whole]
+
+
+def _dims(shapes: Shapes, node: ir.Node, index: int) -> tuple[Sequence[Dim], Sequence[Dim]]:
+    source = node.inputs[0]
+    return shapes.dims(source) if source is not None else (), shapes.dims(node.outputs[index])
+
+
+def expanded(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+    before, after = _dims(shapes, node, index)
+    new = len(after) - len(before)
+    return [Run((axis - new,) if axis >= new else (), (axis,)) for axis in range(len(after))]
+
+
+def tiled(shapes: Shapes, node: ir.Node, index: int) -> list[Run]:
+    """Axes of equal size are not repeated."""
+    before, after = _dims(shapes, node, index)
+    repeated = {axis: UNKNOWN for axis, dim in enumerate(before) if not same(dim, after[axis])}
+    return _picking(len(before), repeated)
+
+
+def _picking(rank: int, picks: Mapping[int, Pick]) -> list[Run]:
+    return [Run((axis,), (axis,), picks.get(axis)) for axis in range(rank)]
+
+
+def gathered(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+    """By indices of any rank: a number takes its axis away."""
+    indices, rank = node.inputs[1], len(_dims(shapes, node, index)[0])
+    if indices is None:
+        return None
+    axis, width = attribute_int(node, "axis", 0) % rank, shapes.rank(indices)
+    numbers, flat = integers(indices), indices_of(shapes, node)
+
+    def places(wanted: Places | None) -> Places | None:
+        if flat is None or wanted is None:
+            return None if flat is None else tuple(flat)
+        return tuple(flat[row] for row in wanted)
+
+    pick = Pick(places, tuple(numbers) if numbers is not None and width < 2 else None)
+    outer = [Run((own,), (own,)) for own in range(axis)]
+    behind = [Run((own,), (own - 1 + width,)) for own in range(axis + 1, rank)]
+    return [*outer, Run((axis,), tuple(range(axis, axis + width)), pick), *behind]
+
+
+def indices_of(shapes: Shapes, node: ir.Node) -> list[int] | None:
+    """The indices of a Gather; None if unknown, of two axes, or if their guard cannot be built.
+
+    On a free axis 0 and -1 always exist; any other index has to be alone, and `Materialiser` guards it.
+    """
+    value, indices = node.inputs[0], node.inputs[1]
+    known = integers(indices)
+    if value is None or indices is None or known is None or shapes.rank(indices) > 1:
+        return None
+    dim = shapes.dims(value)[attribute_int(node, "axis", 0)]
+    if isinstance(dim, int):
+        return [number % dim for number in known] if all(-dim <= number < dim for number in known) else None
+    guarded = shapes.rank(indices) == 0 and shapes.is_known(dim)
+    return known if guarded or set(known) <= ALWAYS else None
+
+
+def sliced(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+    before, after = _dims(shapes, node, index)
+    cuts = slices(node, len(before))
+    if cuts is None:  # sizes that differ tell the axes, if no step turns them
+        steps = [*node.inputs[4:], None][0]
+        if steps is not None and min(integers(steps) or [0]) < 1:
+            return None
+        return _picking(len(before), {axis: UNKNOWN for axis, dim in enumerate(before) if not same(dim, after[axis])})
+    picks = {}
+    for axis, cut in cuts.items():
+        if cut[0] == 0 and cut[2] == 1 and same(before[axis], after[axis]):
+            continue  # TensorFlow's exporter names every axis
+
+        def places(wanted: Places | None, axis: int = axis, cut: tuple[int, int, int] = cut) -> Places | None:
+            return _cut_places(shapes, before[axis], after[axis], cut, wanted)
+
+        picks[axis] = Pick(places, (cut[0],) if cut[2] == after[axis] == 1 else None)
+    return _picking(len(before), picks)
+
+
+def _cut_places(
+    shapes: Shapes, before: Dim, after: Dim, cut: tuple[int, int, int], wanted: Places | None
+) -> Places | None:
+    """The rows of the source that are the rows `wanted` of a Slice, by default all; None if their number is free."""
+    start, end, step = cut
+    if isinstance(before, int):
+        every = range(before)[slice(start, None if step < 0 and end < -before else end, step)]
+        return tuple(every[place] for place in wanted) if wanted is not None else tuple(every)
+    if step < 1:
+        return None
+    if wanted is None:
+        rows = range(start, 0) if start < 0 and end >= FAR else range(start, end) if 0 <= start < end else range(0)
+        exact = isinstance(after, int) or shapes.is_known(before)
+        few = 0 < len(rows) <= max(shapes.nominal(before) // 2, 1)
+        return tuple(rows) if exact and few and step == 1 else None
+    if min(wanted) >= 0 and start == 0 < end:  # other cuts of a short axis may be empty
+        return tuple(step * place for place in wanted)
+    return wanted if max(wanted) < 0 and start <= 0 and end >= FAR and step == 1 else None
+
+
+def split(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
+    rank = shapes.rank(node.outputs[index])
+    axis = attribute_int(node, "axis", 0) % rank
+    sizes = [shapes.static(out, axis) for out in node.outputs[: index + 1]]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    start = sum(known[:index])
+
+    def places(wanted: Places | None) -> Places | None:
+        return tuple(start + row for row in (range(known[index]) if wanted is None else wanted))
+
+    return _picking(rank, {axis: Pick(places)})
 
 
 def viewed(build: Build) -> Rule:

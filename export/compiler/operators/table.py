@@ -76,13 +76,13 @@ STANDARD = _rows(
     ("And", Operator(broadcasting, ZERO_IF_ANY)),
     ("Mul", Operator(broadcasting, ZERO_IF_ANY | SIGNED)),
     ("Div", Operator(broadcasting, ZERO)),
-    ("Transpose", _moving(view.transposed)),
-    ("Flatten Reshape Squeeze Unsqueeze", _moving(view.reshaped)),
-    ("Expand", _moving(view.expanded)),
-    ("Tile", _moving(view.tiled)),
-    ("Slice", _moving(view.sliced)),
-    ("Split", _moving(view.split)),
-    ("Gather", _moving(view.gathered, moves.gather, PICKS)),
+    ("Transpose", _moving(moves.transposed)),
+    ("Flatten Reshape Squeeze Unsqueeze", _moving(moves.reshaped)),
+    ("Expand", _moving(moves.expanded)),
+    ("Tile", _moving(moves.tiled)),
+    ("Slice", _moving(moves.sliced)),
+    ("Split", _moving(moves.split)),
+    ("Gather", _moving(moves.gathered, moves.gather, PICKS)),
     ("GatherElements", Operator(None, PICKS)),
     ("GatherND", Operator(None, PICKS | MOVES | SIGNED)),
     ("ScatterND", Operator(moves.scatter)),
@@ -149,9 +149,11 @@ BROADCASTING = _named(lambda row: row.reads is broadcasting)
 REDUCING = _named(lambda row: row.reads is rules.reduce)
 NORMALISING = _named(lambda row: row.reads is rules.layer_norm)
 VIEWS = _named(lambda row: row.view is not None)
-RESHAPES = _named(lambda row: row.view is view.reshaped)
-SELECTING = VIEWS - RESHAPES - {"Transpose", "Expand", "Tile"}
-RESIZING = RESHAPES | {"Expand"}  # a part of the output has a shape of its own
+RESHAPES = _named(lambda row: row.view is moves.reshaped)
+SELECTING = _named(lambda row: row.view in (moves.gathered, moves.sliced, moves.split))
+RESIZING = _named(
+    lambda row: row.view in (moves.reshaped, moves.expanded)
+)  # a part of the output has a shape of its own
 
 
 def view_of(shapes: Shapes, node: ir.Node, index: int = 0) -> View | None:

@@ -17,9 +17,8 @@ from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
-from export.compiler.operators.moves import shape_plan
+from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
-from export.compiler.operators.view import ALWAYS, indices_of
 from export.compiler.passes.nodes import Nodes
 
 

@@ -131,7 +131,7 @@ report: setup
 # which need the extra `foreign` and minutes to build their networks: measured again into a new folder whose files then replace the old
 # ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
 # 57 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
-MEASURED := latency latency-5000 sweep rewrites frontier garments operators-vitbn operators-vitbn-tiny accuracy conditions engines \
+MEASURED := latency latency-5000 sweep rewrites frontier garments operators-vitbn operators-vitbn-tiny accuracy conditions brought engines \
 	added foreign faults soak proxy bulk throughput rates
 
 benchmarks: setup perf_analyzer $(NEW)/steady.json
@@ -181,6 +181,8 @@ COMMAND_accuracy := accuracy.py
 SECONDS_accuracy := 120
 COMMAND_conditions := accuracy.py --conditions
 SECONDS_conditions := 60
+COMMAND_brought := accuracy.py --brought
+SECONDS_brought := 150
 COMMAND_engines := latency.py --preset engines
 SECONDS_engines := 40
 COMMAND_added := throughput.py --preset added

@@ -58,6 +58,7 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
 
 def _reason(values: Mapping[str, Any], few: bool) -> str:
     if values["model"] == "cnn":
-        return "few pictures teach convolutions more than attention; distortions and averaged weights make them more"
+        more = "distortions and averaged weights make them more"
+        return f"few pictures teach convolutions more than attention, so no transformer (--model vitbn is one); {more}"
     size = "few pictures need small batches and a shallow network" if few else "many pictures carry a deeper network"
     return f"{size}; the rate falls to 0, so the last epochs are the best"

@@ -1,0 +1,69 @@
+"""The pictures that people bring, and what is measured on them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import benchmarks.accuracy as module
+from benchmarks.accuracy import accuracy
+from benchmarks.measure.brought import DIGITS, FONTS, LETTERS, NOT_DIGITS, SIDE, pictures
+from clients.preprocess import to_model_input
+
+
+def bar() -> np.ndarray:
+    digits = np.zeros((3, 28, 28), np.uint8)
+    digits[:, 4:24, 12:16] = 255
+    return digits
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_digits_are_drawn_the_same_at_every_call(name: str) -> None:
+    first, again = ([np.asarray(each) for each in pictures(name, bar())] for _ in range(2))
+    assert all(each.shape == (SIDE, SIDE) for each in first)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_each_does_what_its_name_says() -> None:
+    upright, turned = (
+        to_model_input(next(pictures(name, bar())))[0] for name in ("as written", "turned by 30 degrees")
+    )
+    middles = [np.median(np.flatnonzero(row > 128)) for row in turned if (row > 128).any()]
+    assert middles[-1] - middles[0] < -5, "clockwise: the top goes to the right"
+    assert np.ptp(np.flatnonzero((upright > 128).any(axis=0))) < 6
+    shaded = np.asarray(next(pictures("hard shadow edge", bar())), float)
+    assert np.percentile(shaded, 95) > 1.4 * np.percentile(shaded, 20)
+    boxed = np.asarray(next(pictures("in a printed box", bar())))
+    assert (boxed < 130).any(axis=1).mean() > 0.6
+
+
+def test_others_are_letters_and_shapes() -> None:
+    assert {name: len([*draw()]) for name, draw in NOT_DIGITS.items()} == {
+        "letters of four fonts": len(FONTS) * len(LETTERS),
+        "shapes": 32,
+    }
+
+
+@pytest.mark.slow
+def test_a_shipped_network_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BROUGHT", 60)
+    path = tmp_path / "brought.json"
+    result = CliRunner().invoke(accuracy, f"--brought --model vitbn-late-deep --dataset digits --json {path}")
+    assert result.exit_code == 0, result.output
+    rows = {row["condition"]: row for row in json.loads(path.read_text())["rows"]}
+    assert [*rows] == [*DIGITS, *NOT_DIGITS]
+    assert rows["as written"]["images"] == 60
+    for name in DIGITS:
+        assert rows[name]["right"] <= rows[name]["accuracy"] <= rows[name]["right"] + rows[name]["rejected"] + 1e-9
+    assert rows["in a printed box"]["accuracy"] > rows["as written"]["accuracy"] - 0.06
+    assert rows["letters of four fonts"]["rejected"] > 0.7 > rows["as written"]["rejected"]
+    assert f"{100 * rows['shapes']['rejected']:.1f}" in result.output
+
+
+def test_both_at_once_are_refused() -> None:
+    result = CliRunner().invoke(accuracy, "--brought --conditions --model vitbn-tiny --dataset digits")
+    assert (result.exit_code, "expected --conditions or --brought, found both" in result.output) == (2, True)

@@ -245,7 +245,7 @@ def test_hand_written_pages_stay_short() -> None:
     pages = {name for name in PAGES if "/" not in name or name.startswith("docs/")} - {"docs/cli.md", "CHANGELOG.md"}
     assert {"README.md", "docs/claims.md"} <= pages
     words = {name: hand_written_words((ROOT / name).read_text()) for name in sorted(pages)}
-    assert sum(words.values()) <= 9700, words
+    assert sum(words.values()) <= 9900, words
 
 
 def test_what_counts_as_a_hand_written_word() -> None:

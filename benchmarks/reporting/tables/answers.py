@@ -30,7 +30,8 @@ def brought(run: Run) -> Table:
     for row in run.rows:
         cells = every.setdefault(row["model"], {"%": f"`{row['model']}`"})
         if "accuracy" in row:
-            right, kept, wrong = row["accuracy"], row["right"], 1 - row["right"] - row["rejected"]
+            right, kept = row["accuracy"], row["right"]
+            wrong = max(0.0, 1 - kept - row["rejected"])
             cells[row["condition"]] = f"{percent(right, 1)} ({percent(kept, 1)}, {percent(wrong, 1)})"
         else:
             cells[f"{row['condition']}, rejected"] = percent(row["rejected"], 1)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,15 @@ GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 CUDA = "CUDAExecutionProvider"
+# Seconds without a run after which a request is alone: under load the next waits already.
+IDLE_S = 3e-4
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
 class OnnxRuntime:
     """Runs at most `inner_batch` rows at once (0: all): their activations stay in the cache.
 
-    Batches of at most `lone_rows` rows run in `lone`.
+    Batches of at most `lone_rows` rows run in `lone` after IDLE_S without a run.
     """
 
     def __init__(
@@ -61,24 +64,28 @@ class OnnxRuntime:
         lone_rows: int = 0,
     ) -> None:
         self.session, self.inner_batch, self.lone, self.lone_rows = session, inner_batch, lone or session, lone_rows
+        self._ended = 0.0
         # Requests may set these initializers too.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        rows = max(map(len, feeds.values())) if self.inner_batch or self.lone_rows else 0
         try:
-            if rows <= self.inner_batch or not self.inner_batch:
-                session = self.lone if rows <= self.lone_rows else self.session
-                values: list[Array] = session.run(names, feeds)
-                return values
-            starts = range(0, rows, self.inner_batch)
-            parts = [{name: value[i : i + self.inner_batch] for name, value in feeds.items()} for i in starts]
-            return [
-                np.concatenate(each) for each in zip(*(self.session.run(names, part) for part in parts), strict=True)
-            ]
+            return self._run(names, feeds)
         except ORT_ERRORS as error:
             raise RunFailed(str(error)) from error
+        finally:
+            self._ended = perf_counter()
+
+    def _run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        rows = max(map(len, feeds.values())) if self.inner_batch or self.lone_rows else 0
+        if rows <= self.inner_batch or not self.inner_batch:
+            alone = rows <= self.lone_rows and perf_counter() - self._ended > IDLE_S
+            values: list[Array] = (self.lone if alone else self.session).run(names, feeds)
+            return values
+        starts = range(0, rows, self.inner_batch)
+        parts = [{name: value[i : i + self.inner_batch] for name, value in feeds.items()} for i in starts]
+        return [np.concatenate(each) for each in zip(*(self.session.run(names, part) for part in parts), strict=True)]
 
 
 class TritonPythonModel(StandIn):
@@ -136,12 +143,9 @@ def rows_of(config: Config, key: str, kind: str) -> int:
 
 
 def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
-    """`spins`: threads wait busily between the operators of a run. They take cores from Triton and its clients, and
-    never wait so between runs: docs/decisions.md, Serving.
-    """
+    """`spins`: threads wait busily, also for a while between runs, and take the cores from Triton and its clients."""
     options = ort.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = GRAPH_LEVELS.get(int(level), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     mode = _integer(config, "execution_mode")

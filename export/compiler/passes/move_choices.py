@@ -173,9 +173,9 @@ class _Moved:
 
     def _computed(self, node: ir.Node, value: ir.Value, place: Place) -> ir.Value:
         read = self._read(node, value, place) or {}
-        if node.op_type in RESHAPES or node.op_type == "Expand":
-            operator, source = "Expand" if node.op_type == "Expand" else "Reshape", node.inputs[0]
-            assert source is not None
+        source = node.inputs[0]
+        if source is not None and (node.op_type in RESHAPES or node.op_type == "Expand"):
+            operator = "Expand" if node.op_type == "Expand" else "Reshape"
             plan = shape_plan(self.shapes, node, value, {place[0]: self.count}) or []
             inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
             return self.building.node(operator, inputs, value)

@@ -127,7 +127,10 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     second = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert re.search(r"\[minute 6 of \d\d\] latency-5000", second.stdout)
     assert "] latency\n" not in second.stdout
-    assert len(list((tmp_path / "benchmarks/results").glob("*.json"))) == len(set(FILES) - {RESULTS / name for name in APART | STEADY}) + 1
+    assert (
+        len(list((tmp_path / "benchmarks/results").glob("*.json")))
+        == len(set(FILES) - {RESULTS / name for name in APART | STEADY}) + 1
+    )
 
 
 def test_a_page_names_no_command_that_the_rerun_does_not_run() -> None:

@@ -21,7 +21,7 @@ from benchmarks.reporting.tables.text import find as find_row
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
-APART = {"norms.json", "decoders.json", "packed.json"}  # what `make benchmarks` leaves out
+APART = {"norms.json", "decoders.json", "packed.json", "texts.json"}  # what `make benchmarks` leaves out
 STEADY = {"steady.json"}  # what it measures first
 FILES = sorted(RESULTS.glob("*.json"))
 STUDIES = sorted(RESULTS.glob("studies/*/*.json"))

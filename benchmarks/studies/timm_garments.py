@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from benchmarks.measure.choices import Result, seconds_option
+from benchmarks.measure.command_line import PROGRAM
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -60,6 +61,7 @@ def timm_garments(
     from benchmarks.measure.run import recording
     from models.data import load_dataset
 
+    click.get_current_context().meta[PROGRAM] = "python benchmarks/studies/timm_garments.py"
     data = load_dataset("fashion-mnist").first(images, test_images)
     work.mkdir(parents=True, exist_ok=True)
     with recording(json_path, 1) as record:

@@ -78,7 +78,9 @@ def test_the_study_resumes_and_compares_three_forms(
     assert losses(CliRunner().invoke(timm_garments, shared), 0) == ["2 of 2"]
     other = CliRunner().invoke(timm_garments, [*shared, "--epochs", "3"])
     assert "expected a training of {'images': 64, 'epochs': 3, 'depth': 1}, found" in other.output
-    rows = json.loads((tmp_path / "study.json").read_text())["rows"]
+    written = json.loads((tmp_path / "study.json").read_text())
+    assert written["command"].startswith("python benchmarks/studies/timm_garments.py --work DIR")
+    rows = written["rows"]
     assert [(row["candidate"], row["batch"]) for row in rows] == [
         (name, batch) for batch in (1, 8) for name in ("timm, PyTorch", "its export, ONNX Runtime", "published")
     ]

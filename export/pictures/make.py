@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from common.files import sha256
 from export.compiler.errors import ForeignError
+from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
@@ -173,7 +174,9 @@ def _described(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
 def _normalises(model: ir.Model) -> tuple[str, ...]:
     """The arithmetic between the bytes and the network."""
     value, nodes = model.graph.inputs[0], list[str]()
-    while len(readers := [use.node for use in value.uses()]) == 1 and readers[0].op_type in NORMALISING:
+    while len(readers := [use.node for use in value.uses() if not reads_shape_alone(use.node)]) == 1:
+        if readers[0].op_type not in NORMALISING:
+            break
         nodes.append(readers[0].op_type)
         value = readers[0].outputs[0]
     return tuple(name for name in nodes if name in ("Mul", "Add"))

@@ -11,6 +11,9 @@ from onnx import TensorProto, helper
 from picture_networks import CLASSES, SIDE, answers, network
 
 from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.costs import graph_work
+from export.compiler.pipeline import Prepared, Rewritten
 from export.errors import ExportError, PublishError
 from export.pictures.graph import Interface
 from export.pictures.make import Made, make
@@ -65,6 +68,30 @@ def test_what_takes_no_shift_keeps_it_before_the_network(variation: dict[str, An
     assert found.normalises == ("Mul", "Add")
     assert found.proofs[0].error < 1e-13
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+
+
+def test_a_reader_of_the_batch_hides_no_normalisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters read the size of the batch from the pictures."""
+    model = onnx.load(network(tmp_path / "net.onnx", padding=1, first="Relu"))
+    model.graph.node[0].op_type = "Identity"
+    model.graph.node[-1].output[0] = "head_out"
+    zero = helper.make_tensor("zero", TensorProto.FLOAT, [1], [0])
+    sizes = helper.make_node("Shape", ["pixels"], ["batch_size"], start=0, end=1)
+    fill = helper.make_node("ConstantOfShape", ["batch_size"], ["zeros"], value=zero)
+    column = helper.make_node("Unsqueeze", ["zeros", "one"], ["column"])
+    model.graph.initializer.append(helper.make_tensor("one", TensorProto.INT64, [1], [1]))
+    model.graph.node.extend([sizes, fill, column, helper.make_node("Add", ["head_out", "column"], ["scores"])])
+    onnx.save(model, tmp_path / "net.onnx")
+    monkeypatch.setattr("export.pictures.make.optimise", prepared_alone)
+    assert make(tmp_path / "net.onnx", usual, None).normalises == ("Mul", "Add")
+
+
+def prepared_alone(ready: Prepared, sizes: Any) -> Rewritten:
+    """As a pass may leave it: the shape is read of the bytes."""
+    model = ready.model.clone()
+    (shape,) = [node for node in model.graph if node.op_type == "Shape"]
+    shape.replace_input_with(0, model.graph.inputs[0])
+    return Rewritten(model, graph_work(Shapes(model.graph, sizes)), ())
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:

@@ -129,7 +129,9 @@ class Absorber:
             return pooled
         added = self._constant(bias, "value_bias")
         if self.parts.guarded:
-            added = self._node("Mul", self.nodes.sum(weights, -1, keepdims=1), added)
+            # Of an empty batch ONNX Runtime's sum keeps all keys: the Gather takes the sum, and none of nothing.
+            shares = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
+            added = self._node("Mul", shares, added)
         return self._node("Add", pooled, added)
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:

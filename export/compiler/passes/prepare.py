@@ -57,9 +57,12 @@ def prepare(model: ir.Model) -> None:
 
 
 def settle(model: ir.Model) -> None:
-    """Brings a prepared model that a pass has changed back into the prepared form."""
+    """Brings a prepared model that a pass has changed back into the prepared form.
+
+    Between two flat linear layers only a norm may have stood, which is folded now: their rows become tokens again.
+    """
     drop_unread(model)
-    while _evaluate(model.graph):
+    while _evaluate(model.graph) or unflatten(model.graph):
         drop_unread(model)
     if _join_reshapes(model.graph):
         remove_unused(model)

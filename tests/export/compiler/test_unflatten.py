@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from foreign_networks import parse, proved
 
 from export.compiler.errors import NothingToRewrite
 from export.compiler.operators.evaluate import evaluate
@@ -106,3 +107,27 @@ def test_a_layer_that_is_no_product_of_rows_stays(nodes: str) -> None:
         NothingToRewrite, match=r"\(Reshape\): the part that is read, -1 of axis 1, is not computed alone"
     ):
         rewrite(model(nodes), ["y[:,-1]"], sizes={"n": 2, "s": 10})
+
+
+def test_a_norm_that_is_folded_leaves_flat_rows_to_the_passes() -> None:
+    """As LeViT writes each linear layer: a product, flat rows for BatchNorm, heads."""
+    rng = np.random.default_rng(0)
+    original = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, 4] y) {
+            made = MatMul(x, w)
+            flat = Reshape(made, rows)
+            normed = BatchNormalization(flat, scale, shift, mean, variance)
+            lengths = Shape<end = 2>(x)
+            sizes = Concat<axis = 0>(lengths, halves)
+            heads = Reshape(normed, sizes)
+            row = Gather<axis = 1>(heads, first)
+            y = Reshape(row, rows) }""",
+        rows=np.array([-1, 4]),
+        first=np.array(0),
+        halves=np.array([2, 2]),
+        w=rng.standard_normal((4, 4)).astype(np.float32),
+        **{name: (rng.random(4) + 0.5).astype(np.float32) for name in ("scale", "shift", "mean", "variance")},
+    )
+    rewritten = rewrite(original, sizes={"b": 1, "n": 24})
+    assert rewritten.steps[-1].macs * 24 == rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13

@@ -39,6 +39,7 @@ PASSES: Mapping[str, Pass] = {
     "tidy": tidy,  # last: it removes what the others leave
 }
 MOVING = frozenset({"read-rows"})  # the pass that computes no new weights
+NORM = "BatchNormalization"
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 
 
@@ -129,7 +130,7 @@ def optimise(
             continue
         outcome = run(own, sizes)
         if outcome.sites:
-            settle(own)
+            settle(own, norms_gone=any(site.operator == NORM for site in outcome.sites))
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
     if packed is not None:
         mask = mask_input(own.graph, packed)
@@ -155,7 +156,7 @@ def rewrite(
         if done.steps[-1].left_out:
             raise NothingToRewrite(f"pack: {done.steps[-1].left_out}")
         return done
-    norms = [site for step in done.steps for site in step.sites if site.operator == "BatchNormalization"]
+    norms = [site for step in done.steps for site in step.sites if site.operator == NORM]
     if not norms and (not done.steps or done.steps[-1].work.total >= done.work.total):
         told = [step for step in done.steps if step.sites or step.stopped] or done.steps
         raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in told))

@@ -56,13 +56,13 @@ def prepare(model: ir.Model) -> None:
     remove_unused(model)
 
 
-def settle(model: ir.Model) -> None:
+def settle(model: ir.Model, norms_gone: bool = False) -> None:
     """Brings a prepared model that a pass has changed back into the prepared form.
 
-    Between two flat linear layers only a norm may have stood, which is folded now: their rows become tokens again.
+    `norms_gone`: a norm that is folded may have kept rows flat, which become tokens again.
     """
     drop_unread(model)
-    while _evaluate(model.graph) or unflatten(model.graph):
+    while _evaluate(model.graph) or (norms_gone and unflatten(model.graph)):
         drop_unread(model)
     if _join_reshapes(model.graph):
         remove_unused(model)

@@ -1,7 +1,6 @@
 """A training's pictures stay in their parts, wherever the files are."""
 
 import json
-import os
 import shutil
 
 import numpy as np
@@ -131,11 +130,11 @@ def test_the_checkpoint_says_what_it_was_trained_on(folder, tmp_path):
     assert (list(about["pictures"]["test"]), about["last_batch"]) == (list(CLASSES), 45 % 16)
 
 
-def test_two_runs_of_a_seed_give_the_same_bytes(folder, tmp_path):
+def test_two_runs_of_a_seed_give_the_same_bytes(folder, tmp_path, monkeypatch):
     paths = [tmp_path / name / "run.safetensors" for name in "ab"]
     for path in paths:
         path.parent.mkdir()
-        os.chdir(path.parent)
+        monkeypatch.chdir(path.parent)
         ok(train, "--dataset", folder, *QUICK, "--output", "run.safetensors", "--epochs", 1)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     about = load(paths[0])

@@ -1,9 +1,10 @@
 """Constants travel along the residual stream to layers that add them at no cost.
 
-In: a graph whose heads are absorbed. Out: the same outputs, with fewer sums. `shifts` has the equations. First the bias
-b of absorbed queries: where s W = -b has a solution, the tokens X become X - s, and (X - s) W is X W + b. Their sum
-before, a norm's bias or a layer's bias behind a residual, makes them so at no cost. Then each bias whose constant later
-sums take up: that of an output projection goes into the biases of the feed-forward layers.
+In: any graph. Out: the same outputs, with fewer sums. `shifts` has the equations. First the bias b of a layer that is
+wider than its tokens, as of queries, keys and values behind a folded norm, or of absorbed queries: where s W = -b has a
+solution, the tokens X become X - s, and (X - s) W is X W + b. Their sum before, a norm's bias or a layer's bias behind
+a residual, makes them so at no cost. Then each bias whose constant later sums take up: that of an output projection
+goes into the biases of the feed-forward layers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROUNDING = 1e4 * np.finfo(np.float64).eps  # of a solution, relative to the bias
 def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
     refusals: list[Refusal] = []
-    for attempt in (_without_query_bias, _without_bias):
+    for attempt in (_without_wide_bias, _without_bias):
         nodes = list(model.graph)
         for position, node in enumerate(nodes):
             shapes = Shapes(model.graph, sizes)
@@ -59,18 +60,20 @@ def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
     return term is not None and term[1].shape[-1] == term[1].size > 1 and not node.outputs[0].is_graph_output()
 
 
-def _without_query_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
-    """None if it is no bias of absorbed queries. Raises Refused."""
+def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
+    """None for a bias of neither a widening layer nor absorbed queries. Raises Refused."""
     term = Shifts(shapes).term(node)
     product = term[0].producer() if term is not None else None
     tokens = product.inputs[0] if product is not None and product.op_type == "MatMul" else None
     weight = constant(product.inputs[1]) if product is not None and tokens is not None else None
-    if term is None or product is None or tokens is None or weight is None or not _asks(node, tokens):
+    if term is None or product is None or tokens is None or weight is None or weight.ndim != 2:
+        return None
+    if weight.shape[0] >= weight.shape[1] and not _asks(node, tokens):
         return None
     bias = term[1].reshape(-1)
     shift = _solution(weight.astype(np.float64), -bias)
     if shift is None:
-        raise Refused.at(node, "no constant of the tokens gives this bias of the queries")
+        raise Refused.at(node, "no constant of the tokens gives this bias")
     shifts = Shifts(shapes)
     _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
     shifts.follow(shapes.graph)

@@ -20,6 +20,11 @@ HEAD = "e = Gather<axis = 1>(d, zero) y = Gemm(e, head, classes)"
 BLOCK = f"{QUERIES} {POOLED} {OUTPUT} {FEED_FORWARD} {HEAD}"
 CARRIED = {  # how the tokens t are made, what follows, and the biases that go
     "behind a table": (f"t = Add(x, table) {BLOCK}", ["q", "b", "l"]),
+    "of queries, keys and values": (
+        "t = Add(x, table) m = MatMul(t, w2) q = Add(m, asked) h = Gelu(q) i = MatMul(h, values) r = Add(t, i) "
+        "e = Gather<axis = 1>(r, zero) y = Gemm(e, head, classes)",
+        ["q"],
+    ),
     "behind a residual": (f"z = MatMul(x, w) u = Add(z, bias) t = Add(x, u) {BLOCK}", ["q", "b", "l"]),
     "behind a norm": (
         f"t = LayerNormalization(x, bias2, bias) {QUERIES} {POOLED} v = MatMul(j, values) b = Add(v, bias) "
@@ -46,7 +51,7 @@ STAYS = [
     (f"t = Relu(x) {QUERIES} {POOLED} y = MatMul(j, values)", "t (Relu): makes the tokens and adds no constant"),
     (
         f"t = Add(x, table) {QUERIES} {POOLED} y = MatMul(j, values)".replace("asked", "other"),
-        "no constant of the tokens gives this bias of the queries",
+        "no constant of the tokens gives this bias",
     ),
 ]
 

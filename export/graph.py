@@ -42,7 +42,7 @@ from models.norms import NeverAffine, NotAffine, TokenNorm
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 ONE_IMAGE = {"batch": 1}  # for counting costs
-FOLDING = ("fold-affine", "carry-biases", "tidy")
+FOLDING = ("fold-affine", "carry-biases", "split-products", "tidy")
 
 
 Rewrites = Literal["none", "bn", "all"]

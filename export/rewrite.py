@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
-PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries", "absorb-embedding", "carry-biases", "tidy")
+PASS_NAMES = (
+    "fold-affine",
+    "read-rows",
+    "absorb-queries",
+    "absorb-embedding",
+    "carry-biases",
+    "split-products",
+    "tidy",
+)
 
 
 def _passes(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:

@@ -122,6 +122,7 @@ def test_the_server_tells_where_its_model_came_from(live_server: Server, trained
     assert json.loads(parameters["rewrites"]["string_value"]) == [
         "fold-affine",
         "carry-biases",
+        "split-products",
         "tidy",
     ]
     assert parameters["checkpoint_sha256"]["string_value"] == load(trained).sha256

@@ -26,6 +26,7 @@ from export.compiler.passes.outcome import Pass
 from export.compiler.passes.pack import pack
 from export.compiler.passes.prepare import fold_constants, prepare, settle
 from export.compiler.passes.read_rows import read_rows
+from export.compiler.passes.split_products import split_products
 from export.compiler.passes.tidy import tidy
 from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
 from export.compiler.proof.masks import mask_input, masked_feeds
@@ -36,9 +37,10 @@ PASSES: Mapping[str, Pass] = {
     "absorb-queries": absorb_queries,
     "absorb-embedding": absorb_embedding,  # reads the form that absorb-queries gives a constant query
     "carry-biases": carry_biases,  # needs all biases of a block, also those that absorption made
+    "split-products": split_products,  # of layers whose products no other pass takes apart
     "tidy": tidy,  # last: it removes what the others leave
 }
-MOVING = frozenset({"read-rows"})  # the pass that computes no new weights
+MOVING = frozenset({"read-rows", "split-products"})  # passes that compute no new weights
 NORM = "BatchNormalization"
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 

@@ -6,6 +6,7 @@ readers of less select it with Gather or Slice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
@@ -14,12 +15,14 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import Constants, is_constant, of_type, stored
+from export.compiler.graph.constants import UNROUNDED, Array, Constants, is_constant, of_type, stored
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
 from export.compiler.passes.nodes import Nodes
+
+LARGEST_HELD = 1 << 16  # elements of a part of a constant; a larger part is cut out at each use
 
 
 class Materialiser:
@@ -97,16 +100,28 @@ class Materialiser:
         if wanted == WHOLE:
             return value
         if (value, wanted) not in self._selected:
-            selected, array = value, stored(value)
-            if array is not None:
-                for axis, chosen in wanted:
-                    array = np.take(array, chosen, axis=axis)
-                selected = self.constants.add(array, f"{value.name}_rows", value.dtype)
+            selected = value
+            if is_constant(value):
+                selected = self._constant_part(value, wanted)
             else:
                 for axis, chosen in wanted:
                     selected = self._cut(selected, axis, chosen, axis in free)
             self._selected[value, wanted] = selected
         return self._selected[value, wanted]
+
+    def _constant_part(self, value: ir.Value, wanted: Box) -> ir.Value:
+        def taken() -> Array:
+            array = np.asarray(stored(value))
+            for axis, chosen in wanted:
+                array = np.take(array, chosen, axis=axis)
+            return array
+
+        name, dtype, dims = f"{value.name}_rows", value.dtype, self.shapes.dims(value)
+        parts = dict(wanted)
+        shape = [len(parts[axis]) if axis in parts else dim for axis, dim in enumerate(dims) if isinstance(dim, int)]
+        if dtype in UNROUNDED and math.prod(shape) > LARGEST_HELD:
+            return self.constants.add_computed(lambda: taken().astype(np.float64), shape, name, dtype)
+        return self.constants.add(taken(), name, dtype)
 
     def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int], free: bool) -> ir.Value:
         """Rows that a short input lacks are copies of its first or last; a reader of them guards itself."""

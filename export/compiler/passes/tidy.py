@@ -4,6 +4,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
 
     Reshape(Reshape(x)) = Reshape(x)                   Transpose(Transpose(x)) = Transpose(x), or x
     Transpose(x) = Reshape(x), if only axes of size 1 change places
+    Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
 
@@ -30,7 +31,7 @@ from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one
 
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
-PADS_AS_INPUT = 11  # opset
+PADS_AS_INPUT, AXES_AS_INPUT = 11, 13  # opsets
 
 
 def tidy(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -66,6 +67,15 @@ class Tidying:
         like = at.outputs[0]
         new = self.constants.node(operator, inputs, f"{like.name}_{operator}", like.dtype, attributes, at)
         new.shape = like.shape
+        return new
+
+    def squeezed(self, at: ir.Node, source: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """`source` without axes of size 1."""
+        name = f"{at.outputs[0].name}_Squeeze"
+        given = [source] if opset(at) < AXES_AS_INPUT else [source, self.constants.add_integers([*axes])]
+        attributes = {"axes": [*axes]} if opset(at) < AXES_AS_INPUT else None
+        new = self.constants.node("Squeeze", given, name, source.dtype, attributes, at)
+        new.shape = ir.Shape([dim for axis, dim in enumerate(source.shape or ()) if axis not in axes])
         return new
 
     def reshaped(self, at: ir.Node, source: ir.Value) -> ir.Value | None:
@@ -128,6 +138,38 @@ def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     return tidying.node(node, "Transpose", [source], perm=order)
 
 
+def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    """Axes of size 1 go before the transpose."""
+    turned = node.inputs[0]
+    maker = turned.producer() if turned is not None else None
+    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" and not maker.domain else None
+    if turned is None or maker is None or source is None or only_reader(turned) is not node:
+        return None
+    dims, left = tidying.shapes.dims(turned), [*tidying.shapes.dims(node.outputs[0])]
+    kept: list[int] = []
+    for axis, dim in enumerate(dims):
+        if left and same(dim, left[0]):
+            kept.append(axis)
+            left.pop(0)
+        elif not same(dim, 1):
+            return None
+    if left or len(kept) == len(dims):
+        return None
+    order = permutation(maker, len(dims))
+    before = sorted(order[axis] for axis in kept)
+    gone = [axis for axis in range(len(dims)) if axis not in before]
+    perm = [before.index(order[axis]) for axis in kept]
+    return tidying.node(node, "Transpose", [tidying.squeezed(maker, source, gone)], perm=perm)
+
+
+def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    source, index = node.inputs[:2]
+    if source is None or integers(index) not in ([0], [-1]) or index is None or tidying.shapes.rank(index):
+        return None
+    axis = attribute_int(node, "axis", 0) % tidying.shapes.rank(source)
+    return tidying.squeezed(node, source, [axis]) if same(tidying.shapes.dims(source)[axis], 1) else None
+
+
 def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
     maker = outer[0].producer() if outer is not None else None
@@ -185,12 +227,21 @@ def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 Rule = Callable[[Tidying, ir.Node], ir.Value | None]
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
-    **{operator: {"joined with the reshape before it": _reshape_of_reshape} for operator in RESHAPES},
+    **{
+        operator: {
+            "joined with the reshape before it": _reshape_of_reshape,
+            "moved before the transpose": _squeeze_of_transpose,
+        }
+        for operator in RESHAPES
+    },
     "Transpose": {"moves axes of size 1": _ones_move, "joined with the transpose before it": _transpose_of_transpose},
     "Add": {
         "joined with the sum before it": _sum_of_sum,
         "joined with the sum before the padding": _sum_before_pad,
         "padded and summed with the tokens that all share": _class_row,
     },
-    "Gather": {"computed as the only row": lambda tidying, node: taken_of_one(tidying.shapes, node)},
+    "Gather": {
+        "computed as the only row": lambda tidying, node: taken_of_one(tidying.shapes, node),
+        "is the only row": _only_row,
+    },
 }

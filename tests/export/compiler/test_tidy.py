@@ -29,6 +29,15 @@ TIDIED = [
         "y = Gather<axis = 1>(s, zero)",
         ["Gather", "Reshape", "MatMul", "Add", "Gelu", "Add"],
     ),
+    ("r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)", ["Gather", "Relu", "Squeeze"]),
+    (
+        "r = Gather<axis = 1>(x, one) m = Relu(r) t = Transpose<perm = [2, 1, 0]>(m) y = Gather<axis = 1>(t, zero)",
+        ["Gather", "Relu", "Squeeze", "Transpose"],
+    ),
+    (
+        "u = Unsqueeze(x, one) t = Transpose<perm = [1, 0, 3, 2]>(u) y = Squeeze(t, first)",
+        ["Transpose"],
+    ),
 ]
 STAYS = [
     "s = Add(x, row) u = Add(s, table) y = Add(s, u)",  # the inner sum is read elsewhere
@@ -36,9 +45,6 @@ STAYS = [
     'p = Pad<mode = "edge">(x, pads) y = Add(p, wide)',
     "c = Concat<axis = 1>(x, x) y = Relu(c)",
     "t = Transpose<perm = [0, 2, 1]>(x) y = Relu(t)",
-    "r = Gather<axis = 1>(x, one) m = MatMul(r, w) t = Transpose<perm = [2, 1, 0]>(m) s = Gather<axis = 1>(m, zero) "
-    "y = Gather<axis = 1>(t, zero)",  # all of the product is read
-    "r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)",  # no product gets cheaper
     "m = MatMul(x, w) y = Gather<axis = 1>(m, zero)",  # of several rows
     "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
 ]
@@ -55,6 +61,7 @@ def network(nodes: str) -> ir.Model:
         pads=np.array([0, 1, 0, 0, 0, 0]),
         one=np.array([1]),
         six=np.array([6]),
+        first=np.array([0]),
         zero=np.array(0),
         w=rng.standard_normal((6, 6)).astype(np.float32),
         row=rng.standard_normal(6).astype(np.float32),

@@ -6,70 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from export.pictures.command import PictureOptions, picture_options, read_pictures
+from export.repository_models import each_published, expect_no_problems, model_of, models_of, print_versions
+from export.repository_options import loading_options, repository_option, server_options
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
-    from export.publishing.manifest import Network, Origin
     from export.publishing.promote import Servers
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    from common.headers import parse_headers
-
-    try:
-        return parse_headers(values)
-    except ValueError as error:
-        raise click.BadParameter(str(error).removeprefix("header: ")) from error
-
-
-def _key(context: click.Context, parameter: click.Parameter, value: Path | None) -> str | None:
-    from serving.control_key import KeyFailed, read
-
-    try:
-        return read(value) if value else None
-    except (KeyFailed, OSError) as error:
-        raise click.BadParameter(str(error)) from error
-
-
-repository_option = click.option(
-    "--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True
-)
-
-
-def server_options(command: Command) -> Command:
-    header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
-    key = click.option(
-        "--key-file",
-        "key",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        callback=_key,
-        help="Key of servers of another user or machine.  [default: this user's own key for the port]",
-    )
-    server = click.option(
-        "--server",
-        "servers",
-        multiple=True,
-        default=("127.0.0.1:8000",),
-        show_default=True,
-        help="HOST:PORT of HTTP; repeatable: servers load in turn.",
-    )
-    return repository_option(server(header(key(command))))
-
-
-def loading_options(command: Command) -> Command:
-    default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
-    grpc = click.option(
-        "--grpc", multiple=True, metavar="HOST:PORT", help=f"For loads over gRPC, one a server.  [default: {default}]"
-    )
-    return server_options(grpc(command))
 
 
 @click.group()
@@ -84,17 +32,17 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], ke
     with _errors():
         from export.publishing.promote import connect
 
-        models = _models(repository)
+        models = models_of(repository)
         live = connect(servers, header, key=key)
         loaded = live.served() if live else None
         click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
-        problems = _each(models, lambda model_dir: _list(model_dir, loaded))
+        problems = each_published(models, lambda model_dir: print_versions(model_dir, loaded))
         click.echo(
             f"served: by {_named(servers)}"
             if live
             else f"served: by config.pbtxt; no server answers at {', '.join(servers)}"
         )
-    _no_problems(repository, problems)
+    expect_no_problems(repository, problems)
 
 
 @repository.command()
@@ -107,7 +55,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
         from export.publishing.artifact import read_version
         from export.publishing.promote import served
 
-        model_dir = _model(repository, model)
+        model_dir = model_of(repository, model)
         folder = model_dir / str(version or max(served(model_dir), default=0))
         click.echo(read_version(folder).manifest.to_json().decode())
 
@@ -208,13 +156,13 @@ def prune(
             for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
                 click.echo(f"Removed {model_dir / str(number)}")
 
-        chosen = [_model(repository, model)] if model else _models(repository)
+        chosen = [model_of(repository, model)] if model else models_of(repository)
         live = connect(servers, header, key=key)
         loaded = live.served() if live else {}
         for path in sweep(repository):
             click.echo(f"Removed {path}")
-        problems = _each(chosen, prune_one)
-    _no_problems(repository, problems)
+        problems = each_published(chosen, prune_one)
+    expect_no_problems(repository, problems)
 
 
 @repository.command()
@@ -233,24 +181,13 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
             wrong.extend([verified.version] if verified.problem else [])
 
     with _errors():
-        problems = _each([_model(repository, each) for each in models] or _models(repository), verify_one)
+        problems = each_published([model_of(repository, each) for each in models] or models_of(repository), verify_one)
     if problems or wrong:
         count = problems + len(wrong)
         raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")
 
 
 OPERATING = ".operating"  # lock, held until the server has loaded or refused the change
-
-
-def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
-    from common.repository import versions
-    from export.publishing.promote import served
-
-    configured = served(model_dir)
-    answering = configured if loaded is None else loaded.get(model_dir.name, [])
-    for number in versions(model_dir):
-        state = "default" if number == max(answering, default=0) else "yes" if number in answering else "-"
-        click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
 
 
 def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
@@ -280,7 +217,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
         from export.publishing.publish import locked
         from export.publishing.verify import verify_version
 
-        model_dir = _model(repository, model)
+        model_dir = model_of(repository, model)
         with locked(repository, OPERATING):
             version = choose(model_dir)
             if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
@@ -324,70 +261,6 @@ def _later(model_dir: Path) -> Iterator[None]:
 
 def _say_later(why: str, model_dir: Path) -> None:
     click.echo(f"Not served yet: {why}. The next server that starts on {model_dir.parent} serves this change.")
-
-
-def _models(repository: Path) -> list[Path]:
-    if not repository.is_dir():
-        raise click.ClickException(f"{repository}: expected a model repository, found no such folder")
-    return sorted(path for path in repository.iterdir() if path.is_dir())
-
-
-def _model(repository: Path, name: str) -> Path:
-    models = _models(repository)
-    if name not in {path.name for path in models}:
-        names = ", ".join(path.name for path in models) or "none"
-        raise click.ClickException(f"{repository}: expected one of its models ({names}), found {name!r}")
-    return repository / name
-
-
-def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Returns how many failed; names the folders of another origin, which Triton may serve, and leaves them alone."""
-    from export.errors import PublishError
-    from export.publishing.publish import is_published
-
-    failures = 0
-    for model_dir in models:
-        if not is_published(model_dir):
-            click.echo(
-                f"{model_dir.name:16} {'-':>7}  of another origin: no manifest, nothing to compare with", err=True
-            )
-            continue
-        try:
-            action(model_dir)
-        except (PublishError, OSError) as error:
-            click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
-            failures += 1
-    return failures
-
-
-def _no_problems(repository: Path, problems: int) -> None:
-    if problems:
-        raise click.ClickException(f"{repository}: expected every model as published, found {problems} that are not")
-
-
-def _worth(version_dir: Path) -> str:
-    from common.repository import SAMPLE_FILE
-    from export.errors import PublishError
-    from export.publishing.artifact import read_version
-
-    try:
-        manifest = read_version(version_dir).manifest
-    except PublishError as error:
-        return str(error)
-    size_mb = sum((version_dir / place).stat().st_size for place in manifest.files if place != SAMPLE_FILE) / 1e6
-    origin = manifest.origin
-    if origin.network is None:
-        return f"{'-':>10} {'-':>9} {size_mb:6.1f}  foreign ONNX"
-    percent = "-" if origin.accuracy is None else f"{100 * origin.accuracy:.2f}"
-    rewrites = ", ".join(origin.rewrites) or "-"
-    return f"{percent:>10} {_measured_error(origin, origin.network):>9} {size_mb:6.1f}  {rewrites}"
-
-
-def _measured_error(origin: Origin, network: Network) -> str:
-    """The published file's own error; the network's belongs to its float32 source."""
-    if origin.engine:
-        return f"{origin.engine.max_abs_error:.1e}"
-    return f"{network.max_abs_error:.1e}" if origin.precision == "fp32" else "-"
 
 
 @contextmanager

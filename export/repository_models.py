@@ -1,0 +1,89 @@
+"""The models of a repository, for the commands on it: which there are, and their versions as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vitbn_packages import in_words
+
+if TYPE_CHECKING:
+    from export.publishing.manifest import Network, Origin
+
+
+def print_versions(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
+    from common.repository import versions
+    from export.publishing.promote import served
+
+    configured = served(model_dir)
+    answering = configured if loaded is None else loaded.get(model_dir.name, [])
+    for number in versions(model_dir):
+        state = "default" if number == max(answering, default=0) else "yes" if number in answering else "-"
+        click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
+
+
+def models_of(repository: Path) -> list[Path]:
+    if not repository.is_dir():
+        raise click.ClickException(f"{repository}: expected a model repository, found no such folder")
+    return sorted(path for path in repository.iterdir() if path.is_dir())
+
+
+def model_of(repository: Path, name: str) -> Path:
+    models = models_of(repository)
+    if name not in {path.name for path in models}:
+        names = ", ".join(path.name for path in models) or "none"
+        raise click.ClickException(f"{repository}: expected one of its models ({names}), found {name!r}")
+    return repository / name
+
+
+def each_published(models: list[Path], action: Callable[[Path], None]) -> int:
+    """Returns how many failed; names the folders of another origin, which Triton may serve, and leaves them alone."""
+    from export.errors import PublishError
+    from export.publishing.publish import is_published
+
+    failures = 0
+    for model_dir in models:
+        if not is_published(model_dir):
+            click.echo(
+                f"{model_dir.name:16} {'-':>7}  of another origin: no manifest, nothing to compare with", err=True
+            )
+            continue
+        try:
+            action(model_dir)
+        except (PublishError, OSError) as error:
+            click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
+            failures += 1
+    return failures
+
+
+def expect_no_problems(repository: Path, problems: int) -> None:
+    if problems:
+        raise click.ClickException(f"{repository}: expected every model as published, found {problems} that are not")
+
+
+def _worth(version_dir: Path) -> str:
+    from common.repository import SAMPLE_FILE
+    from export.errors import PublishError
+    from export.publishing.artifact import read_version
+
+    try:
+        manifest = read_version(version_dir).manifest
+    except PublishError as error:
+        return str(error)
+    size_mb = sum((version_dir / place).stat().st_size for place in manifest.files if place != SAMPLE_FILE) / 1e6
+    origin = manifest.origin
+    if origin.network is None:
+        return f"{'-':>10} {'-':>9} {size_mb:6.1f}  foreign ONNX"
+    percent = "-" if origin.accuracy is None else f"{100 * origin.accuracy:.2f}"
+    rewrites = ", ".join(origin.rewrites) or "-"
+    return f"{percent:>10} {_measured_error(origin, origin.network):>9} {size_mb:6.1f}  {rewrites}"
+
+
+def _measured_error(origin: Origin, network: Network) -> str:
+    """The published file's own error; the network's belongs to its float32 source."""
+    if origin.engine:
+        return f"{origin.engine.max_abs_error:.1e}"
+    return f"{network.max_abs_error:.1e}" if origin.precision == "fp32" else "-"

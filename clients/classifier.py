@@ -27,10 +27,11 @@ from clients.errors import (
     ServerError,
     ServerUnavailable,
 )
+from clients.loop_thread import LoopThread, result_of
 from clients.options import DEFAULTS, Options, Tls
 from clients.prediction import Answer, Prediction, predictions
 from clients.served import ListedModel, ServedModel, choose, find, list_all
-from clients.transport import Connection, LoopThread, result_of
+from clients.transport import Connection
 
 __all__ = [
     "AsyncClassifier",

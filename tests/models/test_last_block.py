@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from random_networks import network
 from torch import nn
 
-from models import layers, training
+from models import layers, training_state
 from models.config import TRANSFORMER_NAMES, ModelConfig, ModelName
 from models.macs import macs_per_image
 from models.recipe import TrainingOptions
@@ -123,7 +123,7 @@ def test_how_much_less_work_it_is(depth: int, share: float) -> None:
 
 def test_a_training_of_the_published_form_does_less_work_too() -> None:
     config = ModelConfig(depth=2)
-    model = training._start(config, TrainingOptions(last_block="all", device="cpu"), 100, "key").model
+    model = training_state.start(config, TrainingOptions(last_block="all", device="cpu"), 100, "key").model
     assert operations(model.eval()) < 0.65 * operations(network(config))
 
 

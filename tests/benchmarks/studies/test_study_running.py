@@ -125,11 +125,11 @@ def test_fewer_epochs_than_there_are(whole, digits):
 
 def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
     """A run that is waiting holds neither its network nor the images."""
-    from models import training
+    from models import training_state
 
     alive = weakref.WeakSet()
-    build = training.build
-    monkeypatch.setattr(training, "build", lambda *given: alive.add(network := build(*given)) or network)
+    build = training_state.build
+    monkeypatch.setattr(training_state, "build", lambda *given: alive.add(network := build(*given)) or network)
     counts = []
 
     def on_epoch(run, epoch):

@@ -1,0 +1,85 @@
+"""An event loop in a thread of its own: coroutines for callers that have none."""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Reports itself as closed in a forked child, where closing would disturb the parent's sockets."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        super().__init__()
+
+    def is_closed(self) -> bool:
+        return os.getpid() != self._process or super().is_closed()
+
+
+class LoopThread:
+    """Runs coroutines on an event loop of its own, for any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _Loop()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
+        self._stopped = False
+        self._order = threading.Lock()
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Raises RuntimeError after `stop` and in a forked child."""
+        if not self._loop.is_closed():  # first: a forked child may inherit a held lock
+            with self._order:
+                if not self._stopped:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise RuntimeError("expected an open classifier of this process, found a closed or forked one")
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """An interrupt cancels the coroutine."""
+        return result_of(self.submit(coroutine))
+
+    def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
+        """Cancels all coroutines, then runs `farewell`."""
+        if self._loop.is_closed():
+            return
+        with self._order:
+            if self._stopped:
+                return
+            self._stopped = True
+            asyncio.run_coroutine_threadsafe(_end(farewell), self._loop)
+        if threading.current_thread() is not self._thread:  # the garbage collector may call here
+            self._thread.join()
+
+
+def result_of(future: "concurrent.futures.Future[T]") -> T:
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise RuntimeError("the classifier was closed while a request was under way") from None
+    finally:
+        future.cancel()  # only after an interrupt
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def _end(farewell: Callable[[], Awaitable[None]]) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    try:
+        await farewell()
+    finally:
+        asyncio.get_running_loop().stop()

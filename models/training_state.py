@@ -1,0 +1,229 @@
+"""A training between two epochs: how it starts, what stands on disk, and how it goes on from there.
+
+In: a configuration, `TrainingOptions` and a `Dataset`. Out: `State`; checkpoint, series (.json) and state (.resume.pt).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.files import typed_command, write_atomically
+from models import checkpoint
+from models.config import ModelConfig
+from models.data import Dataset
+from models.deepen import deepen
+from models.evaluation import (
+    measure_accuracy,
+    measure_calibration,
+    on_device,
+)
+from models.metrics import Metrics
+from models.recipe import Epoch, TrainingError, TrainingOptions, depends_on_epochs
+from models.registry import build, channels_last
+from models.state_dict_file import unpickling_reason
+from models.teacher import load_teacher
+from models.vit import AttentionOf, VisionTransformer, cheaper_attention, plain_attention, row_attention
+
+RESUME = ".resume.pt"
+
+
+@dataclass
+class State:
+    """`key`: what must agree to resume."""
+
+    key: str
+    model: nn.Module
+    average: nn.Module | None
+    teacher: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    order: torch.Generator  # of the images
+    random: Tensor  # PyTorch's own generator, for dropout and distortions
+    series: list[Epoch]
+    best: nn.Module | None = None  # of the epochs so far, on the pictures that a folder holds apart
+    best_epoch: int = 0
+
+    @property
+    def now(self) -> nn.Module:
+        return self.average or self.model
+
+    @property
+    def kept(self) -> nn.Module:
+        return self.best or self.now
+
+    @property
+    def kept_epoch(self) -> int:
+        return self.best_epoch or len(self.series)
+
+
+def start(config: ModelConfig, options: TrainingOptions, images: int, key: str) -> State:
+    torch.manual_seed(options.seed)
+    try:
+        model = build(config, _attention(config, options)).to(options.device)
+    except (RuntimeError, TypeError, OverflowError) as error:  # the sizes are sound, so they are too large
+        if isinstance(error, RuntimeError) and not (is_out_of_memory(error) or "overflow" in str(error)):
+            raise
+        found = ", ".join(
+            f"{name} {getattr(config, name)}" for name in ("depth", "dim", "heads", "dim_head", "mlp_dim")
+        )
+        raise TrainingError(f"{options.device}: expected a network that fits its memory, found {found}") from error
+    if options.device == "cpu" and not isinstance(model, VisionTransformer):
+        channels_last(model)
+    if options.init:
+        _load_weights(model, Path(options.init))
+    average = copy.deepcopy(model) if options.ema is not None else None
+    teacher = None
+    if options.teacher and not options.teacher_cache:
+        teacher = load_teacher(Path(options.teacher), config).model.to(options.device)
+    torch.manual_seed(options.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    if options.schedule == "one-cycle":
+        steps = (
+            options.epochs * len(batches_of(torch.arange(images), options.batch_size)) + 1
+        )  # the scheduler steps at its creation
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=steps)
+    else:
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    order = torch.Generator().manual_seed(options.seed)
+    return State(key, model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+
+
+def _attention(config: ModelConfig, options: TrainingOptions) -> AttentionOf:
+    """On a CPU 1.9 times as fast with six blocks as published; a GPU's times are of the published form."""
+    if options.last_block == "row" and config.reads_row:
+        return row_attention
+    return cheaper_attention if options.device == "cpu" else plain_attention
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        weights: Mapping[str, Tensor] = checkpoint.load(path).model.state_dict()
+    except checkpoint.CheckpointError as error:
+        raise TrainingError(f"init {error}") from error
+    own = model.state_dict()
+    if isinstance(model, VisionTransformer):
+        weights = deepen(weights, model.config.depth)
+    for name in sorted(own.keys() | weights.keys()):
+        shapes = [tuple(tensors[name].shape) if name in tensors else "none" for tensors in (own, weights)]
+        if shapes[0] != shapes[1]:
+            raise TrainingError(f"init {path}: expected {name} {shapes[0]}, found {shapes[1]}")
+    model.load_state_dict(weights)
+
+
+def tests_once(dataset: Dataset, options: TrainingOptions) -> bool:
+    """A folder's test part says at the end how good the network is, so it must not choose it before."""
+    return dataset.pictures is not None and not options.hold_out
+
+
+def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Indices (n,) in batches. Drops a last batch of one image: BatchNorm has no variance of it."""
+    return [batch for batch in order.split(batch_size) if len(batch) >= 2]
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """The CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, metrics: Metrics) -> None:
+    epochs = [asdict(epoch) for epoch in state.series]
+    resumable = {
+        "run": state.key,
+        "images": len(dataset.train_labels),
+        "pictures": dataset.pictures,
+        "best": None if state.best is None else state.best.state_dict(),
+        "best_epoch": state.best_epoch,
+        "model": state.model.state_dict(),
+        "average": None if state.average is None else state.average.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "schedule": state.schedule.state_dict(),
+        "order": state.order.get_state(),
+        "random": state.random,
+        "series": epochs,
+    }
+    buffer = io.BytesIO()
+    torch.save(resumable, buffer)
+    checkpoint.save(output, state.kept, config, metrics)
+    series = metrics | {"config": asdict(config), "series": epochs}
+    write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
+    write_atomically(output.with_suffix(RESUME), buffer.getvalue())
+
+
+def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images: int) -> Metrics:
+    """With held-out images, and of a folder, only the last epoch uses the test images."""
+    last, kept = state.series[-1], state.series[state.kept_epoch - 1]
+    metrics: Metrics = {
+        "dataset": dataset.name,
+        "epochs": last.epoch,
+        "command": typed_command(),
+        "options": asdict(options),
+        "kept_epoch": kept.epoch,
+        "last_batch": len(batches_of(torch.arange(images), options.batch_size)[-1]),
+        "test_images": len(dataset.test_labels),
+        **({"data_dir": dataset.folder} if dataset.folder else {}),
+        **({"pictures": dataset.pictures} if dataset.pictures else {}),
+    }
+    if options.hold_out:
+        metrics["held_out_accuracy"] = kept.test_accuracy
+    elif not tests_once(dataset, options):
+        return metrics | {"test_accuracy": last.test_accuracy}
+    if last.epoch == options.epochs:
+        test = on_device(dataset.test_images, dataset.test_labels, options.device)
+        metrics["test_accuracy"] = measure_accuracy(state.kept, *test)
+        if options.hold_out:
+            metrics |= measure_calibration(state.kept, dataset, options.hold_out)
+    return metrics
+
+
+def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
+    if not path.is_file():
+        raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+        found = saved["run"]
+    except Exception as error:  # damaged bytes, and other objects, raise any exception
+        reason = unpickling_reason(error)
+        raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
+    if found != state.key:
+        differ = _lacking(state.key, str(found)), _lacking(str(found), state.key)
+        raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+    images = len(dataset.train_labels)
+    if saved.get("images", images) != images:
+        raise TrainingError(f"{path}: expected a run of {images} training images, found {saved['images']}")
+    if saved.get("pictures") != dataset.pictures:
+        raise TrainingError(f"{path}: expected a run of the pictures in {dataset.name}, found other pictures")
+    state.model.load_state_dict(saved["model"])
+    if state.average is not None:
+        state.average.load_state_dict(saved["average"])
+    state.optimizer.load_state_dict(saved["optimizer"])
+    state.schedule.load_state_dict(saved["schedule"])
+    state.order.set_state(saved["order"].cpu())
+    state.random = saved["random"].cpu()
+    if saved.get("best") is not None:
+        state.best, state.best_epoch = copy.deepcopy(state.now), saved["best_epoch"]
+        state.best.load_state_dict(saved["best"])
+    state.series.extend(Epoch(**epoch) for epoch in saved["series"])
+
+
+def _lacking(key: str, other: str) -> str:
+    """The parts of a run's key that another lacks."""
+    parts = other.split(", ")
+    return ", ".join(part for part in key.split(", ") if part not in parts) or "none of it"
+
+
+def run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
+    same = asdict(options)
+    del same["device"]
+    if not depends_on_epochs(config, options):
+        del same["epochs"]
+    read = f"{dataset.name} {dataset.load_options}".rstrip()
+    return f"{config.to_json()} on {read}, {json.dumps(same)}"

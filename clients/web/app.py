@@ -11,22 +11,32 @@ from clients.connection import connection, connection_options
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--behind-proxy",
+    metavar="NAME",
+    help="The proxy's name for browsers. It alone must reach HOST: its X-Forwarded-For is believed.",
+)
 @click.option("--model", help="The model selected at first.  [default: the best transformer there]")
 @connection_options(timeout_s=5.0)  # the page gives up later, and retries
-def web(host: str, port: int, model: str | None, **options: Any) -> None:
+def web(host: str, port: int, behind_proxy: str | None, model: str | None, **options: Any) -> None:
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen
     from clients.web.asking import Triton
     from clients.web.guards import RateLimit
-    from clients.web.listening import address_of, open_server
+    from clients.web.listening import address_of, is_loopback, open_server
     from clients.web.pages import create_app
 
     triton = Triton(connection(retry_s=0, **options), model)
     try:
-        server = open_server(create_app(triton, RateLimit(), host), host, port)
+        app = create_app(triton, RateLimit(), behind_proxy or host)
+        server = open_server(app, host, port, behind_proxy is not None)
     except CannotListen as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Draw at http://{address_of(server)} (Ctrl-C ends)")
+    if behind_proxy is None and not is_loopback(server):
+        click.echo(
+            "Others reach this page: only a proxy keeps slow senders from filling it (vitbn proxy --page)", err=True
+        )
     server.run()
     triton.close()
 

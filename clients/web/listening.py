@@ -1,5 +1,9 @@
-"""The application behind waitress, with bounded threads and connections."""
+"""The application behind waitress, with bounded threads and connections.
 
+Slow senders of other machines are the proxy's to end: `vitbn proxy --page`.
+"""
+
+import ipaddress
 import logging
 import socket
 from typing import Any
@@ -8,34 +12,35 @@ from flask import Flask
 from waitress.server import create_server
 
 from clients.errors import CannotListen
-from clients.web.channels import CONNECTIONS, Channel
-from clients.web.pages import BODY_BYTES
 
-THREADS = 4
-IDLE_S = 30  # between two requests of a connection
-HEADER_BYTES = 32_768
+THREADS, CONNECTIONS = 4, 600
+IDLE_S = 30  # of a connection without a byte
+HEADER_BYTES, BODY_BYTES = 32_768, 20_000_000  # waitress refuses from here on; the application before
 BACKLOG = 1024  # unaccepted connections
 
 
-def open_server(app: Flask, host: str, port: int) -> Any:
-    """Listens on the first address of `host` and `port` (0: a free port). Raises CannotListen."""
+def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) -> Any:
+    """Listens on the first address of `host` and `port` (0: a free port). Raises CannotListen.
+
+    `behind_proxy`: the proxy's header X-Forwarded-For names who asks.
+    """
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
-    server = create_server(
+    trusted: dict[str, Any] = {"trusted_proxy": "*", "trusted_proxy_headers": {"x-forwarded-for"}}
+    return create_server(
         app,
         sockets=[_listen(host, port)],
         threads=THREADS,
         backlog=BACKLOG,
-        connection_limit=2 * CONNECTIONS,  # waitress stops accepting there; Channel stays below
+        connection_limit=CONNECTIONS,  # more wait to be accepted
         channel_timeout=IDLE_S,
         cleanup_interval=5,  # seconds
         asyncore_use_poll=True,  # select() ends at 1,024 descriptors
         max_request_header_size=HEADER_BYTES,
-        max_request_body_size=BODY_BYTES + 1,  # waitress refuses from this size on
+        max_request_body_size=BODY_BYTES,
         log_socket_errors=False,  # clients come and go
         ident=None,
+        **(trusted if behind_proxy else {}),
     )
-    server.channel_class = Channel
-    return server
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -52,3 +57,7 @@ def address_of(server: Any) -> str:
     host, port = server.effective_host, server.effective_port
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(server: Any) -> bool:
+    return ipaddress.ip_address(server.effective_host).is_loopback

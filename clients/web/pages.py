@@ -20,6 +20,7 @@ from werkzeug.exceptions import (
     Forbidden,
     HTTPException,
     NotFound,
+    RequestEntityTooLarge,
     TooManyRequests,
     UnsupportedMediaType,
 )
@@ -38,7 +39,6 @@ TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "ima
 def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flask:
     """Requests must name `host`, localhost or an address."""
     app = Flask("clients.web", static_folder=Path(__file__).with_name("static"), static_url_path="/static")
-    app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES
     app.url_map.merge_slashes = False  # it would answer with a redirect
 
     @app.before_request
@@ -113,6 +113,8 @@ def _models(triton: Triton) -> Response:
 def _classify(triton: Triton, rate: RateLimit) -> Response:
     if request.mimetype not in TYPES:
         raise UnsupportedMediaType(f"Content-Type: expected {', '.join(TYPES)}, found {request.mimetype!r}")
+    if (request.content_length or 0) > BODY_BYTES:
+        raise RequestEntityTooLarge(f"expected a picture of at most {BODY_BYTES / 1e6:g} MB, found a larger body")
     content = request.get_data()
     if not content:
         raise BadRequest("expected an image file as the body, found an empty body")

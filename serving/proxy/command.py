@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 
 from serving.proxy.envoy_config import ProxyError, write
-from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, TlsFiles, parse_backend, read_keys
+from serving.proxy.settings import (
+    ADMIN_PORT,
+    IN_FLIGHT,
+    PAGE_PORT,
+    Backend,
+    Settings,
+    TlsFiles,
+    parse_backend,
+    read_keys,
+)
 from vitbn_packages import in_words
 
 
@@ -65,6 +74,7 @@ from vitbn_packages import in_words
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with lines CLIENT KEY.  [default: anybody may ask]",
 )
+@click.option("--page", metavar="HOST[:PORT]", help="Where `vitbn web --behind-proxy` listens.  [default: no page]")
 def proxy(
     servers: tuple[str, ...],
     output: Path,
@@ -77,13 +87,15 @@ def proxy(
     in_flight: int,
     tls: tuple[Path, Path] | None,
     keys: Path | None,
+    page: str | None,
 ) -> None:
     """Write Envoy's configuration for these servers; run it with: envoy -c DIR/envoy.yaml."""
     try:
         backends = drained([parse_backend(each) for each in servers], [parse_backend(each) for each in drain])
         clients = read_keys(keys) if keys else {}
         files = TlsFiles(*tls) if tls else None
-        settings = Settings(backends, host, ports, admin_port, in_flight, files, clients, metrics_port)
+        place = parse_backend(page, PAGE_PORT) if page else None
+        settings = Settings(backends, host, ports, admin_port, in_flight, files, clients, metrics_port, place)
         write(settings, output, seen_as)
     except (ValueError, OSError, ProxyError) as error:
         raise click.ClickException(in_words(error)) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.arguments import PORTS
 
-HEALTH_PORT, ADMIN_PORT = 8004, 9901
+HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
 IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first
 HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
 EVERY_INTERFACE = ("0.0.0.0", "::")
@@ -47,8 +47,8 @@ class TlsFiles:
 class Settings:
     """Clients speak HTTP and gRPC at all `ports` of `host`; administration stands at 127.0.0.1:`admin`.
 
-    `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. Raises
-    ValueError.
+    `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. `page`: where
+    `vitbn web` listens; its `http` alone counts. Raises ValueError.
     """
 
     backends: Sequence[Backend]
@@ -59,6 +59,7 @@ class Settings:
     tls: TlsFiles | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     metrics: int | None = None
+    page: Backend | None = None
 
     def __post_init__(self) -> None:
         if not self.backends:
@@ -69,6 +70,8 @@ class Settings:
         if self.admin in own and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         places = self._places()
+        if self.page is not None and self.keys:
+            raise ValueError("expected a page or keys, found both: browsers send no key; a proxy of its own shows it")
         if twice := [f"{host}:{port}" for host, port in places if places.count((host, port)) > 1]:
             raise ValueError(f"expected different servers and ports, found {twice[0]} twice")
         if len({each.is_address for each in self.backends}) > 1:
@@ -79,6 +82,7 @@ class Settings:
     def _places(self) -> list[tuple[str, int]]:
         own = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]
         places = [("127.0.0.1", self.admin), *((self.host, port) for port in own)]
+        places += [] if self.page is None else [(self.page.host, self.page.http)]
         return places + [(each.host, port) for each in self.backends for port in (each.http, each.grpc, each.health)]
 
     @property
@@ -87,13 +91,13 @@ class Settings:
         return self.backends[0].is_address
 
 
-def parse_backend(text: str) -> Backend:
+def parse_backend(text: str, http: int = PORTS["http"]) -> Backend:
     """`HOST[:HTTP[:GRPC[:HEALTH]]]`; IPv6 addresses stand in brackets. Raises ValueError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)((?::\d{1,5}){0,3})", text)
     ports = [int(port) for port in match[2].split(":")[1:]] if match else []
     if not match or not all(0 < port <= 65535 for port in ports):
         raise ValueError(f"expected HOST[:HTTP[:GRPC[:HEALTH]]], found {text!r}")
-    backend = Backend(match[1].strip("[]"), *ports)
+    backend = Backend(match[1].strip("[]"), *(ports or [http]))
     if not backend.is_address and (":" in backend.host or re.fullmatch(r"[\d.]+", backend.host)):
         raise ValueError(f"expected an address or a name, found {backend.host!r}")
     return backend

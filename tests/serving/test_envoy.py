@@ -38,10 +38,12 @@ def test_the_command_writes_what_envoy_accepts(tmp_path: Path) -> None:
     assert states(folder / "http.yaml") == ["UNKNOWN", "UNKNOWN"]
     assert invoke(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
     assert states(folder / "grpc.yaml") == ["UNKNOWN", "DRAINING"]
+    code, told = invoke(*TWO, "--output", str(folder), "--keys", str(keys), "--page", "127.0.0.1")
+    assert (code, told.endswith("browsers send no key; a proxy of its own shows it\n")) == (1, True)
 
 
 def test_servers_may_be_names(tmp_path: Path) -> None:
-    assert invoke("server-1", "server-2", "--output", str(tmp_path))[0] == 0
+    assert invoke("server-1", "server-2", "--page", "page", "--output", str(tmp_path))[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["envoy.yaml"]
 
 

@@ -63,7 +63,8 @@ def test_it_listens_until_it_is_interrupted(host: str, shown: str) -> None:
             assert b"<title>Draw a digit</title>" in page.read()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-        assert process.stderr.read() == ""
+        warned = process.stderr.read()
+    assert warned.startswith("Others reach this page") if host == "0.0.0.0" else not warned
 
 
 @pytest.mark.slow

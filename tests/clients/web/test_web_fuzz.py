@@ -9,7 +9,7 @@ pytestmark = pytest.mark.live
 
 FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get", "Ä"]
-TARGETS = ["#", "//evil.example", "http://[::", "/api//models", "/static/..%2f..%2fapp.py", "*", "/?model=\x00"]
+TARGETS = ["#", "//evil.example", "/api//models", "/static/..%2f..%2fapp.py", "*", "/?model=\x00"]
 NAMES = ["Content-Type", "Content-Length", "Host", "Origin", "Sec-Fetch-Site", "Range", "If-None-Match", "Cookie"]
 NAMES += ["Transfer-Encoding", "Expect", "Connection", "X-Forwarded-For", "Content-Encoding", "If-Modified-Since"]
 
@@ -53,11 +53,9 @@ def test_any_target(address: str, quiet: None, method: str, target: str) -> None
     ("content", "status"),
     [
         (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nshort", None),
-        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n", 400),
         (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
-        (b"GET http://[:: HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET / HTTP/1.1\nHost: localhost\n\n", None),
         (b"GET / HTTP/1.0\r\n\r\n", 403),

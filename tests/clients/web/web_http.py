@@ -23,10 +23,12 @@ HANG_S = 30.0
 
 
 @contextmanager
-def listening(triton_url: str, rate: RateLimit | None = None, model: str | None = None) -> Iterator[str]:
+def listening(
+    triton_url: str, rate: RateLimit | None = None, model: str | None = None, behind_proxy: bool = False
+) -> Iterator[str]:
     triton = asking.Triton(Options(triton_url, timeout_s=5.0, retry_s=0), model)
     app = create_app(triton, rate or RateLimit(rate_hz=1e6, burst=10**6))
-    server = open_server(app, "127.0.0.1", 0)
+    server = open_server(app, "127.0.0.1", 0, behind_proxy)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -79,7 +81,7 @@ def send_raw(address: str, content: bytes) -> bytes:
 
 
 def check_raw(received: bytes, head_only: bool = False) -> None:
-    """No answer, or one of our answers."""
+    """No answer, an answer of ours, or a refusal of waitress, which is plain text."""
     if not received:
         return
     answer = http.client.HTTPResponse(_Stream(received), method="HEAD" if head_only else "GET")
@@ -87,6 +89,8 @@ def check_raw(received: bytes, head_only: bool = False) -> None:
     content, headers = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
     if answer.status < 400:
         assert answer.status in (200, 206, 304)
+    elif not head_only and headers["content-type"].startswith("text/plain"):
+        assert answer.status in (400, 413, 431, 501)
     elif not head_only:
         check_refusal(answer.status, headers, content)
 

@@ -80,8 +80,8 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
         (
             ("--only", "fold"),
             2,
-            "expected some of fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, tidy, "
-            "found 'fold'",
+            "expected some of fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, "
+            "split-products, tidy, found 'fold'",
         ),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),
         (("--dims", "batch=²"), 2, "expected NAME=SIZE, found 'batch' and '²'"),

@@ -39,6 +39,7 @@ CARRIED = {  # how the tokens t are made, what follows, and the biases that go
     ),
 }
 STAYS = [
+    ("m = MatMul(x, w2) a = Add(m, asked) y = Relu(a)", "x (graph input): is given"),
     ("m = MatMul(x, w) a = Add(m, bias) y = Relu(a)", "y (Relu): reads the sum and is not linear"),
     ("m = MatMul(x, w) a = Add(m, bias) s = Softmax(a) y = Relu(s)", "the constant differs along its axis"),
     (

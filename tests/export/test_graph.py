@@ -14,6 +14,7 @@ from torch import nn
 from export import graph
 from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
+from export.compiler.proof.runs import Runner, answers_apart
 from export.equivalence import EquivalenceError, onnx_classifier
 from export.graph import Exported, Form, check_interface, export
 from export.images import embedded_sample
@@ -58,6 +59,19 @@ def test_other_images_than_digits() -> None:
     )
     exported = export(checkpoint(config))
     assert onnx_classifier(exported.onnx)(embedded_sample(config).images).shape == (64, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [ModelConfig(depth=1), ModelConfig(depth=2), ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16))],
+    ids=["one block", "two", "late"],
+)
+def test_an_empty_batch_gets_an_empty_answer(config: ModelConfig, tmp_path: Path) -> None:
+    """It must not end the server's process."""
+    (path := tmp_path / "model.onnx").write_bytes(export(checkpoint(config), Form("all")).onnx)
+    answers = answers_apart(Runner(path), {"image": np.zeros((0, 1, 28, 28), np.uint8)})
+    assert answers["logits"].shape == (0, 10)
 
 
 @pytest.mark.slow

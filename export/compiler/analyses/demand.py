@@ -75,10 +75,10 @@ def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
     if value is None or node.outputs[0] not in demands:
         return
     demands[node.outputs[0]] = [WHOLE]
-    if node.op_type != "Shape" or value.shape is None or not _known(shapes, node, value):
+    if node.op_type != "Shape" or value.shape is None or not known_shape(shapes, node, value):
         demands.setdefault(value, []).append(WHOLE)
 
 
-def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
+def known_shape(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
     dims = shapes.dims(value)
     return all(shapes.is_known(dims[axis]) for axis in shape_range(node, len(dims)))

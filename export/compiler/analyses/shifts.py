@@ -19,7 +19,7 @@ from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bia
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, mixed_axes, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles, is_constant
-from export.compiler.graph.readers import only_reader
+from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 
@@ -51,6 +51,7 @@ class Shifts:
     def shift(self, value: ir.Value, array: Array | None) -> None:
         if array is None or not array.any():
             return
+        array = array.reshape((1,) * (self.shapes.rank(value) - array.ndim) + array.shape)
         if not np.abs(array).max() <= LARGEST_SHIFT:
             raise Refused(value.name or "", "Add", f"float32 would round behind a constant over {LARGEST_SHIFT:.0f}")
         self.shifts[value] = array
@@ -68,7 +69,7 @@ class Shifts:
             self.constants[node] = self.constants.get(node, source.astype(np.float64)) + array
         elif node.op_type == "LayerNormalization" and len(node.inputs) > 2 and is_constant(node.inputs[2]):
             bias = self.constants.get(node, doubles(node.inputs[2])) if node.inputs[2] is not None else array
-            if bias.ndim != 1 or array.size != bias.size:
+            if bias.ndim != 1 or not array.size == array.shape[-1] == bias.size:
                 return False
             self.constants[node] = bias + array.reshape(-1)
         else:
@@ -78,7 +79,8 @@ class Shifts:
     def gives(self, value: ir.Value, reader: ir.Node, array: Array) -> bool:
         """The same for a value that `reader` alone reads."""
         maker = value.producer()
-        return maker is not None and only_reader(value) is reader and self.give(maker, array)
+        alone = readers(value) == [reader] and not value.is_graph_output()
+        return maker is not None and not value.index() and alone and self.give(maker, array)
 
 
 Shifted = Mapping[int, Array]  # the shifts of a node's inputs, by position

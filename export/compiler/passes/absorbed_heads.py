@@ -62,12 +62,12 @@ class Absorber:
     def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
         """(batch, heads, D) -> (batch, heads, 1, width): the batches of each head in one product."""
         site, heads = self.site, self.parts.heads
-        values = self._constant(head_weights(site.values, heads), "values")
-        made = self._node("MatMul", self._node("Transpose", pooled, perm=[1, 0, 2]), values)  # (H, B, E)
-        made = self._node("Transpose", made, perm=[1, 0, 2])
+        apart = self._node("Reshape", pooled, self._sizes(0, heads, 1, site.features))
+        made = self._by_head(apart, head_weights(site.values, heads), "values")
         if site.values.shift.any():
-            made = self._node("Add", made, self._constant(site.values.shift.reshape(heads, -1), "value_bias"))
-        return self._node("Reshape", made, self._sizes(0, heads, 1, site.values.columns.size // heads))
+            bias = self._constant(site.values.shift.reshape(heads, 1, -1), "value_bias")
+            return self._node("Add", made, bias)
+        return made
 
     def _scores(self) -> ir.Value:
         """(q Wk') X', (batch, heads, queries, tokens)."""

@@ -107,7 +107,7 @@ def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
     maker = value.producer()
     if maker is None:
         raise Refused(value.name or "", "graph input", "is given, and no sum before it takes a constant off")
-    if not shifts.give(maker, -array):
+    if value.index() or not shifts.give(maker, -array):
         terms = [term for term in maker.inputs if term is not None and not is_constant(term)]
         if maker.op_type != "Add" or not any(shifts.gives(term, maker, -array) for term in terms):
             raise Refused(value.name or "", maker.op_type, "makes the tokens and adds no constant")

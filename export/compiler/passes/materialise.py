@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, is_constant, of_type, stored
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
@@ -186,6 +186,8 @@ class Materialiser:
         source = node.inputs[0]
         if source is None or node.domain:
             return None
+        if node.op_type in ("Squeeze", "Unsqueeze") and axes_of(node) is not None:
+            return None  # keeps its axes at any size; in a Reshape a size of 0 would copy another axis
         if node.op_type in RESIZING and wanted != WHOLE:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
             return self.node(operator, [self.part(source, read[0]), self._sizes(node, value, wanted)], value)

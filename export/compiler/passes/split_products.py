@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import WHOLE_VALUE, Demands
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, known_shape
 from export.compiler.analyses.neighbours import linear_weight
 from export.compiler.errors import Refusal, Site
+from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
@@ -67,7 +68,7 @@ def _parts(shapes: Shapes, chain: Sequence[ir.Value]) -> Demands:
     demands: Demands = {}
     for value in reversed(chain):
         maker = value.producer()
-        if maker is None or not _disjoint(shapes, value, boxes):
+        if maker is None or not _disjoint(shapes, value, boxes) or _keeps_whole(shapes, value):
             return {}
         asked = [demand_of(shapes, maker, 0, wanted) for wanted in boxes]
         if [demand.produced for demand in asked] != boxes:
@@ -77,6 +78,12 @@ def _parts(shapes: Shapes, chain: Sequence[ir.Value]) -> Demands:
         boxes = [ascending(demand.inputs.get(place, WHOLE)) for demand in asked]
     ((axis, _),) = demands[chain[0]][0]
     return demands if axis == shapes.rank(chain[0]) - 1 else {}
+
+
+def _keeps_whole(shapes: Shapes, value: ir.Value) -> bool:
+    """Whether a node reads its size, which the graph's inputs do not have."""
+    asked = [use.node for use in value.uses() if reads_shape_alone(use.node)]
+    return not all(node.op_type == "Shape" and known_shape(shapes, node, value) for node in asked)
 
 
 def _separated(shapes: Shapes, value: ir.Value) -> list[Box]:

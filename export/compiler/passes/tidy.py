@@ -139,7 +139,9 @@ def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 
 def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    """Axes of size 1 go before the transpose."""
+    """Axes of size 1 go before a transpose that leaves the first and the last axis: ONNX Runtime joins others with a
+    product, which fails or ends the process where the batch is empty.
+    """
     turned = node.inputs[0]
     maker = turned.producer() if turned is not None else None
     source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" and not maker.domain else None
@@ -159,6 +161,8 @@ def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     before = sorted(order[axis] for axis in kept)
     gone = [axis for axis in range(len(dims)) if axis not in before]
     perm = [before.index(order[axis]) for axis in kept]
+    if perm[0] or perm[-1] != len(perm) - 1:
+        return None
     return tidying.node(node, "Transpose", [tidying.squeezed(maker, source, gone)], perm=perm)
 
 

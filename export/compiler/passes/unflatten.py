@@ -69,7 +69,9 @@ class _Moving:
         return self._node(node, "Reshape", [source, sizes], ir.Shape([*leading, width]))
 
     def _row_by_row(self, node: ir.Node) -> bool:
-        first = node.inputs[0] if node.inputs else None
+        first, second = [*node.inputs, None, None][:2]
+        if node.op_type in ("Gemm", "MatMul") and second in self.tokens:
+            return False
         match node.op_type:
             case "Gemm":
                 bias = node.inputs[2] if len(node.inputs) > 2 else None

@@ -157,7 +157,7 @@ def constants() -> dict[str, NDArray[Any]]:
         "half": np.array(0.5, np.float32),
         "two_point_five": np.array(2.5, np.float32),
         "zero": np.array(0, np.float32),
-        "lowest": np.array(-1e4, np.float32),
+        "lowest": np.array(-50, np.float32),
         "minus_infinity": np.array(-np.inf, np.float32),
         "heads": np.array([0, 0, HEADS, INNER // HEADS]),
         "three_heads": np.array([0, 0, 3, HEADS, INNER // HEADS]),

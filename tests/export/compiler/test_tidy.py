@@ -32,11 +32,11 @@ TIDIED = [
     ("r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)", ["Gather", "Relu", "Squeeze"]),
     (
         "r = Gather<axis = 1>(x, one) m = Relu(r) t = Transpose<perm = [2, 1, 0]>(m) y = Gather<axis = 1>(t, zero)",
-        ["Gather", "Relu", "Squeeze", "Transpose"],
+        ["Gather", "Relu", "Transpose", "Squeeze"],  # the batch moves
     ),
     (
-        "u = Unsqueeze(x, one) t = Transpose<perm = [1, 0, 3, 2]>(u) y = Squeeze(t, first)",
-        ["Transpose"],
+        "h = Reshape(x, single) t = Transpose<perm = [2, 0, 3, 1, 4]>(h) y = Squeeze(t, first)",
+        ["Reshape", "Transpose"],
     ),
 ]
 STAYS = [
@@ -62,6 +62,7 @@ def network(nodes: str) -> ir.Model:
         one=np.array([1]),
         six=np.array([6]),
         first=np.array([0]),
+        single=np.array([-1, 4, 1, 2, 3]),
         zero=np.array(0),
         w=rng.standard_normal((6, 6)).astype(np.float32),
         row=rng.standard_normal(6).astype(np.float32),

@@ -1,1 +1,1 @@
-"""What several folders read and write in one form. Imports no other folder."""
+"""Formats that several folders read or write. Imports no other folder."""

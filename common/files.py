@@ -1,4 +1,4 @@
-"""Files written whole or not at all, their hashes, and errors that name them."""
+"""Writes a file completely or not at all, hashes files, and makes errors name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names `path` in an OSError in place of a temporary file beside it."""
+    """Makes an OSError name `path` in place of the temporary file beside it."""
     try:
         yield
     except OSError as error:
@@ -25,7 +25,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names `path` in an OSError that names no file: that of a full disk."""
+    """Makes an OSError that names no file, such as that of a full disk, name `path`."""
     try:
         yield
     except OSError as error:
@@ -35,7 +35,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside `path`, flushes to disk and renames. A failure leaves nothing."""
+    """Writes a temporary file beside `path`, flushes it to disk and renames it to `path`.
+
+    A failure leaves `path` as it was and no temporary file. Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
@@ -48,7 +51,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
             if not beside.exists():
                 link = f"/proc/self/fd/{file.fileno()}"
-                os.link(link, beside, src_dir_fd=file.fileno())  # with a folder Python follows the link
+                os.link(link, beside, src_dir_fd=file.fileno())  # only with src_dir_fd does Python follow the link
             beside.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -57,17 +60,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _new_file(path: Path) -> int:
-    """Without a name where the file system can: a kill leaves nothing. Else `path`."""
+    """Opens a new file without a name, so that a kill leaves nothing, or at `path` where that cannot be."""
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_WRONLY)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # of file systems, of old kernels
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # the file system or an old kernel cannot
             raise
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def sha256(content: bytes | Path) -> str:
-    """Of the bytes, or of a file's."""
+    """The hexadecimal SHA-256 of bytes or of the file at a path."""
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
@@ -83,7 +86,7 @@ def reason(error: Exception) -> str:
 
 
 def typed_command() -> str:
-    """The command of this process; a program of another folder, as of `python -m`, by its name alone."""
+    """This process's command line as a user types it: an absolute program, as of `python -m`, becomes its name."""
     program, *arguments = sys.argv
     if Path(program).is_absolute():
         words = [Path(program).stem]

@@ -1,6 +1,7 @@
-"""How a picture becomes a model's input, as the exporter writes and clients read it: plain data.
+"""How a picture is resized and cropped for a model: plain data, which the exporter writes and clients read.
 
-In: a processor's facts, or the JSON object in a model's configuration. Out: a checked `Framing`.
+In: what the exporter has read from a model's processor, or the JSON object in a model's configuration. Out: a checked
+`Framing`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ class Framing:
     """How a picture is resized before the model's height and width are cut from its middle.
 
     fit: "short side" makes the shorter side `size[0]`, "squash" makes the picture `size`, "cover" and "contain" keep
-    its proportions around or within `size`, "none" leaves it. size: height, width. resample: one of FILTERS. like:
-    whose steps are repeated; the libraries round otherwise. fill: levels beside a picture that is smaller.
+    its proportions around or within `size`, "none" does not resize. size: height, width. resample: one of FILTERS.
+    like: the library whose rounding is repeated. fill: grey or red, green and blue levels (0 to 255) beside a smaller
+    picture; empty: no padding.
     """
 
     fit: Fit
@@ -30,13 +32,13 @@ class Framing:
     fill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        known = self.fit in get_args(Fit) and self.resample in FILTERS and self.like in get_args(Like)
-        if not known or len(self.size) != 2 or min(self.size) < 1 or len(self.fill) not in (0, 1, 3):
+        is_valid = self.fit in get_args(Fit) and self.resample in FILTERS and self.like in get_args(Like)
+        if not is_valid or len(self.size) != 2 or min(self.size) < 1 or len(self.fill) not in (0, 1, 3):
             raise ValueError(f"the framing {vars(self)}")
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> Framing:
-        """Of a JSON object. Raises ValueError, LookupError or TypeError for another."""
+        """Reads a JSON object. Raises ValueError, LookupError or TypeError if it holds something else."""
         height, width = (int(side) for side in held["size"])
         fill = tuple(int(level) for level in held["fill"])
         return cls(held["fit"], (height, width), str(held["resample"]), held["like"], fill)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def parse_headers(texts: Sequence[str]) -> dict[str, str]:
-    """NAME:VALUE each; raises ValueError."""
+    """Texts NAME:VALUE -> value by name. Raises ValueError."""
     headers = {}
     for text in texts:
         name, colon, value = (part.strip() for part in text.partition(":"))
@@ -19,7 +19,7 @@ def parse_headers(texts: Sequence[str]) -> dict[str, str]:
 
 
 def check_header(name: str, value: str) -> None:
-    """Raises ValueError unless both protocols can send the header (RFC 9110)."""
+    """Raises ValueError unless HTTP and gRPC can both send the header (RFC 9110)."""
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
         raise ValueError(f"header: expected a name of letters, digits and hyphens, found {name!r}")
     if not re.fullmatch(r"([!-~]([ -~]*[!-~])?)?", value):

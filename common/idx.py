@@ -1,7 +1,7 @@
-"""idx files of unsigned bytes, gzipped or not: a header in, arrays out, block by block.
+"""Reads idx files of unsigned bytes, gzipped or not. In: a path or an open file. Out: uint8 arrays, block by block.
 
 MNIST's format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, type, number of dimensions, each size as a
-big-endian 32-bit integer, values. Memory depends on the bytes present, not on the header's sizes.
+big-endian 32-bit integer, values. Memory grows with the bytes in the file, not with the sizes that its header claims.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 _BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"
 _MOST_DIMENSIONS = 4
 _LARGEST_ITEM = 1 << 26  # bytes
-_PORTION = 1 << 18  # bytes of a read
+_PORTION = 1 << 18  # bytes of a block while iterating
 
 
 def is_idx(path: str) -> bool:
@@ -39,12 +39,12 @@ def is_idx(path: str) -> bool:
 
 
 class IdxFile:
-    """Images (`dimensions` 2) or labels (0); iterating gives uint8 items.
+    """A file of images (`dimensions` 2) or labels (0); iterating gives uint8 items of `item_shape`.
 
-    raw:   an open file; `path` then names it in errors.
-    count: items of `item_shape` that the header claims.
-    header: its bytes.
-    Raises `error`, also while iterating, for another format, missing and extra bytes.
+    raw:    an open file; `path` then names it in errors.
+    count:  the number of items that the header claims.
+    header: the header's bytes.
+    Raises the class's `error`, also while iterating, for another format, missing bytes and extra bytes.
     """
 
     error: ClassVar[type[Exception]] = ValueError
@@ -77,7 +77,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """If so, a row costs reading all rows before it."""
+        """Whether the file is gzipped: to read a row, all rows before it must be read."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
@@ -85,9 +85,9 @@ class IdxFile:
             yield from block
 
     def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """Items `start` to `stop`, exclusive, as arrays (n, ...) of at most `most_bytes`, or one item.
+        """Yields items `start` to `stop`, exclusive, as uint8 arrays (n, ...) of at most `most_bytes`, or of one item.
 
-        Call it once, before iterating: it reads on from the header.
+        Call it once and do not iterate as well: reading goes on where it stopped.
         """
         item_bytes = math.prod(self.item_shape)
         at_once = max(1, most_bytes // item_bytes)
@@ -98,7 +98,7 @@ class IdxFile:
             items = len(data) // item_bytes
             yield np.frombuffer(data, np.uint8, items * item_bytes).reshape(items, *self.item_shape)
             if items < wanted:
-                passed = first == start > 0 and not data  # seeking does not stop at the end
+                passed = first == start > 0 and not data  # seeking goes beyond the end without an error
                 found = f"at most {start}" if passed else f"{first + items} and {len(data) % item_bytes} bytes"
                 raise self.error(f"{self.name}: expected {self._expected()}, found {found}")
         if stop == self.count and self._read(1):  # reading a zipped file's end also compares its checksum

@@ -24,7 +24,7 @@ MANIFEST_FILE, SAMPLE_FILE, ONNX_FILE, PLAN_FILE = "manifest.json", "sample.npz"
 
 
 class Damaged(Exception):
-    """A file that is missing or not as published; `found`: what stands in its place."""
+    """A file is missing or not as published; `found` says what is there instead."""
 
     def __init__(self, path: Path | str, expected: str, found: str) -> None:
         super().__init__(f"{path}: expected {expected}, found {found}")
@@ -35,8 +35,8 @@ class Damaged(Exception):
 class Listed:
     """What a manifest says of its version's files.
 
-    `file`: the place that Triton loads. `files`: place in the version's folder -> SHA-256. `labels`: None for a network
-    of another origin.
+    `file`: path of the file that Triton loads, in the version's folder. `files`: path in this folder -> SHA-256.
+    `labels`: None for a network that this project has not trained.
     """
 
     file: str
@@ -45,7 +45,7 @@ class Listed:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Listed:
-        """Raises ValueError, LookupError, TypeError or AttributeError for other JSON."""
+        """Reads a manifest. Raises ValueError, LookupError, TypeError or AttributeError for other JSON."""
         file, files = manifest["file"], manifest["files"]
         for place, digest in files.items():
             if not isinstance(digest, str) or Path(place).is_absolute() or ".." in Path(place).parts:
@@ -59,12 +59,12 @@ class Listed:
 
 
 def model_dir(repositories: Iterable[Path], model: str) -> Path | None:
-    """The first repository wins, as in Triton."""
+    """The model's folder in the first repository that has the model, as in Triton; None if none has."""
     return next((each / model for each in repositories if (each / model).is_dir()), None)
 
 
 def versions(model_dir: Path) -> list[int]:
-    """Ascending. As Triton, ignores other folders, leading zeros and what needs over 63 bits."""
+    """Version numbers, ascending. Like Triton, it ignores other names, leading zeros and numbers of over 63 bits."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
@@ -86,7 +86,7 @@ def read_config(path: Path) -> pb.ModelConfig:
 
 
 def wanted_versions(config: pb.ModelConfig, present: Collection[int]) -> list[int]:
-    """Ascending: what the version policy serves, and what it names although it is missing."""
+    """The versions that the version policy asks for, ascending, also those that are missing."""
     policy, ascending = config.version_policy, sorted(present)
     kind = policy.WhichOneof("policy_choice")
     if kind == "specific":
@@ -95,12 +95,12 @@ def wanted_versions(config: pb.ModelConfig, present: Collection[int]) -> list[in
 
 
 def served_versions(config: pb.ModelConfig, present: Collection[int]) -> list[int]:
-    """Ascending; the highest answers requests that name no version."""
+    """The present versions that the policy serves, ascending; the highest answers requests that name no version."""
     return [number for number in wanted_versions(config, present) if number in present]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A JSON object whose files and labels `Listed.of` takes. Raises Damaged."""
+    """A JSON object that `Listed.of` accepts. Raises Damaged."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         Listed.of(manifest)
@@ -110,12 +110,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_listed(folder: Path) -> Listed:
-    """Of a version. Raises Damaged."""
+    """Reads the manifest in a version's folder. Raises Damaged."""
     return Listed.of(read_manifest(folder / MANIFEST_FILE))
 
 
 def check_hash(path: Path, expected: str, what: str) -> None:
-    """Raises Damaged; `what` a missing file should have been."""
+    """Raises Damaged unless the file has the SHA-256 `expected`; `what` says what a missing file should have been."""
     try:
         found = sha256(path)
     except OSError as error:

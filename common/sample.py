@@ -1,4 +1,4 @@
-"""sample.npz, beside every model: inputs, and the outputs that the file gave when it was made."""
+"""sample.npz beside every model: inputs, and the outputs that the model's file gave for them when it was published."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sample:
     outputs: Arrays
 
     def to_bytes(self) -> bytes:
-        """The same for the same arrays."""
+        """The content of sample.npz; equal arrays give equal bytes."""
         named = {f"in:{name}": array for name, array in self.inputs.items()}
         named |= {f"out:{name}": array for name, array in self.outputs.items()}
         file = io.BytesIO()
@@ -48,7 +48,7 @@ class Sample:
 
 
 def is_sample(file: Path) -> bool:
-    """By the names in it alone."""
+    """Whether the file is a sample, judged by its arrays' names alone."""
     try:
         with zipfile.ZipFile(file) as held:
             return bool(held.namelist()) and all(name.startswith(("in:", "out:")) for name in held.namelist())

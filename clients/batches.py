@@ -19,9 +19,9 @@ def split(images: Images, shape: tuple[int, ...], size: int) -> Iterator[Images]
 
 
 def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Iterator[Images]:
-    """Images (*shape) and batches (n, *shape) -> batches of `size`, the last shorter.
+    """uint8 images (*shape) and batches (n, *shape) -> batches of `size`, the last shorter; raises InvalidImage.
 
-    Copies: callers may reuse their arrays.
+    The images are copied, so callers may reuse their arrays.
     """
     batcher = _Batcher(shape, size)
     for portion in portions:

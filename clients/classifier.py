@@ -1,6 +1,7 @@
 """Clients of the server, for threads and for asyncio: uint8 images in, labels with probabilities out.
 
-In an image 0 is background and 255 ink. Threads may share a Classifier; a forked child gets RuntimeError.
+In an image 0 is background and 255 ink. Threads may share a Classifier; a forked child that uses it gets
+RuntimeError.
 """
 
 import asyncio
@@ -57,14 +58,15 @@ __all__ = [
 class AsyncClassifier:
     """A connection to one model, bound to the event loop that opened it.
 
-    model: default: the most accurate, transformers first; needed if the models there have different labels.
+    model: its name on the server, needed if the models there have different labels. Default: the most accurate
+    transformer, else the most accurate CNN.
 
     Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch.
     """
 
     model: ServedModel
-    batch_size: int  # within the model's limit
+    batch_size: int  # of the options, at most the model's limit
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
         self.options = options
@@ -87,18 +89,18 @@ class AsyncClassifier:
         return self
 
     async def classify(self, images: Images) -> list[Prediction]:
-        """uint8 (n, 1, 28, 28) -> n predictions in order."""
+        """uint8 (n, C, H, W) -> n predictions in order."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         return [prediction async for answer in answers for prediction in self.predictions(answer)]
 
     async def logits(self, images: Images) -> NDArray[np.float32]:
-        """uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
+        """uint8 (n, C, H, W) -> float32 (n, classes)."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         empty = np.empty((0, len(self.model.labels)), dtype=np.float32)
         return np.concatenate([empty, *[answer.logits async for answer in answers]])
 
     async def stream(self, images: Iterable[Images] | AsyncIterable[Images]) -> AsyncIterator[Prediction]:
-        """Images (1, 28, 28) and batches (n, 1, 28, 28), mixed -> a prediction for each, in order.
+        """uint8 images (C, H, W) and batches (n, C, H, W), mixed -> a prediction per image, in order.
 
         An image waits until its batch is full or the images end.
         """
@@ -115,7 +117,7 @@ class AsyncClassifier:
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """For at most a batch (b, 1, 28, 28)."""
+        """uint8 (b, C, H, W), b at most `batch_size` -> the server's answer to one request."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()
@@ -171,9 +173,9 @@ class AsyncClassifier:
 
 
 class Classifier:
-    """Methods and errors as in AsyncClassifier; the constructor opens.
+    """AsyncClassifier for threads, with the same methods and errors; the constructor connects.
 
-    `timeout_s` excludes the wait for a turn; `concurrency` counts all threads' requests.
+    All threads share the `concurrency` turns of the options; `timeout_s` begins when a request has its turn.
     """
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
@@ -199,7 +201,7 @@ class Classifier:
         return self._thread.run(self._asking.logits(images))
 
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
-        """As AsyncClassifier.stream; the caller's thread reads images, a few batches ahead."""
+        """As AsyncClassifier.stream; the caller's thread reads the images, a few batches before their answers."""
         held: deque[Future[Answer]] = deque()
         try:
             for batch in gather(images, self.model.image_shape, self._asking.batch_size):
@@ -227,7 +229,7 @@ class Classifier:
 
 
 def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
-    """Sorted by name; raises the errors of Classifier."""
+    """All models of the server, sorted by name; raises the errors of Classifier."""
 
     async def listed() -> list[ListedModel]:
         connection = Connection(options)
@@ -236,7 +238,7 @@ def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
         finally:
             await connection.close()
 
-    thread = LoopThread("models")  # a notebook runs a loop in the caller's
+    thread = LoopThread("models")  # in a notebook the caller's thread runs a loop already
     try:
         return thread.run(listed())
     finally:

@@ -17,7 +17,10 @@ FILE = click.Path(exists=True, dir_okay=False)
 
 
 def connection_options(timeout_s: float = DEFAULTS.timeout_s) -> Callable[[Command], Command]:
-    """--url, --protocol, --timeout, --ssl and its files, --header: the keywords of `connection`."""
+    """Decorates a command with --url, --protocol, --timeout, --ssl and its files, --header.
+
+    The command passes their values to `connection` as keywords. `timeout_s`: the default of --timeout.
+    """
     options = (
         click.option(
             "--url",
@@ -52,7 +55,7 @@ def connection(
     header: tuple[str, ...],
     **others: Any,
 ) -> Options:
-    """`others`: fields of Options. Raises UsageError."""
+    """The values of `connection_options` -> Options. `others`: further fields of Options. Raises UsageError."""
     try:
         tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
         return Options(timeout_s=timeout, tls=tls, headers=parse_headers(header), **others)

@@ -1,4 +1,7 @@
-"""How the exporter describes a classifier, in config.pbtxt's parameters and in the ONNX file's metadata."""
+"""Reads the exporter's description of a classifier.
+
+In: the parameters of config.pbtxt or the metadata of an ONNX file. Out: a `Description`.
+"""
 
 import json
 import math
@@ -10,7 +13,7 @@ from clients.images.looks import Background, Looks
 from clients.images.prepare import Preprocessing
 from common.framing import Framing
 
-FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # raised by another kind of model
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # `describe` raises them for another kind of model
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,9 @@ class Description:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     preprocessing: Preprocessing
     temperature: float  # divides the logits before softmax
-    looks: Looks | None  # of the photos that it was trained on
-    framing: Framing | None  # of a model of another origin
-    least_evidence: float | None  # of a picture of its labels; None: not calibrated
+    looks: Looks | None  # of the training photos; None: unknown
+    framing: Framing | None  # of a model that this project has not trained
+    least_evidence: float | None  # that pictures of the labels have; None: not calibrated
 
     def rejects(self, evidence: float, suits: bool) -> bool:
         """Whether a picture shows none of the labels. `suits`: it looks as the training pictures did."""
@@ -30,7 +33,7 @@ class Description:
 
 
 def describe(parameters: Mapping[str, str]) -> Description:
-    """Raises FOREIGN."""
+    """Raises FOREIGN unless the exporter has written the parameters."""
     config = json.loads(parameters["model_config"])
     labels = tuple(str(label) for label in config["labels"])
     height, width = (int(side) for side in config["image_size"])
@@ -52,7 +55,7 @@ def describe(parameters: Mapping[str, str]) -> Description:
 
 
 def _looks(config: Mapping[str, Any]) -> Looks | None:
-    """None for older models, and where backgrounds differ."""
+    """None for older models and for training pictures with different backgrounds."""
     background, fill = config.get("background"), config.get("fill")
     if background is None:
         return None

@@ -1,4 +1,4 @@
-"""One line each, with the file, address or model. Imports nothing of clients/."""
+"""The clients' errors: a message is one line with the file, address or model. Imports nothing of clients/."""
 
 
 class ClientError(Exception):
@@ -10,7 +10,7 @@ class InvalidImage(ClientError):
 
 
 class BlankImage(InvalidImage):
-    """No ink: one colour, or noise."""
+    """The picture has no ink: it is one colour, or noise."""
 
 
 class ServerUnavailable(ClientError):
@@ -26,15 +26,15 @@ class ServerBusy(ServerUnavailable):
 
 
 class ModelNotFound(ClientError):
-    """No model of this name, no model at all, or no name where models have different labels."""
+    """The server has no model of this name, or none at all, or models of different labels and no name was given."""
 
 
 class ModelNotReady(ClientError):
-    """In the repository but not loaded."""
+    """The model is in the repository but not loaded."""
 
 
 class ModelMismatch(ClientError):
-    """No classifier as this project publishes them."""
+    """The model is no classifier that this project has published."""
 
 
 class DeadlineExceeded(ClientError):

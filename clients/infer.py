@@ -1,4 +1,4 @@
-"""The command line: pictures in, labels with probabilities out, in order and flat memory.
+"""The command line: pictures in, labels with probabilities out, in order and in bounded memory.
 
 Exit codes: 0 all answered; 1 images failed, named on standard error; 2 usage; 3 server failed; 4 answers rejected;
 130 interrupted; 141 output closed by its reader.
@@ -122,7 +122,7 @@ def _run(
     model: str | None,
     to_print: Callable[[], Printer],
 ) -> int:
-    """The exit code."""
+    """Prints all answers and returns the exit code."""
     from clients.classifier import Classifier
     from clients.images.pictures import Pictures
     from clients.printing import printable
@@ -131,9 +131,9 @@ def _run(
     try:
         truths = None if labels is None else _read_labels(paths, labels)
         with closing(to_print()) as printer:
-            found = Pictures(paths, printer.failed, printer.noted)
-            printer.expect(found.count)
-            pictures = iter(found)
+            source = Pictures(paths, printer.failed, printer.noted)
+            printer.expect(source.count)
+            pictures = iter(source)
             first = next(pictures, None)
             if first is not None:
                 with Classifier(options, model) as classifier:
@@ -224,7 +224,7 @@ class _Answering:
             self.printer.print_accuracy(correct, answered, len(self.truths))
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """Images (C, H, W)."""
+        """Yields the pictures' inputs, uint8 (C, H, W)."""
         from clients.printing import Item
 
         model = self.classifier.model

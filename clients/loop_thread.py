@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: coroutines for callers that have none."""
+"""Runs coroutines for callers without an event loop, on a loop in a separate thread."""
 
 import asyncio
 import concurrent.futures
@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines on an event loop of its own, for any thread."""
+    """An event loop in a thread named `name`; any thread may give it coroutines."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
@@ -32,7 +32,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Raises RuntimeError after `stop` and in a forked child."""
+        """Starts the coroutine. Raises RuntimeError after `stop` and in a forked child."""
         if not self._loop.is_closed():  # first: a forked child may inherit a held lock
             with self._order:
                 if not self._stopped:
@@ -41,11 +41,11 @@ class LoopThread:
         raise RuntimeError("expected an open classifier of this process, found a closed or forked one")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """An interrupt cancels the coroutine."""
+        """Waits for the coroutine's result. KeyboardInterrupt cancels the coroutine."""
         return result_of(self.submit(coroutine))
 
     def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """Cancels all coroutines, then runs `farewell`."""
+        """Cancels all coroutines, runs `farewell` and ends the thread."""
         if self._loop.is_closed():
             return
         with self._order:
@@ -63,7 +63,7 @@ def result_of(future: "concurrent.futures.Future[T]") -> T:
     except concurrent.futures.CancelledError:
         raise RuntimeError("the classifier was closed while a request was under way") from None
     finally:
-        future.cancel()  # only after an interrupt
+        future.cancel()  # has an effect only after an interrupt
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

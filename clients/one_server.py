@@ -1,6 +1,6 @@
 """A Triton server at one address: calls over tritonclient's asyncio client, with the errors of clients.errors.
 
-Proxy variables and redirects are ignored.
+The proxy variables of the environment are ignored, redirects are refused.
 """
 
 import os
@@ -14,12 +14,12 @@ from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, 
 from clients.options import Options, Tls
 
 _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
-_PASSING = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # busy or starting, or a proxy says so
+_PASSING = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # a server or a proxy that is busy or starting
 _BUSY_WORDS = re.compile(r"maximum queue size|timeout expired|overload|overflow|too busy|too many", re.IGNORECASE)
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
 # gRPC gives an unreachable server the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
-_WORDLESS = "client received an empty response from the server."  # tritonclient's, without the status
+_WORDLESS = "client received an empty response from the server."  # tritonclient's message, which omits the status
 _LONGEST_WORDS = 500  # characters
 # By default gRPC pauses up to two minutes before it redials.
 _GRPC_OPTIONS = [
@@ -32,7 +32,7 @@ _GRPC_OPTIONS = [
 
 
 class Server:
-    """One address."""
+    """The Triton server at one address. Raises ServerUnavailable for unreadable TLS files."""
 
     def __init__(self, address: str, options: Options) -> None:
         self.address = address
@@ -64,6 +64,7 @@ class Server:
         return settings
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Calls the method of tritonclient. Raises ServerUnavailable, ServerBusy, ModelNotFound and ServerError."""
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -115,7 +116,7 @@ class Server:
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext | None:
-    """Raises OSError, as ssl's errors are."""
+    """Raises OSError for unreadable PEM files: ssl's errors are OSErrors."""
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=tls.ca_file)
@@ -131,7 +132,7 @@ def check_address(address: str) -> None:
 
 
 def _no_redirects() -> Any:
-    """aiohttp would send images and keys on, to any host."""
+    """Makes aiohttp refuse redirects: it would send images and keys to whatever host they name."""
     import aiohttp
 
     async def refuse(*unused: object) -> None:
@@ -147,7 +148,7 @@ Errors = tuple[type[Exception], ...]
 
 
 def _failures(is_http: bool) -> tuple[Errors, Errors]:
-    """tritonclient's exceptions for broken connections, and for garbled answers."""
+    """What tritonclient raises for broken connections, and for answers that are not Triton's."""
     if not is_http:
         return (OSError,), (ValueError, TypeError, LookupError)
     import aiohttp
@@ -161,7 +162,7 @@ def _reason(error: Exception) -> str:
     if not isinstance(cause, OSError) or isinstance(error, ssl.SSLError):
         return str(error)
     if isinstance(cause, socket.gaierror) or not cause.errno:
-        return cause.strerror or str(cause) or "the connection ended"  # as where TLS meets a server without it
+        return cause.strerror or str(cause) or "the connection ended"  # such as TLS to a server without TLS
     return os.strerror(cause.errno)
 
 

@@ -1,4 +1,4 @@
-"""What all clients of the server may choose, with the defaults; light to import, for the command line."""
+"""The options of all clients of the server, with their defaults; light to import, for the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ class Tls:
     """PEM files; the server's certificate is always verified.
 
     ca_file:          trusted authorities; default: the system's.
-    certificate_file: the client's own, with its private key in key_file.
+    certificate_file: the client's certificate; key_file has its private key.
+    Raises ValueError for a certificate without key or a key without certificate.
     """
 
     ca_file: str | None = None
@@ -32,9 +33,9 @@ class Options:
     """Raises ValueError for an invalid option; connecting checks the addresses.
 
     url:           HOST:PORT, or several with commas for failover. Default: Triton's local port.
-    timeout_s:     per request, retries included.
-    retry_s:       of timeout_s, for retries at an absent or busy server.
-    open_retry_s:  replaces retry_s while opening.
+    timeout_s:     seconds per request, retries included.
+    retry_s:       seconds, at most timeout_s, in which an absent or busy server is asked again.
+    open_retry_s:  replaces retry_s while a classifier opens.
     batch_size:    most images per request, within the model's limit.
     concurrency:   most requests at a time; twice as many batches are in memory.
     tls, headers:  for guarded servers.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Answer:
-    """Logits (b, classes) of one request."""
+    """The server's answer to one request of b images: float32 logits (b, classes)."""
 
     logits: NDArray[np.float32]
     version: str
@@ -17,7 +17,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities follow `labels` and sum to 1. `evidence`: log(sum(exp(logits))), low for pictures of no label."""
+    """`probabilities` have the order of `labels` and sum to 1.
+
+    `evidence`: log(sum(exp(logits))), low for pictures that show none of the labels.
+    """
 
     label: str
     probability: float
@@ -34,8 +37,9 @@ class Prediction:
 
 
 def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> list[Prediction]:
-    """A temperature fitted on held-out images makes confidence agree with accuracy; it changes no label.
+    """An answer to b images -> b predictions.
 
+    A temperature fitted on held-out images makes confidence agree with accuracy; it changes no label.
     Guo, Pleiss, Sun, Weinberger, On Calibration of Modern Neural Networks, 2017.
     """
     best, rows = answer.logits.argmax(axis=1).tolist(), probabilities(answer.logits, temperature).tolist()
@@ -58,8 +62,8 @@ def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np
 def top_probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
     """(n, classes) -> each row's largest probability (n,), about four times as fast as `probabilities`.
 
-    It is 1 / sum(exp((logits - largest logit) / temperature)). Columns are contiguous: rows of ten are too short for
-    vectors.
+    It is 1 / sum(exp((logits - largest logit) / temperature)). The sum runs over contiguous columns: rows of ten are
+    too short for vector instructions.
     """
     columns = np.ascontiguousarray(logits.T)
     return np.asarray(1 / np.exp((columns - columns.max(axis=0)) / np.float32(temperature)).sum(axis=0))

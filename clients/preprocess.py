@@ -1,4 +1,4 @@
-"""Any picture in, the uint8 image that a model reads out."""
+"""Preprocessing for other programs. In: any picture. Out: the uint8 image (C, H, W) that a model reads."""
 
 from clients.errors import BlankImage, ClientError, InvalidImage
 from clients.images.decode import read_image

@@ -23,16 +23,17 @@ Limit = float | Literal["auto"]
 class Item:
     name: str
     pixels: NDArray[np.uint8]  # the model's input (C, h, w)
-    shape: int  # from 1; 1 without --split
-    shapes: int
+    shape: int  # number of the shape in its picture, from 1; 1 without --split
+    shapes: int  # in the picture
     suits: bool = True  # looks as the model's training pictures do
 
 
 class Printer:
     """Prints in the form text, picture, json or csv, in a terminal with a progress bar on standard error.
 
-    split:        an answer is of one shape.
-    reject_below: marks less probable answers, auto those that the model itself rejects; `rejected` counts them.
+    split:        a picture has an answer per shape.
+    reject_below: answers with a lower probability are rejected, with "auto" those that the model's threshold rejects;
+                  `rejected` counts them.
     """
 
     def __init__(self, form: str, top: int | None, split: bool, reject_below: Limit | None) -> None:
@@ -47,7 +48,7 @@ class Printer:
         self._bar: Any = None
 
     def expect(self, total: Callable[[], int | None]) -> None:
-        """`total` counts the pictures, None: there are many; it is called only for the bar."""
+        """`total` counts the pictures, or returns None for too many; it is called only if there is a progress bar."""
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -164,14 +165,14 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """Terminals have 24 greys."""
+    """A block of two grey or RGB colours; grey levels become the 24 greys of terminals."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"
 
 
 def _is_light(levels: list[int]) -> bool:
-    """By ITU-R BT.601."""
+    """Whether the brightness of grey or RGB, by ITU-R BT.601, is at least 128."""
     weights = (1000,) if len(levels) == 1 else (299, 587, 114)
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 
@@ -183,5 +184,5 @@ def _row(values: Sequence[object]) -> str:
 
 
 def printable(text: str) -> str:
-    """One line; escapes unprintable characters as Python's strings do."""
+    """The text as one line: unprintable characters are escaped as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""Command line: every served version is asked its sample. Out: one JSON object per probe and an exit code."""
+"""Command line: sends every served version its sample. Out: one JSON object per probe and an exit code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def probe(
 ) -> None:
     """Ask every served version its sample; print JSON; exit code 1 for a wrong answer or none."""
     if every is not None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else a container's first process ignores it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else SIGTERM ends no first process of a container
     try:
         headers = parse_headers(header)
     except ValueError as error:

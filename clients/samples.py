@@ -1,9 +1,10 @@
-"""The question for a served version, and the judgement of its answer.
+"""Finds the question that a probe asks a served version, and judges the answer.
 
 In: the version's configuration and, if the files are at hand, its folder with sample.npz and manifest.json, as
-export/publishing/ writes them. Out: a `Question`; right, wrong or not compared.
+export/publishing/ writes them. Out: a `Question`; a judgement: right, wrong or not compared.
 
-A version without a sample is asked another version's: it must answer in numbers. Without any it is asked zeros.
+A version without a sample is asked another version's sample, and its answer need only be finite. If no version has a
+sample, zeros are asked.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ Array = NDArray[np.generic]
 
 DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 DTYPES |= {f"{sign}INT{size}": f"<{sign.lower() or 'i'}{size // 8}" for sign in ("", "U") for size in (8, 16, 32, 64)}
-BYTES = {"BF16": 2, "STRING": 4}  # a string's length
-# Of a float32 logit of this project: TF32 moves a logit of 10 by up to 0.005.
+BYTES = {"BF16": 2, "STRING": 4}  # of an element; an empty string is its length in 4 bytes
+# For logits of this project's models: TF32 moves a logit of 10 by up to 0.005.
 LOGIT_TOLERANCE = 0.01
-# Of an output's largest number: in a batch with others a dynamically quantised network moved by 0.006.
+# Share of an output's largest number: a dynamically quantised network, in a batch with other requests, moved by 0.006.
 SHARED_BATCH_TOLERANCE = 0.02
 
 Judged = tuple[Literal["right", "wrong", "not compared"], float | None, str]  # state, largest error, reason
@@ -40,7 +41,7 @@ UNREADABLE = (Damaged, ValueError, LookupError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class Expected:
-    """Of an output. `values` None: any finite numbers. `tolerance` None: only the class counts."""
+    """What an output must be. `values` None: any finite numbers. `tolerance` (absolute) None: of the same class."""
 
     values: Array | None = None
     tolerance: float | None = None
@@ -48,7 +49,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Question:
-    """`inputs` None: zeros. `expected`: by output."""
+    """`inputs` and `expected` by tensor; `inputs` None: zeros are sent."""
 
     inputs: Mapping[str, Array] | None
     expected: Mapping[str, Expected]
@@ -58,7 +59,7 @@ class Question:
         return any(each.values is not None for each in self.expected.values())
 
     def asked_of_another(self) -> Question:
-        """Its numbers are not this version's, but where they are finite this version's must be."""
+        """The question for another version, which must answer finite numbers where this version does."""
         finite = [
             name for name, each in self.expected.items() if each.values is not None and np.isfinite(each.values).all()
         ]
@@ -66,9 +67,12 @@ class Question:
 
 
 def question(config: Mapping[str, Any], version: str, model_dir: Path | None) -> Question:
-    """`config`: Triton's, as JSON; `model_dir`: the model's folder. Raises what foreign JSON does."""
-    if model_dir and (own := _stored_beside(config, model_dir / version)):
-        return own
+    """`config`: Triton's configuration as JSON; `model_dir`: the model's folder, None if not at hand.
+
+    Raises LookupError, TypeError, ValueError, AttributeError or zlib.error for a configuration of another form.
+    """
+    if model_dir and (sample := _stored_beside(config, model_dir / version)):
+        return sample
     stored = _stored_in(config, version)
     if model_dir and not stored.compares:
         others = (_stored_beside(config, model_dir / number) for number in _others(model_dir, version))
@@ -78,13 +82,13 @@ def question(config: Mapping[str, Any], version: str, model_dir: Path | None) ->
 
 
 def _others(model_dir: Path, version: str) -> Iterator[str]:
-    """Newest first."""
+    """The model's other versions, the newest first."""
     with suppress(OSError):
         yield from (str(number) for number in reversed(versions(model_dir)) if str(number) != version)
 
 
 def _stored_beside(config: Mapping[str, Any], folder: Path) -> Question | None:
-    """None without a sample that fits the model."""
+    """The question from sample.npz in a version's folder, None without a sample that fits the model."""
     try:
         return _read(config, folder)
     except UNREADABLE:
@@ -105,18 +109,18 @@ def _read(config: Mapping[str, Any], folder: Path) -> Question | None:
 
 
 def _tolerance(manifest: Mapping[str, Any], config: Mapping[str, Any], name: str, values: Array) -> float | None:
-    """The manifest's belongs to the file alone; in a server a batch holds other requests too."""
-    given, own = manifest["sample_tolerance"][name], "model_config" in manifest
-    if given is None or (own and "HINT_BF16" in config.get("parameters", {})):
+    """At least the manifest's, which was measured on the file alone: in a server a batch holds other requests too."""
+    given, is_ours = manifest["sample_tolerance"][name], "model_config" in manifest
+    if given is None or (is_ours and "HINT_BF16" in config.get("parameters", {})):
         return None
-    if own:
+    if is_ours:
         return max(float(given), LOGIT_TOLERANCE)
     numbers = np.abs(values.astype(np.float64))
     return max(float(given), SHARED_BATCH_TOLERANCE * float(numbers[np.isfinite(numbers)].max(initial=0.0)))
 
 
 def _stored_in(config: Mapping[str, Any], version: str) -> Question:
-    """Of the parameter `probe`, which has an image and the logits of some versions."""
+    """The question from the parameter `probe`, which has an image and the logits of some versions."""
     stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
     if stored == {}:
         return Question(None, {})
@@ -129,13 +133,13 @@ def _stored_in(config: Mapping[str, Any], version: str) -> Question:
 
 
 def _shape(config: Mapping[str, Any], given: Mapping[str, Any]) -> list[int]:
-    """Of one row."""
+    """An input's shape for one row, with 1 for open sizes."""
     sizes = [max(1, int(size)) for size in given["dims"]]
     return [1, *sizes] if config.get("max_batch_size", 0) > 0 else sizes
 
 
 def request(config: Mapping[str, Any], inputs: Mapping[str, Array] | None) -> tuple[bytes, bytes]:
-    """JSON and binary part."""
+    """The JSON part and the binary part of an inference request."""
     tensors, contents = [], []
     for each in config["input"]:
         if inputs is not None and each["name"] not in inputs and each.get("optional"):
@@ -156,25 +160,25 @@ def _zeros(config: Mapping[str, Any], given: Mapping[str, Any], kind: str) -> tu
 
 
 def _content(config: Mapping[str, Any], array: Array) -> tuple[list[int], bytes]:
-    """A number for each row has the size 1 in a server."""
+    """Shape and bytes of an input. Triton has no scalars: one number per row gets the size 1."""
     batch = 1 if config.get("max_batch_size", 0) > 0 else 0
     return [*array.shape[:batch], *(array.shape[batch:] or [1])], array.tobytes()
 
 
 def outputs(answer: bytes, header_bytes: int) -> dict[str, Array]:
-    """Of Triton's answer with binary data: the numbers of each output, in one row; no text."""
-    found, start = {}, header_bytes
+    """Triton's answer, with `header_bytes` of JSON before binary data -> flat arrays by output, without text."""
+    arrays, start = {}, header_bytes
     for each in json.loads(answer[:header_bytes])["outputs"]:
         size = each["parameters"]["binary_data_size"]
         if each["datatype"] in DTYPES:
             count = prod(each["shape"])
-            found[each["name"]] = np.frombuffer(answer[start : start + size], DTYPES[each["datatype"]], count)
+            arrays[each["name"]] = np.frombuffer(answer[start : start + size], DTYPES[each["datatype"]], count)
         start += size
-    return found
+    return arrays
 
 
 def judged(expected: Mapping[str, Expected], found: Mapping[str, Array]) -> Judged:
-    """Raises LookupError and ValueError for missing outputs and numbers."""
+    """Raises LookupError for a missing output, ValueError for missing or extra numbers."""
     worst = 0.0
     for name, each in expected.items():
         if each.values is None:
@@ -193,7 +197,7 @@ def judged(expected: Mapping[str, Expected], found: Mapping[str, Array]) -> Judg
 
 
 def _largest_error(name: str, expected: Array, found: Array) -> float:
-    """NaN or infinity unless the same numbers are finite in both."""
+    """The largest absolute error; NaN or infinity if the two differ in which numbers are finite."""
     if expected.size != found.size:
         raise ValueError(f"{found.size} numbers in {name} for {expected.size}")
     wanted, numbers = expected.astype(np.float64).ravel(), found.astype(np.float64)

@@ -1,4 +1,4 @@
-"""A server's models. Models without a description are listed, never chosen."""
+"""Lists a server's models and chooses one of them. Models without a description are listed, never chosen."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ class ServedModel(Description):
     name: str
     max_batch_size: int
     test_accuracy: float | None  # between 0 and 1
-    versions: tuple[str, ...]  # ready; the last answers
+    versions: tuple[str, ...]  # the ready versions; the last answers requests
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """The model if ready and described, else the reason."""
+    """`model` is None if the model is not ready or has no description; `reason` says why."""
 
     name: str
     model: ServedModel | None
@@ -31,7 +31,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """Of the ready models the best; raises ModelNotFound if their labels differ."""
+    """The best of the ready models. Raises ModelNotFound if none is ready or their labels differ."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -57,7 +57,7 @@ def _with_labels(model: ServedModel) -> str:
 
 
 def best(models: Sequence[ServedModel]) -> ServedModel:
-    """The most accurate, transformers before CNNs, then the first."""
+    """The most accurate transformer, else the most accurate CNN; the first of several."""
     return max(models, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
 
 
@@ -74,9 +74,10 @@ async def find(connection: Connection, name: str) -> ServedModel:
 
 
 async def _instead_of(connection: Connection, name: str) -> str:
-    """The models there with their labels, and which of them the name may mean: nearly its own, or a label's.
+    """Tells the server's models with their labels, and a model with nearly this name or with a label of this name.
 
-    Else what to type: without a key, a server lists only what it has loaded.
+    Without such a model it tells how to serve `name`, which may be unloaded: without a key, a server lists only loaded
+    models.
     """
     listed = await list_all(connection)
     there = ", ".join(_with_labels(each.model) if each.model else each.name for each in listed) or "nothing"
@@ -113,7 +114,7 @@ def _state(entries: list[dict[str, Any]]) -> str:
 
 
 def _serve_it(entries: list[dict[str, Any]]) -> str:
-    """What to type for a model that nobody has loaded: a server's index lists it without a state."""
+    """Tells how to serve a model that nobody has loaded: a server's index lists it without a state."""
     unloaded = [entry for entry in entries if not entry.get("state")]
     if not unloaded:
         return ""

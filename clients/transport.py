@@ -24,7 +24,10 @@ _SAVED_SHARE, _MOST_SAVED = 0.1, 10.0
 
 
 class Connection:
-    """For the running event loop; raises ServerUnavailable for an invalid address and unreadable TLS files."""
+    """Asks the servers of `options`, in the running event loop.
+
+    Raises ServerUnavailable for an invalid address and for unreadable TLS files.
+    """
 
     def __init__(self, options: Options) -> None:
         self.retry_s = options.retry_s
@@ -42,7 +45,7 @@ class Connection:
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version; of the ready versions where the index wants a key."""
+        """Name, version, state and reason of every version; only of the ready versions if the index needs a key."""
         try:
             index = await self._ask("get_model_repository_index", **self._as_json)
             entries = index if self._is_http else index.get("models", [])
@@ -73,7 +76,7 @@ class Connection:
         return answer
 
     async def infer(self, name: str, batch: NDArray[np.uint8]) -> tuple[NDArray[np.float32], str]:
-        """(b, 1, 28, 28) -> logits (b, classes) and the version that answered."""
+        """uint8 (b, C, H, W) -> float32 logits (b, classes) and the version that answered."""
         tensor = self._triton.InferInput(INPUT, list(batch.shape), "UINT8")
         tensor.set_data_from_numpy(np.asarray(batch))  # a masked array would send its fill value
         result = await self._ask("infer", name, [tensor], outputs=[self._triton.InferRequestedOutput(OUTPUT)])
@@ -109,7 +112,7 @@ class Connection:
                 return answer
 
     async def _ask_round(self, end_s: float, method: str, *arguments: Any, **options: Any) -> Any:
-        """The server that answers becomes first."""
+        """Asks one server after the other. A server that does not answer becomes the last."""
         for left, server in zip(range(len(self._servers), 0, -1), [*self._servers], strict=True):
             patience_s = (end_s - asyncio.get_running_loop().time()) / left
             try:
@@ -143,7 +146,7 @@ class _RetryBudget:
 
 
 def _pauses_s() -> Iterator[float]:
-    """Each is twice the last, less up to half at random."""
+    """Random pauses between half and all of a bound, which doubles with every pause."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield random.uniform(pause_s / 2, pause_s)

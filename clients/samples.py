@@ -71,8 +71,8 @@ def question(config: Mapping[str, Any], version: str, model_dir: Path | None) ->
 
     Raises LookupError, TypeError, ValueError, AttributeError or zlib.error for a configuration of another form.
     """
-    if model_dir and (sample := _stored_beside(config, model_dir / version)):
-        return sample
+    if model_dir and (from_sample := _stored_beside(config, model_dir / version)):
+        return from_sample
     stored = _stored_in(config, version)
     if model_dir and not stored.compares:
         others = (_stored_beside(config, model_dir / number) for number in _others(model_dir, version))
@@ -197,7 +197,7 @@ def judged(expected: Mapping[str, Expected], found: Mapping[str, Array]) -> Judg
 
 
 def _largest_error(name: str, expected: Array, found: Array) -> float:
-    """The largest absolute error; NaN or infinity if the two differ in which numbers are finite."""
+    """The largest absolute error; NaN or infinity if the two differ in a number that is not finite."""
     if expected.size != found.size:
         raise ValueError(f"{found.size} numbers in {name} for {expected.size}")
     wanted, numbers = expected.astype(np.float64).ravel(), found.astype(np.float64)

@@ -1,9 +1,9 @@
-"""Untrusted files to pictures, in bounded memory.
+"""Decodes untrusted files to pictures, in bounded memory.
 
 In: a path or an open binary file. Out: a Pillow picture, or InvalidImage.
 
 The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million by default: 360 MB for PNG and TIFF in colour, 1.4 GB for WebP.
-A reader of strangers' pictures sets a lower one, `most_pixels`.
+A reader of strangers' pictures sets a lower limit, `most_pixels`.
 """
 
 import os
@@ -17,7 +17,7 @@ from clients.errors import InvalidImage
 # Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-DRAFTED = "drafted"  # in a picture's info: decoded smaller than it is
+DRAFTED = "drafted"  # key in a picture's info: whether it was decoded at a reduced size
 _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
@@ -27,9 +27,10 @@ def read_image(
     most_pixels: int | None = None,
     whole: bool = False,
 ) -> Image.Image:
-    """Returns the first page or frame, upright by its EXIF data; of several `noted` is told.
+    """Returns the first page or frame, upright by its EXIF data; calls `noted` with a text if there are several.
 
-    `most_pixels` are held at once: a JPEG may be larger where it is decoded smaller, unless it is wanted `whole`.
+    most_pixels: limit of the pixels in memory; a larger JPEG passes if it is decoded at a reduced size.
+    whole: decodes a JPEG at its full size.
     Raises InvalidImage for a missing, empty or damaged file, a format not in FORMATS, too many pixels, and another
     type of `source`; MemoryError where the process has a limit.
     """
@@ -68,7 +69,7 @@ def read_image(
 
 
 def _has_more_pages(image: Image.Image) -> bool:
-    """Not by `n_frames`, which reads a whole file."""
+    """Whether there is a second page or frame; `n_frames` would read the complete file."""
     if image.format == "MPO":  # a phone's JPEG, whose second picture is a preview
         return False
     try:

@@ -1,4 +1,4 @@
-"""Pictures of drawings to images for models of ink.
+"""Turns pictures of drawings into images for models of ink.
 
 MNIST's recipe (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to a 20x20 box, with its
 aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field.
@@ -20,7 +20,7 @@ _DRAWN_SIDE = 4  # times the box; strokes are widened at this scale
 
 
 def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDArray[np.uint8]:
-    """One digit to an image as of MNIST.
+    """Turns the picture of a digit into an image like MNIST's.
 
     image: upright, any mode and size; dark on light, light on dark, or transparent.
     size:  (height, width) in pixels.
@@ -34,9 +34,10 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
 def drawing_inputs(
     image: Image.Image, size: tuple[int, int] = (28, 28), split: bool = False
 ) -> tuple[NDArray[np.uint8], int, tuple[str, ...]]:
-    """As `to_model_input`, for a line of digits.
+    """As `to_model_input`, also for a line of digits.
 
-    Returns uint8 (n, 1, height, width), with `split` an image per shape, left to right; the number of shapes; notes.
+    Returns uint8 (n, 1, height, width): one image, or with `split` an image per shape, left to right; the number of
+    shapes; notes for the user.
     """
     try:
         ink, notes = find_ink(to_grey(image))
@@ -59,14 +60,14 @@ def _fit(ink: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _stroke_width(ink: Pixels) -> float:
-    """Mean, in pixels, of (h, w): 2 area / outline, with outline = pi/4 pixel edges (Crofton's formula)."""
+    """Mean stroke width of ink (h, w) in pixels: 2 area / outline, outline = pi/4 pixel edges (Crofton's formula)."""
     mask = np.pad(ink > 0.5 * ink.max(), 1)
     edges = np.count_nonzero(np.diff(mask, axis=0)) + np.count_nonzero(np.diff(mask, axis=1))
     return 2 * np.count_nonzero(mask) / (np.pi / 4 * edges)
 
 
 def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
-    """Mode "F"; strokes become wider by `missing` pixels."""
+    """Draws a picture of mode "F" larger, with strokes wider by `missing` of its pixels."""
     drawn = picture.resize(scaled_to(picture.size, _DRAWN_SIDE * box), Image.Resampling.BOX)
     reach = round(missing / 2 * max(drawn.size) / max(picture.size))
     wide = Image.new("F", (drawn.width + 2 * reach, drawn.height + 2 * reach))

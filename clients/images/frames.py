@@ -1,4 +1,4 @@
-"""Printed frames around digits, as forms have them.
+"""Finds and erases printed frames around digits, as forms have them.
 
 In: the mask of a picture's strokes. Out: the pixels of frames, and the picture without them. A frame encloses other
 ink, or has four straight sides with ink between them: no handwritten digit has either.
@@ -12,16 +12,16 @@ from PIL import Image, ImageFilter
 
 from clients.images.parts import Mask, label
 
-_ENCLOSED = 0.35  # of a frame's height or width; less inside is the dot of a zero
-_STRAIGHT = 0.8  # of a straight side's length lies near it
-_NEAR = 0.12  # of the part's longer side; a frame may be turned a little
-_THICK = 0.2  # of the length of its sides; a thicker line is a stroke
-_THIN = 0.09  # of the part's longer side, for the line of a frame without other ink
-_STRAY = 0.05  # of a frame's pixels; a zero of straight lines has no more beside them
-CERTAIN = 60.0  # grey levels of contrast of ink that a frame alone encloses: the fill of a zero has less
-_MARGIN = 1 / 170  # of the picture's longer side, erased beside a frame: its soft edge
-_BORDER = 40.0  # grey levels between the lines at a picture's border and its paper
-_BORDER_SHARE = 0.12  # of a side that such lines may take
+_ENCLOSED = 0.35  # of a frame's height or width; smaller ink inside is the dot of a zero
+_STRAIGHT = 0.8  # of a side's length must lie near the part's edge
+_NEAR = 0.12  # of the part's longer side: so far from its edge, as a frame may be turned a little
+_THICK = 0.2  # of the part's shorter side; a thicker line is a stroke
+_THIN = 0.09  # of the part's longer side; the lines of an empty frame are thinner
+_STRAY = 0.05  # of the pixels of an empty frame's lines; the part has fewer pixels beside them
+CERTAIN = 60.0  # grey levels; ink inside has more contrast, else the frame may be a zero and the ink its fill
+_MARGIN = 1 / 170  # of the picture's longer side, erased beside a frame's lines: their soft edge
+_BORDER = 40.0  # grey levels between paper and the lines at a picture's border
+_BORDER_SHARE = 0.12  # of a picture's side that such lines may take
 
 TAKEN_AWAY = "a frame around the ink is taken away"
 TAKEN_FOR_INK = "a frame around the ink may be taken for ink; crop the picture inside the frame"
@@ -29,14 +29,14 @@ TAKEN_FOR_INK = "a frame around the ink may be taken for ink; crop the picture i
 
 @dataclass(frozen=True)
 class Frames:
-    """`lines`: the frames' pixels (h, w). `is_certain`: there is ink beside them."""
+    """`lines`: mask (h, w) of the frames' pixels. `is_certain`: a frame holds other ink of a digit's size."""
 
     lines: Mask
     is_certain: bool
 
 
 def find_frames(strokes: Mask) -> Frames | None:
-    """Strokes (h, w) -> the lines of all frames."""
+    """Strokes (h, w) -> the lines of all frames, or None."""
     parts, count = label(strokes)
     lines, is_certain = np.zeros_like(strokes), False
     for number in range(1, count + 1):
@@ -77,7 +77,7 @@ def _is_large(ink: Mask, shape: tuple[int, ...]) -> bool:
 
 
 def _sides(part: Mask) -> Mask | None:
-    """The lines of four straight sides (h, w), or None."""
+    """The mask (h, w) of a part's four straight sides, None if it has fewer or they are too thick."""
     reach = max(2, round(_NEAR * max(part.shape)))
     lines = np.zeros_like(part)
     for turns in range(4):
@@ -98,12 +98,12 @@ def _sides(part: Mask) -> Mask | None:
 
 
 def _is_thin(lines: Mask) -> bool:
-    """By the width of a rectangle's lines: area over length."""
+    """Whether a rectangle's lines are thin; their width is their area over their length."""
     return bool(np.count_nonzero(lines) < _THIN * max(lines.shape) * 2 * sum(lines.shape))
 
 
 def erased(grey: Image.Image, lines: Mask, paper: NDArray[np.float32]) -> Image.Image:
-    """Mode "L" -> the same with paper in place of the lines. Lines and paper: (h, w) of a view of the whole picture."""
+    """A copy of a picture of mode "L" with paper in place of the lines; `lines` and `paper` (h, w) may be smaller."""
     margin = max(1, round(max(lines.shape) * _MARGIN))
     wide = Image.fromarray(lines).convert("L").filter(ImageFilter.MaxFilter(2 * margin + 1))
     level = Image.fromarray(np.clip(paper, 0, 255).astype(np.uint8)).resize(grey.size)
@@ -113,7 +113,7 @@ def erased(grey: Image.Image, lines: Mask, paper: NDArray[np.float32]) -> Image.
 
 
 def without_border(grey: Image.Image) -> Image.Image:
-    """Mode "L" without lines along all four borders, as of a picture that is cut out along its frame."""
+    """Crops a picture of mode "L" that has lines along all four borders, as if cut out of a form; others stay."""
     levels = np.asarray(grey, dtype=np.float32)
     paper, most = float(np.median(levels)), max(1, int(_BORDER_SHARE * min(levels.shape)))
     if min(levels.shape) < 16:  # pixels
@@ -124,5 +124,5 @@ def without_border(grey: Image.Image) -> Image.Image:
         if not depth[0] or depth.all():
             return grey
         taken.append(int(depth.argmin()) + 1)
-    top, right, bottom, left = taken  # a quarter turn against the clock brings the right side up
+    top, right, bottom, left = taken  # np.rot90 brings the right side to the top
     return grey.crop((left, top, grey.width - right, grey.height - bottom))

@@ -1,4 +1,4 @@
-"""A picture to a model's input as the model's own processor resizes and crops.
+"""Resizes and crops a picture as the processor of a model does that this project has not trained.
 
 In: a picture and a `Framing`, which the exporter has read from a processor of transformers or timm. Out: uint8 pixels,
 within one grey level of that processor's. Sources: torchvision's Resize and CenterCrop, timm's ResizeKeepRatio.
@@ -16,7 +16,7 @@ _MOST_PIXELS = 1 << 24  # of an image between the steps: a long thin picture wou
 
 
 def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) -> NDArray[np.uint8]:
-    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); colours under transparency count, as there.
+    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); transparency is dropped, as those processors do.
 
     Raises InvalidImage for a colour space without RGB, for too thin a picture, and for too small a picture.
     """
@@ -40,7 +40,7 @@ def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) ->
 
 
 def _resized(rows: int, columns: int, framing: Framing) -> tuple[int, int]:
-    """Height and width."""
+    """The picture's height and width after resizing."""
     height, width = framing.size
     if framing.fit == "none":
         return rows, columns
@@ -54,9 +54,10 @@ def _resized(rows: int, columns: int, framing: Framing) -> tuple[int, int]:
 
 
 def _resampled(image: Image.Image, columns: int, rows: int, framing: Framing) -> Image.Image:
-    """timm leaves the order of the passes to Pillow; transformers runs torchvision's, columns first.
+    """Resizes in the library's order: in transformers (torchvision) columns come first, in timm Pillow decides.
 
-    The levels between them are bytes, so the order counts: up to 11 levels where one side grows and the other shrinks.
+    Levels are rounded to bytes after the first pass, so the order changes up to 11 levels where one side grows and the
+    other shrinks.
     """
     resample = Image.Resampling[framing.resample.upper()]
     if framing.like == "transformers" and columns != image.width:
@@ -65,14 +66,14 @@ def _resampled(image: Image.Image, columns: int, rows: int, framing: Framing) ->
 
 
 def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """The odd row or column goes below or to the right."""
+    """Pads a smaller picture on all sides; an odd row or column goes below or to the right."""
     left, top = max(0, width - image.width) // 2, max(0, height - image.height) // 2
     colour = fill[0] if image.mode == "L" else (fill[0], fill[1], fill[2])
-    whole = Image.new(image.mode, (max(width, image.width), max(height, image.height)), colour)
-    whole.paste(image, (left, top))
-    return whole
+    padded = Image.new(image.mode, (max(width, image.width), max(height, image.height)), colour)
+    padded.paste(image, (left, top))
+    return padded
 
 
 def _start(spare: int, framing: Framing) -> int:
-    """Half a pixel goes to the even number in timm."""
+    """The first row or column that is kept; timm rounds half a pixel to the even number."""
     return spare // 2 if framing.like == "transformers" else round(spare / 2)

@@ -1,4 +1,4 @@
-"""A picture of any mode to one grey channel in which ink and paper differ."""
+"""Turns a picture of any mode into one grey channel in which ink and paper differ."""
 
 import numpy as np
 from PIL import Image
@@ -10,7 +10,7 @@ _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 
 
 def to_grey(image: Image.Image) -> Image.Image:
-    """Raises InvalidImage for a colour space without grey (Lab)."""
+    """Any mode -> "L". Raises InvalidImage for a colour space without grey (Lab)."""
     image = eight_bits(image)
     try:
         if image.has_transparency_data:
@@ -28,7 +28,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
         deep = np.asarray(image)
         spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many devices use 10 to 14 bits
         return Image.fromarray((deep >> spare_bits).astype(np.uint8))
-    if image.mode in ("I", "F"):  # no defined range: take the picture's own
+    if image.mode in ("I", "F"):  # no defined range: take the picture's range
         with np.errstate(invalid="ignore"):  # converting NaN warns
             values = np.array(image, dtype=np.float32)
         np.nan_to_num(values, copy=False)

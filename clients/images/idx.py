@@ -5,6 +5,6 @@ from common import idx
 
 
 class IdxFile(idx.IdxFile):
-    """Raises InvalidImage."""
+    """An idx file whose errors are InvalidImage."""
 
     error = InvalidImage

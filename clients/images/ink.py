@@ -1,4 +1,4 @@
-"""Grey picture in, its ink out, without paper, shadows, ruled lines and specks.
+"""Finds the ink of a grey picture, without paper, shadows, ruled lines and specks.
 
 Arrays are float32 (height, width) in grey levels, 0 to 255.
 """
@@ -16,7 +16,7 @@ from clients.images.parts import Mask, label
 Pixels = NDArray[np.float32]
 Box = tuple[int, int, int, int]  # left, top, right, bottom, the last two exclusive
 
-MOST_FRAMES = 2  # of a picture, one in another
+MOST_FRAMES = 2  # in a picture, one inside the other
 LEAST_CONTRAST = 20.0  # grey levels
 FAINT = 0.1  # of the darkest ink; fainter is compression or shadow
 LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
@@ -24,7 +24,7 @@ LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
 _WORKING_SIDE = 512  # pixels of the searched view
 _BLURRED_FROM = 256  # pixels; in smaller pictures blur would erase strokes
 _PAPER_SIDE = 32  # pixels of the paper's view; light changes slowly
-_PAPER_WINDOW = 25  # of these pixels; such a window is mostly paper, and every second makes an odd number
+_PAPER_WINDOW = 25  # side, in these pixels; such a window is mostly paper; every second pixel: an odd number, 13 x 13
 _SHADOW = 2.5  # times darker than most of the paper
 _NOISE_MARGIN = 6.0  # standard deviations; a megapixel of Gaussian noise stays under 5.5
 _STRONG = 0.4  # of the darkest ink; every stroke reaches it somewhere
@@ -35,7 +35,7 @@ _MARGIN = 0.5  # of the ink's longer side, kept around it
 
 @dataclass(frozen=True)
 class Separated:
-    """`ink` and `paper` (h, w), 0 = no ink; `strokes`: the mask of the ink's parts; `box` of all strokes."""
+    """`ink` (h, w): contrast, 0 = none; `paper` (h, w): levels; `strokes`: mask of kept ink; `box`: around strokes."""
 
     ink: Pixels
     paper: Pixels
@@ -48,7 +48,7 @@ class Separated:
 
 
 def find_ink(grey: Image.Image) -> tuple[Pixels, tuple[str, ...]]:
-    """Mode "L" -> the ink's bounding box (h, w), 0 = paper, without frames around it; and notes. Raises BlankImage."""
+    """Mode "L" -> the ink in its bounding box (h, w), 0 = paper, without frames; notes. Raises BlankImage."""
     inside = without_border(grey)
     notes = {TAKEN_AWAY: inside is not grey}
     found, view = _closest(inside)
@@ -70,7 +70,7 @@ def find_ink(grey: Image.Image) -> tuple[Pixels, tuple[str, ...]]:
 
 
 def _closest(grey: Image.Image) -> tuple[Separated, Image.Image]:
-    """The ink, and the part of the picture that it was found in.
+    """Separates the ink; returns it and the part of the picture that was searched last.
 
     The search closes in until the ink fills the view: a small digit on a large sheet keeps its detail.
     """
@@ -89,7 +89,7 @@ def _closest(grey: Image.Image) -> tuple[Separated, Image.Image]:
 
 
 def separate(pixels: Pixels) -> Separated:
-    """Grey levels (h, w). Raises BlankImage."""
+    """Separates ink from paper in grey levels (h, w). Raises BlankImage."""
     paper = estimate_paper(pixels)
     away = pixels - paper
     edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
@@ -111,7 +111,7 @@ def separate(pixels: Pixels) -> Separated:
 
 
 def _in_full_light(paper: Pixels) -> Pixels:
-    """How much darker the paper's shadows are than most of it, (h, w): dark ink there has that much less contrast."""
+    """Factors (h, w) that undo shadows: where paper is darker than most of it, dark ink has less contrast."""
     light: Pixels = np.clip(np.median(paper) / np.maximum(paper, 1.0), 1 / _SHADOW, _SHADOW)
     return light
 
@@ -128,8 +128,8 @@ def _no_ink(contrast: float, noise: float) -> str:
 def estimate_paper(pixels: Pixels) -> Pixels:
     """The paper's level at every pixel (h, w).
 
-    A median over windows ignores ink and keeps a shadow's edge, but for the pixels between two of the small view: there
-    any level between the paper's beside it is paper.
+    The paper of a reduced picture is a median over windows, which ignores ink. At full size, a pixel's level counts as
+    paper if it lies between the levels of the paper around it, so a shadow's edge is kept.
     """
     height, width = pixels.shape
     picture = Image.fromarray(pixels)
@@ -153,7 +153,7 @@ def _windows(levels: Pixels, side: int) -> Pixels:
 
 
 def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
-    """Visible parts with strong ink. Faint lines that leave the picture are ruled lines or shadows."""
+    """The mask of visible parts with strong ink, without faint lines to the border: ruled lines or shadows."""
     core = ink > strong
     parts, count = label(visible & ~core)
     leaves = np.zeros(count + 1, dtype=bool)
@@ -190,6 +190,6 @@ def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
 
 
 def scaled_to(size: tuple[int, int], longer: int) -> tuple[int, int]:
-    """(width, height), aspect ratio kept."""
+    """(width, height) with `longer` as the longer side, aspect ratio kept."""
     width, height = (max(1, round(side * longer / max(size))) for side in size)
     return width, height

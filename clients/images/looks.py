@@ -1,7 +1,7 @@
-"""Whether a photo looks as the pictures did that its model was trained on.
+"""Judges whether a photo looks like the pictures that its model was trained on.
 
 In: a model's input uint8 (C, H, W) and its `Looks`. Out: the input, inverted if its background is the other way round,
-what the user should know, and whether it suits the model. models/data/looks.py measures training pictures alike.
+a note for the user, and whether it suits the model. models/data/looks.py measures training pictures in the same way.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 _DARK, _LIGHT = 64, 191  # levels of a border; between them it is neither
 _CONTRAST = 32  # levels between a thing and its border
-_OF_LEAST = 0.9  # of the least share that training pictures fill
+_OF_LEAST = 0.9  # of `Looks.fill` is enough
 
 Background = Literal["dark", "light"]
 
 
 @dataclass(frozen=True)
 class Looks:
-    """Of the training pictures. fill: the least share of the frame's width or height that their things fill."""
+    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fills."""
 
     background: Background
     fill: float
 
 
 class Suited(NamedTuple):
-    """`suits`: as far as can be seen, it is such a picture as the model was trained on."""
+    """`pixels`: uint8 (C, H, W); `note`: for the user; `suits`: no difference from training pictures was seen."""
 
     pixels: NDArray[np.uint8]
     note: str = ""
@@ -34,14 +34,14 @@ class Suited(NamedTuple):
 
 
 def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
-    """uint8 (C, H, W) -> the same or its inverse."""
-    found = background_of(pixels)
-    if looks is None or found is None:
+    """uint8 (C, H, W) -> the same pixels, or their inverse if the background is not that of `looks`."""
+    background = background_of(pixels)
+    if looks is None or background is None:
         return Suited(pixels)
     note = ""
-    if found != looks.background:
+    if background != looks.background:
         pixels = np.invert(pixels)
-        note = f"inverted: its background is {found}, that of the model's training pictures {looks.background}"
+        note = f"inverted: its background is {background}, that of the model's training pictures {looks.background}"
     if (share := _fill(pixels)) < _OF_LEAST * looks.fill:
         fills = f"fills {100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
         note = f"unlike the model's training pictures, so the answer may mean nothing: the thing {fills}; crop it"

@@ -1,4 +1,4 @@
-"""Connected parts, in own code: libraries are large or wrong (docs/decisions.md, Libraries weighed)."""
+"""Labels the connected parts of a mask; libraries for it are large or wrong (docs/decisions.md, Libraries weighed)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,8 @@ Parts = NDArray[np.intp]
 def label(mask: Mask) -> tuple[Parts, int]:
     """Mask (h, w) -> part numbers from 1, 0 outside, and their count; diagonals connect.
 
-    Runs in a row take the least number of touching runs, until nothing changes (Shiloach and Vishkin, An O(log n)
-    Parallel Connectivity Algorithm, 1982).
+    A run, pixels side by side in a row, takes the least number of the runs that touch it, until no number changes
+    (Shiloach and Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
     """
     height, width = mask.shape
     stride = width + 2  # a run ends with its row

@@ -1,4 +1,4 @@
-"""Paths in, file names out, in their order.
+"""Expands paths to file names, in the order of the paths.
 
 A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. A
 folder gives the image files in and below it, by suffix, without hidden files.
@@ -20,7 +20,7 @@ Report = Callable[[str, str], None]  # path, message
 
 
 def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]:
-    """Passes missing paths on.
+    """Yields file names. A missing path is passed on: reading it says why it fails.
 
     failed: called for folders and patterns without image files.
     noted:  called for folders with other files.
@@ -39,7 +39,7 @@ def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]
 
 
 def _matches(path: str, failed: Report) -> Iterator[str]:
-    """A folder comes before what is in it."""
+    """The paths that a pattern matches; a folder comes before its files."""
     if path == STANDARD_INPUT or os.path.lexists(path) or not glob.has_magic(path):
         yield path
         return
@@ -57,7 +57,7 @@ def has_image_suffix(name: str) -> bool:
 
 
 def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
-    """Own images first, then those of its folders; follows no links to folders."""
+    """The folder's images, then those of its subfolders; links to folders are not followed."""
     waiting, taken, left_out = [folder], 0, 0
     while waiting:
         current = waiting.pop()
@@ -84,7 +84,7 @@ def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
 
 
 def _may_be_file(path: str) -> bool:
-    """Also a link that leads nowhere or into a locked folder: reading says why."""
+    """Also true for a link that leads nowhere or into a locked folder: reading it says why it fails."""
     return os.path.isfile(path) or not os.path.exists(path)  # noqa: PTH110, PTH113
 
 

@@ -1,4 +1,4 @@
-"""Pictures to images for models of photos.
+"""Turns pictures into images for models of photos.
 
 Nothing is inverted: Fashion-MNIST's garments are light on black, so pictures for its models must be too. A picture of
 the model's size stays unchanged.
@@ -17,7 +17,7 @@ def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDA
 
     image: upright, any mode and size; transparent pixels become white.
     shape: (channels, height, width); 1 channel is grey, 3 are RGB.
-    Returns uint8 of that shape. Raises InvalidImage for other channels and colour spaces without RGB (Lab).
+    Returns uint8 of that shape. Raises InvalidImage for other numbers of channels and colour spaces without RGB (Lab).
     """
     channels, height, width = shape
     if channels not in (1, 3):

@@ -1,4 +1,4 @@
-"""Files in, pictures out one by one; an idx file gives every image."""
+"""Reads files and gives their pictures one by one; an idx file gives all its images."""
 
 import io
 import os
@@ -28,7 +28,7 @@ _LARGEST_STREAM = 1 << 27  # bytes
 
 @dataclass(frozen=True)
 class Picture:
-    """Named by its path; images of an idx file add [number]."""
+    """A picture named by its path, or by path[number] in an idx file."""
 
     name: str
     image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
@@ -44,15 +44,15 @@ class Picture:
     ) -> Prepared:
         """As `prepare_shapes`, but an idx image of the model's shape stays unchanged: models are trained on those."""
         if not isinstance(self.image, np.ndarray):
-            image = self.image if framing is None else self._whole(self.image)
+            image = self.image if framing is None else self._at_full_size(self.image)
             return prepare_shapes(image, shape, preprocessing, looks, split, framing)
         if framing is None and (1, *self.image.shape) == shape:
             check_ready(self.image, preprocessing)
             return Prepared(self.image[np.newaxis, np.newaxis])
         return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, looks, split, framing)
 
-    def _whole(self, image: Image.Image) -> Image.Image:
-        """Decoded in full: no processor of another origin reads a JPEG at half its size."""
+    def _at_full_size(self, image: Image.Image) -> Image.Image:
+        """Decodes a reduced JPEG again: the processors that a framing repeats read a JPEG at its full size."""
         if self.source is None or not image.info.get(DRAFTED):
             return image
         if isinstance(self.source, io.BytesIO):
@@ -61,9 +61,10 @@ class Picture:
 
 
 class Pictures:
-    """As `expand`; `failed` is also called for unreadable files, `noted` for files of several pages or frames.
+    """The pictures of paths, which are expanded and reported as by `expand`; iterate once.
 
-    Iterate once. The first names are held, further ones are read as they come.
+    `failed` is also called for unreadable files, `noted` for files of several pages or frames. The first SORTED names
+    are held in memory, further names are read as they come.
     """
 
     def __init__(self, paths: Sequence[str], failed: Report, noted: Report) -> None:
@@ -72,7 +73,7 @@ class Pictures:
         self._names = list(islice(self._further, SORTED))
 
     def count(self) -> int | None:
-        """By file names and idx headers; decodes nothing. None: there may be more than SORTED files."""
+        """The number of pictures by file names and idx headers, decoding nothing; None from SORTED files on."""
         return sum(map(_claimed, self._names)) if len(self._names) < SORTED else None
 
     def __iter__(self) -> Iterator[Picture]:

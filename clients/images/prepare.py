@@ -1,4 +1,4 @@
-"""A picture to the images that a model's config asks for: "ink" or "photo"."""
+"""Turns a picture into the images that a model reads, by the preprocessing in its config: "ink" or "photo"."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ Preprocessing = Literal["ink", "photo"]
 class Prepared:
     """images: uint8 (n, C, H, W). shapes: separate shapes in the picture, 1 for a photo. notes: for the user.
 
-    suits: a photo looks as those do that the model was trained on.
+    suits: the photo looks like those that the model was trained on; true if that was not judged.
     """
 
     images: NDArray[np.uint8]
@@ -50,9 +50,10 @@ def prepare_shapes(
     split: bool,
     framing: Framing | None = None,
 ) -> Prepared:
-    """Raises InvalidImage. A photo is inverted if its background is not that of `looks`.
+    """Upright picture, any mode and size -> the model's images. Raises InvalidImage.
 
-    `framing`: of another origin's model, whose own processor it repeats.
+    looks: a photo is inverted if its background is another. split: ink gives an image per separate shape.
+    framing: what the processor of a model does that this project has not trained; then `looks` does not count.
     """
     if preprocessing == "ink":
         return Prepared(*drawing_inputs(image, shape[1:], split))

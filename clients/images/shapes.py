@@ -1,4 +1,4 @@
-"""Ink in, its separate shapes out, left to right: the digits of a line.
+"""Divides ink into separate shapes, left to right: the digits of a line.
 
 Ink above other ink joins its shape, as the flag of a 5 does. Touching digits and lines of text are not split.
 """
@@ -13,7 +13,7 @@ _LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes
 
 
 def shapes_of(ink: Pixels) -> list[Pixels]:
-    """Ink (h, w) -> each shape's, cut out; a single shape keeps all ink."""
+    """Ink (h, w) -> the ink of every shape, cut out (h', w'); a single shape keeps all ink."""
     parts, count = label(ink > FAINT * ink.max())
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0

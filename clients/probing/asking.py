@@ -1,7 +1,7 @@
 """Asks every served version a stored question and compares the answer.
 
-In: a server's HTTP address and, at the machine of the files, its repositories. Out: a `Probe`. clients/samples.py finds
-the question. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+In: a server's HTTP address and, if its files are on this machine, its repositories. Out: a `Probe`. clients/samples.py
+finds the question. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clients.samples import judged, outputs, question, request
 from common.repository import model_dir
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
-ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
-PROGRESS_S = 0.02
+ASK_SHARE = 0.75  # of the timeout, for the samples; the rest shows whether a silent version answers others
+PROGRESS_S = 0.02  # between two looks at a version's count of answers
 MOST_VERSIONS_AT_ONCE = 8
 
-# What an answer of another form raises.
+# Raised while an answer is read that is not of Triton's form.
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error)
 
 
@@ -33,7 +33,7 @@ def probe_server(
     timeout_s: float = TIMEOUT_S,
     repositories: Sequence[Path] = (),
 ) -> Probe:
-    """Asks `models`, by default all; `repositories`: where their samples lie."""
+    """Asks every served version of `models`, by default of all; `repositories`: folders with the models' samples."""
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
@@ -49,7 +49,7 @@ def probe_server(
 
 
 def _chosen(ready: Collection[tuple[str, str]], models: Sequence[str]) -> list[tuple[str, str]]:
-    """(model, version) pairs."""
+    """The (model, version) pairs to ask. Raises ProbeFailed for a model that is not served."""
     names = {name for name, _ in ready}
     if missing := sorted(set(models) - names):
         raise ProbeFailed(f"model {missing[0]!r} is not served")
@@ -59,7 +59,7 @@ def _chosen(ready: Collection[tuple[str, str]], models: Sequence[str]) -> list[t
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    """Of every ready version: Triton has statistics of no others, and asks no key for them."""
+    """(model, version) -> requests answered, for all ready versions: Triton tells these statistics without a key."""
     answer = server.json("v2/models/stats")
     try:
         stats = answer["model_stats"]

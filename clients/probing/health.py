@@ -1,4 +1,4 @@
-"""The last verdict of a probe over HTTP, for a proxy's health checks."""
+"""Serves the last verdict of a probe over HTTP, for a proxy's health checks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clients.probing.verdicts import Probe
 
 
 class Health:
-    """The last verdict at `http://address/`: 200 while it passes and is at most `stale_s` old, else 503.
+    """Serves the last verdict at `http://address/`, in a thread. Raises OSError for a taken address.
 
-    Raises OSError for a taken address.
+    The status is 200 while the verdict passes and is at most `stale_s` old, else 503.
     """
 
     def __init__(self, address: str, stale_s: float) -> None:

@@ -20,14 +20,17 @@ from clients.probing.verdicts import ProbeFailed
 
 @dataclass
 class Server:
-    """HTTP requests before `deadline`, in seconds of time.monotonic()."""
+    """Sends HTTP requests to `url` (HOST:PORT), which all end by `deadline`, in seconds of time.monotonic()."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     deadline: float = 0.0
 
     def ask(self, path: str, body: bytes | None = None, header_bytes: int = 0, until: float = 0.0) -> tuple[bytes, int]:
-        """The body and its JSON part's length; raises ProbeFailed."""
+        """The answer's body and the length of its JSON part in bytes; raises ProbeFailed.
+
+        `header_bytes`: length of the JSON part of `body`. `until` replaces `deadline`.
+        """
         left_s = (until or self.deadline) - time.monotonic()
         if left_s <= 0:
             raise ProbeFailed("no answer in time", passing=True)
@@ -68,7 +71,7 @@ def _refusal(answer: HTTPResponse) -> str:
 
 @contextmanager
 def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
-    """Ends the connection then: its own timeout begins anew with each byte."""
+    """Ends the connection after `seconds`: the socket's timeout begins anew with each byte."""
 
     def shut() -> None:
         with suppress(OSError):

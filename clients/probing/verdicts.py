@@ -12,7 +12,7 @@ PASSING: tuple[State, ...] = ("right", "not compared", "busy")
 
 
 class ProbeFailed(Exception):
-    """`passing`: the server may just be busy."""
+    """There is no answer to judge. `passing`: the server may just be busy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)

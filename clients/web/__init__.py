@@ -1,1 +1,1 @@
-"""Flask behind waitress, Triton behind both."""
+"""The page to draw on: waitress serves a Flask application, which asks Triton."""

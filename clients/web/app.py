@@ -1,4 +1,4 @@
-"""The page starts without a Triton server and finds it later."""
+"""`vitbn web`: serves the page. It also starts without a Triton server and finds one later."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from clients.connection import connection, connection_options
     help="The proxy's name for browsers. It alone must reach HOST: its X-Forwarded-For is believed.",
 )
 @click.option("--model", help="The model selected at first.  [default: the best transformer there]")
-@connection_options(timeout_s=5.0)  # the page gives up later, and retries
+@connection_options(timeout_s=5.0)  # the browser waits longer, and retries
 def web(host: str, port: int, behind_proxy: str | None, model: str | None, **options: Any) -> None:
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen

@@ -1,4 +1,4 @@
-"""The page's requests to Triton. Each opens its own connection, in milliseconds, so no model is stale."""
+"""The page's requests to Triton. Each opens a new connection, in milliseconds, so it sees the models served now."""
 
 import re
 import time
@@ -37,7 +37,10 @@ class Answer:
 
 
 class Triton:
-    """For any thread; without `preferred` the best transformer answers. `close` ends the process that decodes."""
+    """Asks Triton, from any thread. Without `preferred` the best transformer answers.
+
+    `close` ends the process that decodes pictures.
+    """
 
     def __init__(self, options: Options, preferred: str | None = None) -> None:
         self._options = options
@@ -51,17 +54,17 @@ class Triton:
         ready = [each.model for each in listed if each.model is not None]
         left_out = [(each.name, _in_short(each)) for each in listed if each.model is None]
         if ready and not self._preferred:
-            return Models(ready, best(_of_a_kind(ready)).name, left_out)
+            return Models(ready, best(_for_drawings(ready)).name, left_out)
         with Classifier(self._options, self._preferred) as classifier:
             return Models(ready, classifier.model.name, left_out)
 
     def ask(
         self, content: bytes, name: str | None, turn: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Answer:
-        """Without `name` the preferred model answers the image file `content`; `turn` is entered while it is decoded.
+        """Classifies the image file `content` with the model `name`, else with the preferred model.
 
-        Raises InvalidImage, the errors of Classifier, and ModelNotFound if neither is named and the models have
-        different labels.
+        The file is decoded inside the context `turn()`. Raises InvalidImage, the errors of Classifier, and
+        ModelNotFound if no model is named or preferred and the models have different labels.
         """
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
@@ -75,17 +78,17 @@ class Triton:
         return Answer(prediction, rejected, model.name, image, prepared.shapes, prepared.notes, preparation_ms)
 
     def _default(self) -> str:
-        found = self.models()
-        check_labels(_of_a_kind(found.ready), self._options.addresses[0])
-        return found.preferred
+        models = self.models()
+        check_labels(_for_drawings(models.ready), self._options.addresses[0])
+        return models.preferred
 
 
 def _in_short(left_out: ListedModel) -> str:
-    """The reason without the name, and without what is for developers."""
+    """The reason, without the model's name and without details for developers."""
     return left_out.reason.removeprefix(f"model {left_out.name!r}: ").partition(": ")[0]
 
 
-def _of_a_kind(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """Those of drawings, if there are any: the page is there to draw on."""
+def _for_drawings(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """The models of drawings, because the page is there to draw on; all models if none is of drawings."""
     of_ink = [model for model in models if model.preprocessing == "ink"]
     return of_ink or list(models)

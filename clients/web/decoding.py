@@ -1,9 +1,9 @@
-"""Strangers' pictures are decoded in a process of their own: its memory is bounded, and it can be ended.
+"""Decodes strangers' pictures in a separate process, whose memory is bounded and which can be killed.
 
-In: a picture's bytes and the model's description. Out: what `prepare_shapes` gives, or InvalidImage.
+In: a picture's bytes and the model's description. Out: a `Prepared`, or InvalidImage.
 
-Beside twelve PNGs of 9,400 x 9,400 from one address, decoded in the page's own process, a person waited 40 s, and 1.9
-GB stayed; refused here, 0.07 s and 0.13 GB.
+Measured with twelve PNGs of 9,400 x 9,400 pixels from one address: if the page's process decodes them, another user
+waits 40 s and 1.9 GB stay in use; if this process refuses them, 0.07 s and 0.13 GB.
 
 Request: a line of JSON, then the picture. Answer: a line of JSON, then the model's input. Nothing is unpickled.
 """
@@ -38,20 +38,20 @@ from common.framing import Framing
 
 PIXELS = 25_000_000  # decoded at once: 100 MB in colour
 MEMORY_BYTES = 350_000_000  # of the process, besides its libraries
-LEFT_BYTES = 150_000_000  # a process that a picture leaves larger ends
-LIMIT_S = 5.0  # a picture
+LEFT_BYTES = 150_000_000  # a process that is larger after a picture ends
+LIMIT_S = 5.0  # for a picture
 LINE_BYTES = 65_536
 
 
 class Decoder:
-    """For any thread; the process starts with the first picture, and takes one at a time."""
+    """Prepares pictures for any thread. Its process starts with the first picture and takes one at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def prepare(self, content: bytes, model: Description, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
-        """`turn` is entered when the process is free.
+        """Prepares the image file `content` for `model`, inside the context `turn()`, once the process is free.
 
         Raises InvalidImage, also for a picture that takes too long or too much memory.
         """
@@ -69,7 +69,7 @@ class Decoder:
             return self._process
         self._end()
         command = [sys.executable, "-P", "-c", "from clients.web.decoding import serve; serve()"]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers count as memory
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # a thread's buffers count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         if not _reading(self._process).readline(LINE_BYTES):
@@ -107,7 +107,7 @@ class Decoder:
         if process is not None:
             process.kill()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not yet written
+                with suppress(OSError):  # closing writes what was not yet written
                     if pipe is not None:
                         pipe.close()
             process.wait()
@@ -138,7 +138,7 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """The process: answers until its input ends."""
+    """Runs in the process: answers requests until its input ends or it has become too large."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page's server, which then closes the input
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     _bound_memory()

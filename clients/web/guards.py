@@ -1,7 +1,7 @@
 """Protects the page: headers, allowed senders, rate.
 
-Any web site can reach loopback through its visitor's browser. It then sends its own Origin, or its own Host if its name
-resolves to this machine (DNS rebinding).
+Any web site can reach loopback through its visitor's browser. The browser then sends the site's Origin, or the site's
+name as Host if that name resolves to this machine (DNS rebinding).
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ HEADERS = {
 
 
 def foreign_host(host: str, name: str) -> str | None:
-    """The reason to refuse, or None for localhost, our own name and addresses, which cannot be rebound."""
+    """The reason to refuse the Host header; None for localhost, `name` and IP addresses, which cannot be rebound."""
     try:
         hostname = urlsplit(f"//{host}").hostname or ""
         if hostname in ("localhost", name.lower()) or ipaddress.ip_address(hostname):
@@ -37,7 +37,7 @@ def foreign_host(host: str, name: str) -> str | None:
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """The reason to refuse, or None; only browsers send these headers."""
+    """The reason to refuse another site's request, or None. Only browsers send Origin and Sec-Fetch-Site."""
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -46,7 +46,7 @@ def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str |
 
 
 def sender_of(address: str) -> str:
-    """IPv6 gives the 64-bit network: a customer owns all of it."""
+    """The client to count requests for: an IPv4 address or a 64-bit IPv6 network, all of which one customer owns."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -74,7 +74,10 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def wait_s(self, client: str, tokens: float = 1) -> float:
-        """Takes the tokens and returns 0, or the seconds until they are there: of 0 tokens, until a debt is paid."""
+        """Takes the tokens and returns 0, or takes none and returns the seconds until they are there.
+
+        With 0 tokens it returns the seconds until a debt is paid.
+        """
         with self._lock:
             left = self._left(client)
             if left < tokens:
@@ -83,7 +86,7 @@ class RateLimit:
             return 0.0
 
     def charge(self, client: str, tokens: float) -> None:
-        """Takes the tokens of work that was done; what is not there becomes a debt."""
+        """Takes tokens for work that was done; missing tokens become a debt."""
         with self._lock:
             self._left(client)
             self._take(client, tokens)

@@ -1,6 +1,6 @@
-"""The application behind waitress, with bounded threads and connections.
+"""Serves the application by waitress, with bounded threads and connections.
 
-Slow senders of other machines are the proxy's to end: `vitbn proxy --page`.
+It does not end slow senders from other machines: the proxy does (`vitbn proxy --page`).
 """
 
 import ipaddress
@@ -14,15 +14,15 @@ from waitress.server import create_server
 from clients.errors import CannotListen
 
 THREADS, CONNECTIONS = 4, 600
-IDLE_S = 30  # of a connection without a byte
-HEADER_BYTES, BODY_BYTES = 32_768, 20_000_000  # waitress refuses from here on; the application before
+IDLE_S = 30  # a connection without a byte for so long is closed
+HEADER_BYTES, BODY_BYTES = 32_768, 20_000_000  # waitress' limits; the application's is lower
 BACKLOG = 1024  # unaccepted connections
 
 
 def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) -> Any:
     """Listens on the first address of `host` and `port` (0: a free port). Raises CannotListen.
 
-    `behind_proxy`: the proxy's header X-Forwarded-For names who asks.
+    `behind_proxy`: the client's address is read from the proxy's header X-Forwarded-For.
     """
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
     trusted: dict[str, Any] = {"trusted_proxy": "*", "trusted_proxy_headers": {"x-forwarded-for"}}
@@ -31,7 +31,7 @@ def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) ->
         sockets=[_listen(host, port)],
         threads=THREADS,
         backlog=BACKLOG,
-        connection_limit=CONNECTIONS,  # more wait to be accepted
+        connection_limit=CONNECTIONS,  # further connections wait to be accepted
         channel_timeout=IDLE_S,
         cleanup_interval=5,  # seconds
         asyncore_use_poll=True,  # select() ends at 1,024 descriptors

@@ -2,7 +2,7 @@
 
 GET  /                         the page
 GET  /api/models               the models, the preferred model, why others are left out, the accepted files
-POST /api/classify?model=NAME  an image file as the body -> the model's prediction, and the image it saw
+POST /api/classify?model=NAME  an image file as the body -> the prediction, and the image that the model saw
 """
 
 import math
@@ -31,20 +31,20 @@ from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site, sender_of
 
 BODY_BYTES = 10_000_000
-DECODING_S = 0.025  # worth a token: at 10 tokens a second an address has a quarter of the decoder
-# Browsers ask the server before another site may send these types.
+DECODING_S = 0.025  # of decoding cost a token: at 10 tokens a second an address has a quarter of the decoder
+# Browsers ask this server before another site may send these types (CORS).
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
 
 def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flask:
-    """Requests must name `host`, localhost or an address."""
+    """The application. It refuses requests whose Host header is not `host`, localhost or an IP address."""
     app = Flask("clients.web", static_folder=Path(__file__).with_name("static"), static_url_path="/static")
     app.url_map.merge_slashes = False  # it would answer with a redirect
 
     @app.before_request
     def guard() -> None:
         _check_sender(host)
-        if isinstance(request.routing_exception, RequestRedirect):  # of an empty path
+        if isinstance(request.routing_exception, RequestRedirect):  # werkzeug's answer to an empty path
             raise NotFound
         if request.path.startswith("/api/"):
             _check_rate(rate, tokens=1)
@@ -90,7 +90,7 @@ def _check_rate(rate: RateLimit, tokens: float) -> None:
 
 @contextmanager
 def _paying(rate: RateLimit) -> Iterator[None]:
-    """Refuses an address in debt: of requests that wait for each other, the first may have made it."""
+    """Charges the sender for the time inside. Refuses a sender in debt, which an earlier request may have made."""
     _check_rate(rate, tokens=0)
     started_s = time.monotonic()
     try:
@@ -100,12 +100,12 @@ def _paying(rate: RateLimit) -> Iterator[None]:
 
 
 def _models(triton: Triton) -> Response:
-    found = triton.models()
+    models = triton.models()
     shown = ("name", "family", "test_accuracy", "labels", "preprocessing")
     return jsonify(
-        models=[{field: getattr(model, field) for field in shown} for model in found.ready],
-        preferred=found.preferred,
-        left_out=[{"name": name, "reason": reason} for name, reason in found.left_out],
+        models=[{field: getattr(model, field) for field in shown} for model in models.ready],
+        preferred=models.preferred,
+        left_out=[{"name": name, "reason": reason} for name, reason in models.left_out],
         accepts={"types": TYPES, "bytes": BODY_BYTES},
     )
 

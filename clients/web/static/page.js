@@ -15,7 +15,7 @@ const KEPT_SIDE = 1024; // pixels of the longer side of a picture on the sheet
 const at = (id) => document.getElementById(id);
 const paper = at("paper");
 
-class Trouble extends Error {} // passes: no server, no model, too many requests
+class Trouble extends Error {} // may pass: no server, no model, too many requests
 class Refusal extends Error {} // the picture's fault
 
 // The sheet
@@ -158,7 +158,7 @@ async function receive(file) {
 }
 
 function refusalOf({ type, size }) {
-  if (accepted === null) return null; // the server has not said yet, and will refuse itself
+  if (accepted === null) return null; // the server has not told them yet, and refuses other files itself
   if (!accepted.types.includes(type)) return `expected ${listed(accepted.types)}, found ${type || "no picture"}`;
   if (size > accepted.bytes) return `expected at most ${megabytes(accepted.bytes)}, found ${megabytes(size)}`;
   return null;
@@ -443,7 +443,7 @@ at("model").addEventListener("change", chosen);
 at("upload").addEventListener("click", () => at("file").click());
 at("file").addEventListener("change", ({ target }) => {
   receive(target.files[0]);
-  target.value = ""; // for the same file again
+  target.value = ""; // else the browser tells nothing when the same file is chosen again
 });
 
 document.addEventListener("keydown", (event) => {

@@ -1,4 +1,4 @@
-"""Triton's arguments, as the launcher and the supervisor need them.
+"""Reads Triton's arguments for the launcher and the supervisor.
 
 In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one line.
 """
@@ -35,7 +35,7 @@ EXIT_TIMEOUT_S = 3  # one for queued requests, two for a model's two processes, 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """URLs are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models.
+    """URLs are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models; `rest`: for Triton unchanged.
 
     `headers` open calls behind --http-restricted-api, `grpc_headers` behind --grpc-restricted-protocol.
     """
@@ -51,16 +51,16 @@ class ServerOptions:
     def command(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
         """Triton's arguments under a supervisor; `at_start`: the models to load.
 
-        `complete`: no config.pbtxt leaves a field to Triton, which would start each model once more to fill it in.
-        `memory` begins the names of the stubs' shared memory.
+        `complete`: Triton need not fill in fields of config.pbtxt, for which it would start every model once more.
+        `memory`: prefix of the names of the stubs' shared memory.
         """
-        own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
-        own += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
-        own += ["--disable-auto-complete-config"] if complete else []
-        return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
+        ours = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+        ours += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
+        ours += ["--disable-auto-complete-config"] if complete else []
+        return [*ours, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:
-        """Name -> folder; of a name in two repositories the first counts.
+        """Model -> its folder in the first repository that has it.
 
         Raises OSError, also for a link that leads nowhere: with such a link Triton answers no index.
         """
@@ -73,7 +73,7 @@ class ServerOptions:
         return folders
 
     def folder(self, model: str) -> Path | None:
-        """In the first repository that has the model."""
+        """The model's folder in the first repository that has it, or None."""
         return model_dir(self.repositories, model)
 
 
@@ -92,7 +92,7 @@ def split(arguments: Sequence[str], names: Iterable[str]) -> tuple[dict[str, lis
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Raises ValueError."""
+    """Reads the arguments of a supervised server. Raises ValueError."""
     values, _ = split(arguments, READ)
     if values["--model-control-mode"] not in ([], ["explicit"]):
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
@@ -118,7 +118,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
 
 
 def listening(arguments: Sequence[str]) -> list[str]:
-    """HOST:PORT of each service, but for ports that may be shared with another server. Raises ValueError."""
+    """HOST:PORT of every service, without ports that another server may share. Raises ValueError."""
     values, _ = split(arguments, READ)
     if not any(values[name] for name in REPOSITORY_OPTIONS):
         return []  # Triton stops at once: --help, or an error
@@ -127,7 +127,7 @@ def listening(arguments: Sequence[str]) -> list[str]:
 
 
 def last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
-    """Of equal options Triton takes the last."""
+    """The last value of an option, which Triton takes, or `default`."""
     return [default, *values[name]][-1]
 
 
@@ -156,12 +156,12 @@ def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
 
 
 def check_name(folder: Path) -> None:
-    """Raises ValueError for a model that Triton cannot load, and then never ends."""
+    """Raises ValueError for a name that a shell would split: Triton cannot load such a model, and then never ends."""
     if SPLIT_BY_SHELL.search(folder.name):
         raise ValueError(f"{folder}: expected a name without blanks and signs of a shell, found {folder.name!r}")
 
 
 def _keys(guards: Iterable[str]) -> dict[str, str]:
-    """Headers in values APIS:HEADER=CONTENT."""
+    """Values APIS:HEADER=CONTENT -> content by header."""
     pairs = (guard.partition(":")[2].partition("=") for guard in guards)
     return {header: content for header, _, content in pairs}

@@ -1,15 +1,15 @@
-"""A program that this program keeps: start, ready, alive, revive, stop.
+"""A child process that this program keeps: start, ready, alive, revive, stop.
 
-In: a command. Out: its process, in a session of its own, which no Ctrl-C reaches. It ends with the thread that started
+In: a command. Out: its process, in a new session, which no Ctrl-C reaches. The child ends with the thread that started
 it, even if that thread is killed.
 
 The children of serving/:
 - triton_server, a supervised Triton: ready when it answers its index; alive while it runs; revived at once, then after
   0.5 to 30 s; SIGTERM, SIGKILL after 4.5 s; its stubs and their memory go with it; a bounded pipe takes its output
-- prober, the probe again and again: alive while it tells verdicts; revived after 5 s; SIGKILL; it writes JSON lines
+- prober, the repeated probe: alive while it writes verdicts; revived after 5 s; SIGKILL; it writes JSON lines
 - fleet/member, a supervisor: ready when its health port answers; revived after 5 s; SIGTERM, SIGKILL after 8 s
-- proxy/envoy_process, Envoy: ready when it says LIVE; alive while it answers, too; revived after 1 s; its listeners are
-  drained for 2 s, then SIGTERM, SIGKILL after 3 s; a file takes its output
+- proxy/envoy_process, Envoy: ready when it says LIVE; alive while it runs and answers; revived after 1 s; its listeners
+  are drained for 2 s, then SIGTERM, SIGKILL after 3 s; a file takes its output
 - local_server, a server for a `with` block: ready when Triton says so; a crash at its start is tried again; SIGTERM,
   SIGKILL after 20 s; what is left of its session goes with it; a file takes its output
 """
@@ -38,9 +38,9 @@ class ChildFailed(RuntimeError):
 
 
 class Child:
-    """`log` takes the child's output and errors (a path: appended to), else this process's own take them.
+    """`log` takes the child's output and errors, a file at a path at its end; None: this process's output and errors.
 
-    `environment` is added to this process's. Other kinds of child set the class's attributes.
+    `environment` is added to this process's environment. Subclasses set the class's attributes.
     """
 
     grace_s = 5.0  # between SIGTERM and SIGKILL
@@ -78,7 +78,7 @@ class Child:
         self.starts += 1
 
     def wait_until_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Raises ChildFailed."""
+        """Returns when `ready()` is true. Raises ChildFailed if the child ends before, or after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.wait(0) is None:
             if ready():
@@ -92,7 +92,10 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def revive(self) -> bool:
-        """Starts it again if it was started and no longer lives, at most once in `pause_s`; returns whether it did."""
+        """Starts the child again if it was started and no longer lives, at most once in `pause_s`.
+
+        Returns whether the child was started.
+        """
         if self.process is None or time.monotonic() - self._started_s < self.pause_s or self.alive():
             return False
         self.stop()
@@ -100,14 +103,14 @@ class Child:
         return True
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code, a signal as a negative number; None if it still runs after `seconds`."""
+        """The exit code, a signal as a negative number; None if the child still runs after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds) if self.process else None
         return None
 
     @property
     def ending(self) -> str:
-        """How it ended, in words; empty while it runs."""
+        """How the child ended, in words; empty while it runs."""
         code = self.wait(0)
         if code is None:
             return ""
@@ -119,7 +122,7 @@ class Child:
             self.process.terminate()
 
     def stop(self, grace_s: float | None = None) -> int | None:
-        """SIGTERM, SIGKILL after `grace_s`. Returns the exit code, None if it was never started."""
+        """Sends SIGTERM, and SIGKILL after `grace_s`. Returns the exit code, None if the child was never started."""
         self.terminate()
         code = self.wait(self.grace_s if grace_s is None else grace_s)
         if code is None and self.process is not None:
@@ -128,7 +131,7 @@ class Child:
         return code
 
     def kill_session(self, grace_s: float = 0.0) -> int:
-        """After its end: kills what has not left its session within `grace_s`. Returns the number of processes."""
+        """Kills the processes that remain in the ended child's session after `grace_s`. Returns their number."""
         deadline = time.monotonic() + grace_s
         while (rest := self._session()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -141,7 +144,7 @@ class Child:
         return len(rest)
 
     def _session(self) -> list[psutil.Process]:
-        """What lives in its session. A zombie does not: nobody may ever read its exit code."""
+        """The living processes of the child's session, without zombies, whose exit code perhaps nobody ever reads."""
         living = []
         for process in psutil.process_iter():
             with suppress(OSError, psutil.NoSuchProcess):

@@ -71,8 +71,9 @@ class Control:
     def at(
         cls, url: str, grpc_url: str | None = None, headers: Mapping[str, str] | None = None, key: str | None = None
     ) -> Self:
-        """Shows `key`, by default the key that was kept for this user's server at `url`; a key in `headers` wins.
+        """A Control that sends `key`, by default the key kept for this user's server at `url`.
 
+        A key in `headers` replaces it.
         Over gRPC Triton expects the key's header under a longer name.
         """
         key = key or control_key.find(url)
@@ -104,9 +105,9 @@ class Control:
         }
 
     def load(self, model: str, config: str | None = None, timeout_s: float = LOAD_S) -> None:
-        """`config` (JSON) replaces config.pbtxt. The old version answers until the new one is loaded.
+        """Loads a model, or loads it again: the old version answers until the new version is loaded.
 
-        Raises NotExplicit too.
+        `config` (JSON) replaces config.pbtxt. Also raises NotExplicit.
         """
         _check_name(model)
         if not self._load_over_grpc(model, config, timeout_s):
@@ -129,7 +130,7 @@ class Control:
         return True
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Returns before the model is gone."""
+        """Asks for the unload and returns before the model is gone."""
         _check_name(model)
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 

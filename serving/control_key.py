@@ -29,15 +29,18 @@ def draw() -> str:
 
 
 def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where a key may lie, the first for new keys: a service and a shell of one user have different environments."""
+    """The folders where a key may lie, the first for new keys.
+
+    There are several because a service and a shell of one user have different environments.
+    """
     runtime, state = environment.get("XDG_RUNTIME_DIR"), environment.get("XDG_STATE_HOME")
-    own = [Path(runtime)] if runtime and _is_ours(Path(runtime)) else []  # `su` keeps another user's variable
-    own += [Path(state)] if state else []
-    return [*(parent / "vitbn" for parent in own), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
+    parents = [Path(runtime)] if runtime and _is_ours(Path(runtime)) else []  # `su` keeps another user's variable
+    parents += [Path(state)] if state else []
+    return [*(parent / "vitbn" for parent in parents), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
 
 
 def keep(ports: Sequence[int], key: str) -> None:
-    """Raises KeyFailed."""
+    """Writes the key's file for every port. Raises KeyFailed."""
     folder = folders()[0]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +58,7 @@ def keep(ports: Sequence[int], key: str) -> None:
 
 
 def find(address: str) -> str | None:
-    """The newest key of a server of this user at HOST:PORT of this machine."""
+    """The newest key that this user has for a server at HOST:PORT of this machine, or None."""
     host, _, port = address.rpartition(":")
     if not is_loopback(host) or not port.isdecimal():
         return None
@@ -78,7 +81,7 @@ def read(path: Path) -> str:
 
 
 def forget(ports: Sequence[int], key: str | None = None) -> None:
-    """With `key` it leaves the key of another server that has taken the port since."""
+    """Removes the keys of these ports, with `key` only this key: another server may have taken a port since."""
     for path in (folder / str(port) for folder in folders() for port in ports):
         with suppress(OSError, KeyFailed):
             if key in (None, read(path)):

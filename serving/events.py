@@ -99,13 +99,16 @@ class Events:
             self.say(f"swept {processes} processes and {size} bytes of shared memory of the server before")
 
     def cut_off(self, held: Mapping[str, int]) -> None:
-        """`held`: what Triton still had open when its time to stop was over. Models alone cost nobody an answer."""
+        """`held`: what Triton still had open when its time to stop was over, by kind.
+
+        Nothing is said of models alone: they cost nobody an answer.
+        """
         cut = [f"{count} {kind}" for kind, count in held.items() if count and kind != "models"]
         if cut:
             self.say(f"after {EXIT_TIMEOUT_S} s {', '.join(cut)} were open: they were cut off")
 
     def descriptors(self, held: int, limit: int) -> None:
-        """Tells of more than nine tenths of the limit once, and again only after fewer than half were open."""
+        """Warns once when over nine tenths of the limit are open, and again only after fewer than half were open."""
         if held > 0.9 * limit and not self._are_few:
             self.say(f"the server holds {held} of {limit} descriptors: without more it answers nobody (ulimit -n)")
         if not 0.5 * limit < held <= 0.9 * limit:

@@ -1,4 +1,4 @@
-"""Judges by probes and processes which model is sick. Events nothing itself.
+"""Judges by probes and processes which model is sick; it does not heal.
 
 In: the probe's verdicts, the server's stubs. Out: `Sick`, or ServerLost for a server that no longer answers.
 """
@@ -14,8 +14,8 @@ from serving.prober import Failure, Verdict
 from serving.processes import Stub
 
 LAME_S = 0.5  # before a dead or stopped stub counts
-FAILURES, RECENT = 2, 4  # among a model's last probes: of two instances one may be dead
-SILENCES = 3  # before a restart
+FAILURES, RECENT = 2, 4  # failures among the last probes make a model sick: one dead instance of two fails every other
+SILENCES = 3  # verdicts without an answer of the server, before a restart
 BUSY_SHARE = 0.2  # of a core; above this a stub is slow, not stuck
 BUSY_S = 30.0  # then a silent stub is stuck after all
 
@@ -30,7 +30,7 @@ class ServerLost(Exception):
 
 @dataclass(frozen=True)
 class Sick:
-    """Versions to give up, with the reason: `wrong` at any price, `slow` only for another version.
+    """A model to heal. Versions to give up, with the reason: `wrong` always, `slow` only if another can be served.
 
     `broken`: the files of a version are not as published.
     """
@@ -44,12 +44,12 @@ class Sick:
 
 @dataclass
 class History:
-    """Of a model, in one run of the server."""
+    """What a model did in one run of the server."""
 
     failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # its last probes
     right: set[int] = field(default_factory=set)  # versions that have been right
     in_vain: bool = False  # loaded again and not right since
-    busy: tuple[float, float, float] | None = None  # since, last look, processor time then
+    busy: tuple[float, float, float] | None = None  # times of the first and last look, processor seconds then
 
     def works(self, stubs: Sequence[Stub]) -> bool:
         """Whether a silent model is only slow: its stubs use the processor."""
@@ -64,7 +64,7 @@ class History:
 
 
 class Judge:
-    """Of one run of the server."""
+    """Judges the models in one run of the server."""
 
     def __init__(self) -> None:
         self._silent = 0
@@ -72,24 +72,24 @@ class Judge:
         self._lame: dict[Stub, float] = {}  # dead or stopped stub -> since
 
     def healed(self, model: str) -> None:
-        """It was loaded again: new processes answer."""
+        """Call it after a load: the model's new processes have no failures yet."""
         self._models[model] = History(right=self._models[model].right, in_vain=True)
 
     def is_healed_in_vain(self, model: str) -> bool:
         return self._models[model].in_vain
 
     def is_new(self, model: str, version: int) -> None:
-        """It has other files: what it has answered counts no more."""
+        """Call it when a version has other files: its right answers before them count no more."""
         self._models[model].right.discard(version)
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
-        """Stubs that have been dead or stopped for a while: other instances of their model may pass the probe."""
+        """Stubs that have been dead or stopped for LAME_S. A probe may miss them: other instances answer it."""
         now = time.monotonic()
         self._lame = {stub: self._lame.get(stub, now) for stub in stubs if stub.stopped and stub not in replaced}
         return [stub for stub, since_s in self._lame.items() if now - since_s >= LAME_S]
 
     def sick(self, verdict: Verdict, stubs: Sequence[Stub]) -> list[Sick]:
-        """Raises ServerLost."""
+        """The models that must be healed after this verdict. Raises ServerLost."""
         self._silent = 0 if verdict.states or verdict.ok else self._silent + 1
         if self._silent >= SILENCES:
             raise ServerLost("hung", verdict.reason)
@@ -122,9 +122,9 @@ class Judge:
         return found
 
     def _slow(self, history: History, failures: Sequence[Failure], served: Collection[int]) -> dict[int, str]:
-        """Versions that two loads, the server's and another, have not made answer in time.
+        """Versions that have not answered in time after two loads, at the server's start and again.
 
-        If no other version does either, the server is slow.
+        There are none if several versions are served and all are silent: then the server is slow.
         """
         silent = {each.version: each.reason for each in failures if each.silent and each.version not in history.right}
         return silent if history.in_vain and (len(served) == 1 or len(silent) < len(served)) else {}

@@ -1,4 +1,4 @@
-"""The console script `tritonserver`: replaces its own process by the server.
+"""The console script `tritonserver`: becomes the server's process.
 
 In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
 unchanged. Otherwise nvidia-pytriton's server starts with other defaults: loopback only, this project's backends, this
@@ -62,7 +62,7 @@ def check_numpy(version: str) -> None:
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """Name in the backend folder -> source."""
+    """Name in the backend folder -> source. Raises LauncherError for a Python that nvidia-pytriton does not support."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -79,9 +79,9 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
 
 
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
-    """A folder in `cache` for --backend-directory, which the next start reuses.
+    """Makes a folder in `cache` for --backend-directory, which the next start reuses.
 
-    One rename completes it: no launcher sees half of it.
+    It appears by a rename, so no launcher sees half of it. Raises LauncherError.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -114,7 +114,7 @@ def has_cuda() -> bool:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Puts the server's libraries, this libpython and python3 first."""
+    """`inherited`, with the server's libraries and this Python's libpython and python3 first in the search paths."""
     # Without CUDA in ONNX Runtime KIND_AUTO means the CPU, and Triton refuses KIND_GPU.
     hidden = {} if has_cuda() else {"CUDA_VISIBLE_DEVICES": ""}
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
@@ -139,9 +139,10 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 
 
 def shell_safe(folder: str) -> str:
-    """`folder`, or a descriptor's /proc name, which survives exec, if a shell would split or expand it.
+    """`folder`, or the /proc name of a descriptor for it if a shell would split or expand `folder`.
 
-    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers.
+    The descriptor survives exec. Triton starts the stub with an unquoted `bash -c`: with a space in a path it never
+    answers.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -153,7 +154,7 @@ def shell_safe(folder: str) -> str:
 def checked_repositories(arguments: Sequence[str]) -> list[str]:
     """`arguments` with shell-safe repositories.
 
-    Raises LauncherError for a missing folder: Triton's own line stands below a page of log.
+    Raises LauncherError for a missing folder: Triton's message would stand below a page of log.
     """
     checked: list[str] = []
     for previous, argument in pairwise(["", *arguments]):
@@ -174,7 +175,7 @@ def _repository(value: str) -> str:
 
 
 def check_ports(arguments: Sequence[str]) -> None:
-    """Raises LauncherError for a taken port: Triton's own line comes when all models are loaded."""
+    """Raises LauncherError for a taken port: Triton tells of it only after all models are loaded."""
     try:
         taken = [url for url in listening(arguments) if is_taken(url)]
     except ValueError as error:
@@ -184,7 +185,7 @@ def check_ports(arguments: Sequence[str]) -> None:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """Explicit mode with every model, unless `arguments` choose: Triton's default never loads again."""
+    """The options for explicit mode with every model, unless `arguments` choose: Triton's default never reloads."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
@@ -192,7 +193,7 @@ def control_defaults(arguments: Sequence[str]) -> list[str]:
 
 
 def closed_control(arguments: Sequence[str]) -> list[str]:
-    """Triton's options for a new key, which is kept for this user. Raises LauncherError."""
+    """Draws a key, keeps it for this user and returns Triton's options that ask for it. Raises LauncherError."""
     key = control_key.draw()
     try:
         options = restricted_api.options(arguments, key)

@@ -49,8 +49,8 @@ def running_server(
 ) -> Iterator[Server]:
     """Yields when the server is ready; raises ServerFailed if it stops or is not ready in time.
 
-    `arguments` are Triton's, except addresses and ports. `supervised`: `pid` is the supervisor's. Triton 2.51 seldom
-    crashes while it starts: after a first crash it is started once more.
+    `arguments` are Triton's, except addresses and ports. `supervised`: a supervisor keeps the server, and `pid` is the
+    supervisor's. Triton 2.51 sometimes crashes while it starts: after a first crash it is started once more.
     """
     crashed = False
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
@@ -81,7 +81,7 @@ def _child(
     program = ["serving.serve", "--supervised"] if supervised else ["serving.launcher"]
     command = [sys.executable, "-m", *program, f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
-    log_path.unlink(missing_ok=True)  # of an attempt before
+    log_path.unlink(missing_ok=True)  # of an earlier attempt
     child = Child([*command, *arguments], log_path)
     child.start()
     urls = dict.fromkeys(("supervisor_url", "health_url"), "")

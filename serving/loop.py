@@ -1,6 +1,7 @@
 """The loop of a program that keeps other programs: signals, tick, wait, say.
 
-SIGTERM and SIGINT ask for its end, SIGHUP for other servers. All waiting goes in ticks, so no signal has to wait.
+SIGTERM and SIGINT ask for the program's end, SIGHUP for a restart of its servers. Every wait consists of ticks, so
+signals act within a tick.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class NotInTime(Exception):
 
 
 class Loop:
-    """`restart` is set by SIGHUP. A program adds to `tick` what it does in each tick."""
+    """`restart` is set by SIGHUP. Subclasses add to `tick` what they do in every tick."""
 
     def __init__(self) -> None:
         self._end, self.restart = threading.Event(), threading.Event()
@@ -39,12 +40,12 @@ class Loop:
             signal.signal(number, self._heard)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        """A closed terminal sends SIGHUP too: a restart would leave servers that nobody sees, so it ends them."""
+        """Takes SIGHUP of a closed terminal for the end: a restart would leave servers that nobody sees."""
         closed = self._had_terminal and not sys.stderr.isatty()
         (self.restart if number == signal.SIGHUP and not closed else self._end).set()
 
     def tick(self) -> None:
-        """Raises Stopping."""
+        """Waits for TICK_S. Raises Stopping if a signal has asked for the end."""
         if self._end.wait(TICK_S):
             raise Stopping
 
@@ -53,7 +54,7 @@ class Loop:
             self.wait(lambda: False, seconds, "")
 
     def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        """Until `condition()`. Raises NotInTime, which names `what` was expected."""
+        """Ticks until `condition()` is true. After `seconds` it raises NotInTime, whose text names `what`."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

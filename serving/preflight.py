@@ -1,4 +1,4 @@
-"""What must hold before the launcher starts the wheel's server: each refusal is one line.
+"""Checks what must hold before the launcher starts nvidia-pytriton's server: a refusal is one line.
 
 In: Triton's arguments and this process's environment and limits. Out: nothing, or LauncherError.
 """

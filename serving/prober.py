@@ -1,7 +1,7 @@
 """Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address and repositories. Out: verdicts. It is a process of its own: serving/ imports nothing of
-clients/, and a server that hangs cannot hang the supervisor.
+In: the server's address and repositories. Out: verdicts. It is a separate process because serving/ imports nothing of
+clients/ and a server that hangs must not hang the supervisor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`states`: (model, version) -> the probe's word; empty if the server gave none, and `reason` says why."""
+    """`states`: (model, version) -> the probe's word; empty if the server gave no answer, and `reason` says why."""
 
     ok: bool
     states: Mapping[tuple[str, int], str]
@@ -62,7 +62,7 @@ class Verdict:
 
 
 class Prober(Child):
-    """Also answers health checks at `health_port` of loopback, unless None."""
+    """The probe as a child. It also answers health checks at `health_port` of loopback, unless that is None."""
 
     grace_s = 0.0
     pause_s = 5.0

@@ -59,12 +59,12 @@ class Family:
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.pid).children(recursive=True)
-        known = {child: self.stubs[child] for child in children if child in self.stubs}
-        self.stubs = known | {stub.process: stub for child in children for stub in _stub(child)}
+        seen = {child: self.stubs[child] for child in children if child in self.stubs}
+        self.stubs = seen | {stub.process: stub for child in children for stub in _stub(child)}
         return [*self.stubs.values()]
 
     def descriptors(self) -> tuple[int, int]:
-        """How many the server has open, and its limit."""
+        """How many descriptors the server has open, and its limit."""
         with suppress(psutil.Error):
             server = psutil.Process(self.pid)
             return server.num_fds(), server.rlimit(psutil.RLIMIT_NOFILE)[0]

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from serving.arguments import GUARDS, READ, allowed, last, port_of, split
 from serving.control_key import HEADER, is_loopback
 
-# All that Triton can guard but health, metadata, configuration, inference and statistics: what changes a server.
+# What changes a server: all that Triton can guard except health, metadata, configuration, inference, statistics.
 CONTROL = ("model-repository", "shared-memory", "logging", "trace")
 OPEN = "--open-control"  # ours, not Triton's
 
 
 def options(arguments: Sequence[str], key: str) -> list[str]:
-    """Guards with `key` what `arguments` leave open; none after --open-control. Raises ValueError."""
+    """The options that guard with `key` what `arguments` leave open; none for --open-control. Raises ValueError."""
     if opens_control(arguments):
         return []
     values = _values(arguments)
@@ -62,5 +62,5 @@ def _values(arguments: Sequence[str]) -> Mapping[str, list[str]]:
 
 
 def _guarded(guards: Iterable[str]) -> set[str]:
-    """APIs in values APIS:HEADER=CONTENT."""
+    """Values APIS:HEADER=CONTENT -> the APIs."""
     return {each.strip() for guard in guards for each in guard.partition(":")[0].split(",")}

@@ -22,18 +22,18 @@ NEEDS = {  # option -> modes in which it has an effect
 }
 
 
-def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def _supervise(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     from serving.supervisor import METRICS_PORT, supervise
 
-    port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]
-    if not own["servers"]:
-        return supervise(arguments, port or None, own["health_port"] or None)
+    port = METRICS_PORT if options["supervisor_port"] is None else options["supervisor_port"]
+    if not options["servers"]:
+        return supervise(arguments, port or None, options["health_port"] or None)
     from serving.fleet.fleet import FIRST_PORT, serve_fleet
     from serving.proxy.settings import TlsFiles, read_keys
 
-    keys = read_keys(own["keys"]) if own["keys"] else {}
-    tls = TlsFiles(*own["tls"]) if own["tls"] else None
-    return serve_fleet(own["servers"], arguments, own["first_port"] or FIRST_PORT, port, keys, tls)
+    keys = read_keys(options["keys"]) if options["keys"] else {}
+    tls = TlsFiles(*options["tls"]) if options["tls"] else None
+    return serve_fleet(options["servers"], arguments, options["first_port"] or FIRST_PORT, port, keys, tls)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -71,29 +71,29 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     help="Any program and web page on this machine may load code; twice: beyond loopback too.  [default: with a key]",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TRITON'S OPTIONS]...")
-def serve(arguments: tuple[str, ...], opens: int, **own: Any) -> None:
+def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
     """Run tritonserver.
 
     All other options are Triton's, such as --model-repository triton_repo: tritonserver --help lists them.
     """
-    _check(own)
+    _check(options)
     arguments += (OPEN,) * opens
     try:
-        if own["supervised"] or own["servers"]:
-            sys.exit(_supervise(own, arguments))
+        if options["supervised"] or options["servers"]:
+            sys.exit(_supervise(options, arguments))
         launch(arguments)
     except (LauncherError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def _check(own: Mapping[str, Any]) -> None:
+def _check(options: Mapping[str, Any]) -> None:
     """Raises UsageError for an option without effect: without its keys a server would let everybody in."""
-    mode = "servers" if own["servers"] else "supervised" if own["supervised"] else None
+    mode = "servers" if options["servers"] else "supervised" if options["supervised"] else None
     for name, modes in NEEDS.items():
-        if own[name] is not None and mode not in modes:
+        if options[name] is not None and mode not in modes:
             wanted, found = " or ".join(f"--{each}" for each in modes), f"--{mode}" if mode else "a plain server"
             raise click.UsageError(f"--{name.replace('_', '-')}: expected {wanted}, found {found}")
-    if own["servers"] and own["supervisor_port"] == 0:
+    if options["servers"] and options["supervisor_port"] == 0:
         raise click.UsageError("--supervisor-port: expected a port with --servers, found 0")
 
 

@@ -91,7 +91,7 @@ def bulk(
     except KeyboardInterrupt:
         click.echo("Interrupted: the same command goes on", err=True)
         code = INTERRUPTED
-    gc.freeze()  # else Python's end searches all modules: 0.1 s
+    gc.freeze()  # else the garbage collection at Python's end takes 0.1 s
     sys.exit(code)
 
 

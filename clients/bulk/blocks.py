@@ -1,4 +1,4 @@
-"""A part in, blocks of rows out.
+"""Reads a part and prepares its pictures. In: a `Part`. Out: `Block`s of rows.
 
 A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError, and the part
 is tried again.
@@ -47,7 +47,7 @@ _LARGEST_PICTURE = 1 << 27  # bytes
 
 @dataclass
 class Block:
-    """n rows: ids, uint8 pixels (n, C, H, W), and errors by row."""
+    """n rows: their ids, uint8 pixels (n, C, H, W), and errors: row in the block -> reason."""
 
     ids: Ids
     pixels: NDArray[np.uint8]
@@ -63,7 +63,7 @@ class Reader:
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """Raises JobMismatch if the part's file differs from the plan."""
+        """Raises JobMismatch if the part's file differs from the plan, OSError for failing storage."""
         if part.kind == "pictures":
             yield from self._gathered((path, partial(_content, path)) for path in part.paths)
             return
@@ -102,8 +102,8 @@ class Reader:
         groups = range(part.start, part.stop)
         row = part.first_row
         for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
-            named = id_column in columns
-            ids = as_text(path, batch.column(id_column)) if named else range(row, row + len(batch))
+            has_ids = id_column in columns
+            ids = as_text(path, batch.column(id_column)) if has_ids else range(row, row + len(batch))
             images = batch.column(image_column)
             row += len(batch)
             if form == "pixels":
@@ -122,14 +122,14 @@ class Reader:
         """Pixels that need no preparation; drawings without ink become errors."""
         errors = errors or {}
         if self.preprocessing == "ink":
-            # Nearly every drawing has ink in its middle row: that spares the rest.
+            # Nearly every drawing has ink in its middle row: then its other rows need no look.
             blank = np.flatnonzero(pixels[:, :, pixels.shape[2] // 2].max(axis=(1, 2)) <= LEAST_CONTRAST)
             for row in blank[pixels[blank].max(axis=(1, 2, 3)) <= LEAST_CONTRAST].tolist():
                 errors.setdefault(row, f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255")
         return Block(ids, pixels, errors)
 
     def _fitted(self, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
-        """For images (n, h, w) of another size than the network's."""
+        """Prepares images (n, h, w) of another size than the network's; `row`: the first image's row in the file."""
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
             rows = range(row + start, row + start + len(some))
@@ -144,7 +144,7 @@ class Reader:
             yield block
 
     def _gathered(self, pictures: Iterable[tuple[str, Any]]) -> Iterator[Block]:
-        """Picture files: an id and a function that returns the bytes or raises InvalidImage."""
+        """`pictures`: an id and a function that returns a picture file's bytes or raises InvalidImage."""
         waiting, damage = iter(pictures), None
         while damage is None:
             some = []
@@ -169,7 +169,7 @@ class Reader:
         return block
 
     def _tried(self, read: Callable[[], bytes | None]) -> NDArray[np.uint8] | str:
-        """The pixels, or the reason for none."""
+        """The pixels uint8 (C, H, W), or why there are none."""
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected an image, found none")
@@ -180,7 +180,7 @@ class Reader:
 
 
 def _block_rows(item_bytes: int) -> int:
-    """Whole batches, if a block holds several."""
+    """The rows of a block: a multiple of BATCH_SIZE if a block holds so many."""
     rows = max(1, _BLOCK_BYTES // item_bytes)
     return rows - rows % BATCH_SIZE or rows
 
@@ -199,7 +199,7 @@ def _reason(error: InvalidImage) -> str:
 
 def _content(path: str) -> bytes:
     if path.startswith("/"):
-        if Path(path).is_symlink():  # it may lead out of a stranger's folder; those of a tar cannot be followed
+        if Path(path).is_symlink():  # it may lead out of a stranger's folder; links in a tar cannot be followed
             raise InvalidImage(f"expected an image, found a link to {Path(path).readlink()}")
         if Path(path).is_fifo():  # it would wait for a writer
             raise InvalidImage("expected an image, found a pipe")

@@ -63,9 +63,9 @@ class _Worker:
             self.connection, far_end = CONTEXT.Pipe()
             self._process = CONTEXT.Process(target=_serve, args=(self._job, far_end), daemon=True)
             self._process.start()
-            far_end.close()  # else its death would not end the pipe
+            far_end.close()  # else the process's death would not end the pipe
         self.part, self.attempt = part, attempt
-        with suppress(OSError):  # it died; the pipe's end reports that
+        with suppress(OSError):  # the process has died; `outcome` reports it
             self.connection.send(part)
 
     def outcome(self) -> Outcome:

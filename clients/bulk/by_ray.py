@@ -1,4 +1,4 @@
-"""The same parts on the Ray cluster of $RAY_ADDRESS, else on a new cluster on this machine.
+"""Distributes parts to the Ray cluster of $RAY_ADDRESS, else to a new cluster on this machine.
 
 Every node must see the inputs, the model and the output under the same paths, and have this package.
 """

@@ -1,6 +1,6 @@
-"""The process from which all others are forked: it imports once, while the driver plans.
+"""Starts the process from which workers are forked: it imports their libraries once, while the driver plans.
 
-Light, so that it starts before the driver's own imports.
+This module is light, so that the process starts before the driver imports its libraries.
 """
 
 import multiprocessing
@@ -12,6 +12,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Returns at once."""
+    """Starts the process and does not wait for its imports."""
     CONTEXT.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()

@@ -42,12 +42,12 @@ class Part:
 
     number: int
     kind: Kind
-    paths: tuple[str, ...]  # absolute or with a protocol; several only of pictures
+    paths: tuple[str, ...]  # absolute or with a protocol; several only for kind "pictures"
     start: int = 0  # first row group or row
     stop: int = 0  # exclusive
     first_row: int = 0  # of the Parquet file's rows
     rows: int | None = None  # None for a tar, unknown until its end
-    file_bytes: int | None = None  # when planned
+    file_bytes: int | None = None  # at planning; None if unknown
 
     @property
     def file_name(self) -> str:
@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """Must be the same in two runs into one folder."""
+    """What a run depends on; two runs into one folder must have the same."""
 
     inputs: tuple[str, ...]  # absolute
     model_file: str
@@ -85,6 +85,7 @@ class Job:
 
 
 def absolute(path: str) -> str:
+    """The absolute path, or the URL with its protocol. Raises ClientError for an empty path."""
     if not path:  # else the current folder
         raise ClientError("expected a path or URL, found an empty one")
     filesystem, inner = url_to_fs(path)
@@ -102,7 +103,7 @@ class Output:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Atomic, as `copy_in`: on disk a flushed file that is renamed, on object storage one upload."""
+        """Writes atomically, as `copy_in` does: on disk it flushes and renames, on object storage it uploads once."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
@@ -146,9 +147,9 @@ class Output:
 
 
 def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
-    """The folder's job; only a new folder reads `plan` for its parts.
+    """Returns the job in the output folder. For a new folder it first stores a job with the parts of `plan`.
 
-    Raises JobMismatch if its settings differ.
+    Raises JobMismatch if the stored settings differ from `settings`.
     """
     if output.read(JOB_FILE) is None:
         _write_job(output, settings, plan)
@@ -165,7 +166,7 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
 
 
 def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
-    """The list of parts first, then the job that names it: two planners at once write the same files."""
+    """Writes the list of parts, then the job that names the list. Two planners at once write the same files."""
     digest, parts = hashlib.sha256(), 0
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "parts"
@@ -187,7 +188,7 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """The parts of this share, (index, count), that have no file; raises JobMismatch after an incomplete list."""
+    """Yields the parts of a share, (index, count), without a file; raises JobMismatch after an incomplete list."""
     done, (index, count) = output.done(), share
     number = -1
     with output.open(job.parts_file) as lines:

@@ -20,7 +20,7 @@ from common.files import sha256
 from common.repository import CONFIG_FILE, MANIFEST_FILE, Damaged, read_config, read_listed, served_versions, versions
 
 BATCH_SIZE = 256  # on a CPU larger batches leave the cache
-BATCH_LEVELS = 1 << 22  # of a batch of large pictures, whose activations fill memory
+BATCH_LEVELS = 1 << 22  # pixel values of a batch, as the activations of large pictures fill memory
 _INPUT, _OUTPUT = "image", "logits"
 
 
@@ -33,7 +33,10 @@ class ModelFile:
 
 
 def find_model(path: Path) -> ModelFile:
-    """Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing."""
+    """Finds the file of a model's folder, of a version's folder, or `path` itself.
+
+    Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing.
+    """
     if path.is_file():
         digest = _digest(path)
         return ModelFile(str(path.resolve()), path.stem, digest[:12], digest)
@@ -56,7 +59,7 @@ def _digest(path: Path) -> str:
 
 
 def _served_version(folder: Path) -> int:
-    """The highest that config.pbtxt serves."""
+    """The highest version that config.pbtxt serves."""
     try:
         served = served_versions(read_config(folder / CONFIG_FILE), versions(folder))
     except Damaged as error:
@@ -69,7 +72,7 @@ def _served_version(folder: Path) -> int:
 
 
 class Network:
-    """Raises ModelMismatch for another kind of model."""
+    """Reads the model and its description. Raises ModelMismatch for another file or another kind of model."""
 
     def __init__(self, model: ModelFile) -> None:
         import onnxruntime as ort

@@ -1,6 +1,6 @@
-"""Inputs to parts: folders, patterns, picture files, tar shards, Parquet and idx files, local or on object storage.
+"""Divides inputs into parts: folders, patterns, picture files, tar shards, Parquet and idx files.
 
-Names tell the kind of a file. Only headers are read.
+In: paths, local or on object storage. Out: `Part`s. A file's name tells its kind. Only headers are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clients.images.paths import has_image_suffix
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART_ROWS = 100_000  # of pixels: under a second of a small network
+PART_ROWS = 100_000  # of pixels: a small network takes less than a second
 PART_PICTURES = 2_000  # decoding takes longer
 
 _TAR = re.compile(r"\.(tar|tar\.gz|tgz)$", re.IGNORECASE)
@@ -107,9 +107,9 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """Raises InvalidImage for an unknown form.
+    """How a Parquet column holds images. Raises InvalidImage for another form.
 
-    Pixels are fixed_size_binary, or a list of uint8, of (C, H, W); binary is a picture's file, alone or as `bytes` of a
+    Pixels (C, H, W) are fixed_size_binary or a list of uint8; binary is a picture's file, alone or as `bytes` of a
     struct.
     """
     from pyarrow import types
@@ -133,7 +133,7 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
 
 
 def as_text(path: str, ids: pa.Array) -> pa.Array:
-    """Raises JobMismatch for ids that are no text, as bytes of a hash."""
+    """Casts ids to strings. Raises JobMismatch for ids that are not text, such as the bytes of a hash."""
     import pyarrow as pa
 
     try:
@@ -151,7 +151,7 @@ def kind_of(path: str) -> Kind | None:
 
 
 def opened(path: str) -> Any:
-    """For reading; `::`, which a local name may contain, chains URLs in fsspec."""
+    """Opens a file for reading. Local names do not go to fsspec, which takes `::` in them for a chain of URLs."""
     return Path(path).open("rb") if path.startswith("/") else fsspec.open(path, "rb")
 
 
@@ -165,7 +165,7 @@ def size_of(path: str) -> int | None:
 
 
 def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]:
-    """In a fixed order."""
+    """The files of all inputs, in a fixed order."""
     for given in inputs:
         filesystem, inner = url_to_fs(given)
         full = _full_name(filesystem)
@@ -207,7 +207,7 @@ def _full_name(filesystem: Any) -> Callable[[str], str]:
 
 
 def _walk(filesystem: Any, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As fsspec's, which leaves out folders that it cannot list."""
+    """As fsspec's walk, but a folder that cannot be listed raises OSError; fsspec leaves it out."""
     folder = folder.rstrip("/")
     types = {entry["name"].rstrip("/"): entry["type"] for entry in filesystem.ls(folder, detail=True)}
     types.pop(folder, None)  # some storage lists the folder itself
@@ -219,7 +219,7 @@ def _walk(filesystem: Any, folder: str) -> Iterator[tuple[str, list[str], list[s
 
 def _below(filesystem: Any, folder: str) -> Iterator[str]:
     """Files in and below a folder, sorted within each, without hidden names; raises OSError for a locked folder."""
-    local = isinstance(filesystem, LocalFileSystem)  # its own walk asks for the size of every file
+    local = isinstance(filesystem, LocalFileSystem)  # fsspec's walk asks for the size of every file
     for current, folders, files in os.walk(folder, onerror=_raise) if local else _walk(filesystem, folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in sorted(files):

@@ -1,4 +1,4 @@
-"""A run's progress on standard error: a line every ten seconds, in a terminal one updated line."""
+"""Tells a run's progress on standard error: a line every ten seconds, in a terminal one line that is updated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part in, its answers out as one Parquet file."""
+"""Classifies a part and writes its answers as one Parquet file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`failure` is the reason for a missing file, else empty."""
+    """How part `number` ended. `failure`: why it has no file, empty if it has."""
 
     number: int
     rows: int = 0
@@ -30,11 +30,11 @@ class Outcome:
 
 
 def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
-    """Columns id, label, probability, model_version, error; an error's row has no label and probability."""
+    """Columns id, label, probability, model_version, error; a row with an error has no label and no probability."""
     import pyarrow as pa
 
-    none = np.empty((0, *network.shape), np.uint8)  # a shard without pictures still gives every column
-    ids, answers, errors, rows = list[Ids](), [network.classify(none)], dict[int, str](), 0
+    empty = np.empty((0, *network.shape), np.uint8)  # a shard without pictures still gives every column
+    ids, answers, errors, rows = list[Ids](), [network.classify(empty)], dict[int, str](), 0
     for block in reader.blocks(part):
         answers.append(network.classify(block.pixels))
         ids.append(block.ids)
@@ -56,7 +56,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
-    """One range for all row numbers: an array a block would cost more. Only the row of a damage follows them."""
+    """Joins all ranges of rows in one array: an array per block costs more. Only a damage's row may follow ranges."""
     ranges = [each for each in ids if isinstance(each, range)]
     arrays = [row_ids(path, range(ranges[0].start, ranges[-1].stop))] if ranges else []
     others = (each for each in ids if not isinstance(each, range))
@@ -64,21 +64,21 @@ def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
 
 
 def _texts(names: Sequence[str | None]) -> pa.Array:
-    """Escapes bytes that are not UTF-8, as old tars and folders have."""
+    """Names -> strings; escapes bytes that are not UTF-8, as names in old tars and folders have."""
     import pyarrow as pa
 
     return pa.array([each and each.encode(errors="backslashreplace") for each in names], pa.string())
 
 
 def _repeated(places: NDArray[np.int32], values: Sequence[str], missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """`values` at `places`. As a dictionary, because Parquet stores that: else it would look up every row."""
+    """The column of `values[place]` by row, null where missing: a dictionary, which Parquet stores without look-ups."""
     import pyarrow as pa
 
     return pa.DictionaryArray.from_arrays(pa.array(places, mask=missing), pa.array(values, pa.string()))
 
 
 def do_part(job: Job, part: Part) -> Outcome:
-    """Raises OSError and ClientError."""
+    """Classifies a part and writes its file. Raises OSError and ClientError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

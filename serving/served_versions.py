@@ -1,6 +1,7 @@
-"""Which versions of each model are served, and why not the others: by their files, and by what happened in a server.
+"""Decides which versions of a model are served, by their files and by what happened in a server.
 
-In: the repositories; refused loads and wrong answers. Out: a `Plan` a model. Remembers over all runs of the server.
+In: the repositories; refused loads and wrong answers. Out: a `Plan` per model. `Versions` remembers over all runs of
+the server.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Versions:
         self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
 
     def plans(self) -> dict[str, Plan]:
-        """For a start. Raises ServerLost without the repository, such as a network folder that is away."""
+        """The plans for a start. Raises ServerLost if a repository is missing, such as a network folder."""
         try:
             return {name: self._plan_for_start(name) for name in self._options.model_dirs()}
         except OSError as error:
@@ -51,14 +52,14 @@ class Versions:
             raise ServerLost("blocked", text) from error
 
     def _plan_for_start(self, name: str) -> Plan:
-        """If only refused loads are left, they are due once the server runs: tried at its start, they would end it."""
+        """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start."""
         current = self.plan(name)
         if current.versions == () and self._refused[name].loads:
             self._refused[name].due_s = time.monotonic()
         return current
 
     def plan(self, name: str) -> Plan:
-        """What to serve of a model, which an operator may have loaded or removed since the start."""
+        """The plan of a model now; an operator may have loaded or removed the model since the start."""
         folder, refused = self._options.folder(name), self._refused[name]
         if folder is None:
             return Plan(name, None)
@@ -81,14 +82,14 @@ class Versions:
         return current
 
     def replan(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
-        """The plan without the `wrong` versions, now and later. The log tells of it."""
+        """Gives up the `wrong` versions, plans the model anew and logs the plan."""
         self._refused[name].answers |= wrong or {}
         current = self.plan(name)
         self._events.planned(name, current.versions or (), current.problems)
         return current
 
     def has_others(self, name: str, slow: Mapping[int, str]) -> bool:
-        """Whether a version is left to serve without these."""
+        """Whether a version is left to serve without the `slow` versions."""
         folder, refused = self._options.folder(name), self._refused[name]
         return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
 
@@ -125,7 +126,7 @@ class Versions:
         return []
 
     def _state(self, name: str, number: int) -> tuple[object, ...] | None:
-        """None for files that are gone."""
+        """A value that changes with a version's files; None if they are gone."""
         folder = self._options.folder(name)
         try:
             return state(folder / str(number)) or None if folder else None

@@ -18,20 +18,20 @@ from contextlib import suppress
 from functools import partial
 from typing import IO
 
-LINES, WINDOW_S, KINDS_AT_ONCE = 20, 10.0, 1000  # of a kind that pass
+LINES, WINDOW_S, KINDS_AT_ONCE = 20, 10.0, 1000  # lines of a kind that pass in a window; kinds counted at a time
 LONGEST = 1 << 16  # bytes of a line
 DRAIN_S = 0.2  # for the last lines of an ended server
 PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # Triton's; informing lines begin with I
 REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
 LAUNCHER = b"tritonserver: "
 NOISE = b"CudaDriverHelper"  # on every machine without CUDA
-# In the last second of a stop.
+# What Triton writes in the last second of a stop.
 OPEN = re.compile(rb'"Timeout [01]: Found (\d+) (HTTP|model versions|live models)(?: and (\d+) in-flight)?')
 KINDS = {b"HTTP": "HTTP connections", b"model versions": "models with requests", b"live models": "models"}
 
 
 class ServerLog:
-    """`say` is told how many lines were left out."""
+    """Takes what is written to `writer`; `say` is told how many lines were left out."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         reader, writer = os.pipe()

@@ -1,6 +1,6 @@
 """`vitbn serve --supervised`: keeps a server answering correctly. One loop: start, probe, heal, stop.
 
-In: Triton's arguments. Out: every model's newest whole versions are served until SIGTERM or SIGINT, then exit code 0;
+In: Triton's arguments. Out: every model's newest intact versions are served until SIGTERM or SIGINT, then exit code 0;
 exit code 1 after too many restarts. How it heals: triton_repo/README.md, Supervise.
 """
 
@@ -27,11 +27,11 @@ from serving.triton_server import StartRefused, TritonServer
 from serving.version_plan import Plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
-STOP_S = 4.5  # Triton's own --exit-timeout-secs is below
+STOP_S = 4.5  # longer than Triton's --exit-timeout-secs
 END_S = 1.5  # for a server that has failed
-PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile
+PORTS_S = 5.0  # in this time a server whose supervisor was killed frees its ports
 LOOK_S = 0.5  # between looks at processes
-# After a load Triton ends the old processes of the model, but version 2.51 does not if one of them had died before.
+# Triton ends a model's old processes after a load, but 2.51 does not if one had died before: then these are killed.
 REPLACED_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
@@ -60,7 +60,7 @@ class Supervisor(Loop):
         self._urls = [url for url in dict.fromkeys(urls) if url]
         self._key, self._ports = key, ports
         self._starts_in_vain: deque[float] = deque()
-        self._healthy = self._was_healthy = False  # in this run of the server, in any
+        self._healthy = self._was_healthy = False  # in this run of the server; in any run
 
     def tick(self) -> None:
         """Raises Stopping and Restarting."""
@@ -103,7 +103,10 @@ class Supervisor(Loop):
         self._pause()
 
     def _pause(self) -> None:
-        """Starts that became healthy do not count: whoever ends the server again and again must not end the service."""
+        """Waits longer after each start in vain. Raises GivesUp after too many of them.
+
+        Starts that became healthy do not count: whoever kills the server again and again must not end the service.
+        """
         now = time.monotonic()
         if self._healthy:
             self._starts_in_vain.clear()
@@ -147,7 +150,7 @@ class Supervisor(Loop):
                 self._events.cut_off(server.log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
-        """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
+        """Raises ServerLost for a port that stays taken: another server's answers would pass for this server's."""
         deadline = time.monotonic() + PORTS_S
         while taken := [url for url in self._urls if is_taken(url)]:
             if time.monotonic() > deadline:
@@ -155,7 +158,7 @@ class Supervisor(Loop):
             self.tick()
 
     def _keep_key(self) -> None:
-        """Only once the ports are free: until then the keys kept for them are another server's."""
+        """Keeps the key. Call it once the ports are free: until then their keys are another server's."""
         try:
             control_key.keep(self._ports, self._key)
         except control_key.KeyFailed as failure:
@@ -180,7 +183,7 @@ class Supervisor(Loop):
             server.check()
             try:
                 return self._control.index()
-            except NotReady as error:  # it answers for good, but not of models: Triton's own line says why
+            except NotReady as error:  # for good: an option is wrong, and Triton's last error says which
                 raise StartRefused("refused", "an option, or what it needs") from error
             except ControlFailed as error:
                 if time.monotonic() > deadline:
@@ -211,7 +214,7 @@ class Supervisor(Loop):
                     stub.kill()
                     replaced[stub] = math.inf
                 for stub in judge.lame(stubs, replaced):
-                    if self._is_ready(stub.model, stub.version):  # an unloaded version's processes end rightly
+                    if self._is_ready(stub.model, stub.version):  # else it was unloaded, and its processes had to end
                         reason = f"version {stub.version} has lost process {stub.process.pid}"
                         replaced |= self._heal(judge, Sick(stub.model, reason), stubs)
                         break
@@ -237,22 +240,22 @@ class Supervisor(Loop):
         return verdict.with_failures(failures)
 
     def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
-        """Loads a model again; its living processes answer until the new ones do. Returns when to kill which old ones.
+        """Loads a model again; its living processes answer until the new processes do. Returns old stub -> kill time.
 
-        A wrong version answers nobody meanwhile, and an older version takes its place, if there is one. Raises
+        A model with a wrong version is unloaded first, and an older version takes its place, if there is one. Raises
         ServerLost if only a new server helps.
         """
-        name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
+        name, old = sick.model, [stub for stub in stubs if stub.model == sick.model]
         slow = sick.slow if self._versions.has_others(name, sick.slow) else {}
         unfit = bool(sick.wrong or sick.broken)
         current = self._versions.replan(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
         if judge.is_healed_in_vain(name) and (current.versions is None or not (unfit or slow)):
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         self._events.reloading(name, sick.reason)
-        for stub in own:
+        for stub in old:
             if stub.stopped:  # it would hold up the unload and, if it went on, end the server
                 stub.kill()
-        self._prober.stop()  # health checks, too: a proxy frees the requests that a dead process holds
+        self._prober.stop()  # health checks then fail, and a proxy frees the requests that a dead process holds
         try:
             if unfit or current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
@@ -265,7 +268,7 @@ class Supervisor(Loop):
         judge.healed(name)
         self._prober.start()
         self._events.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
-        return dict.fromkeys(own, time.monotonic() + REPLACED_S)
+        return dict.fromkeys(old, time.monotonic() + REPLACED_S)
 
     def _is_ready(self, name: str, version: int) -> bool:
         with suppress(ControlFailed):
@@ -274,7 +277,7 @@ class Supervisor(Loop):
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Raises ValueError for bad arguments and a taken port."""
+    """Returns the exit code after the supervisor's end. Raises ValueError for bad arguments and a taken port."""
     key = control_key.draw()
     closed = restricted_api.options(arguments, key)
     options, ports = parse([*closed, *arguments]), restricted_api.ports(arguments) if closed else []

@@ -1,6 +1,6 @@
 """The supervised Triton server: a Child whose log is bounded and whose end leaves nothing behind.
 
-In: the user's options, the plans of the models. Out: its process; after it the reason of its end in words.
+In: the user's options, the plans of the models. Out: the server's process; after its end the reason in words.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DEATH_S = 0.5  # between a server's last answer and its exit code
 
 
 class StartRefused(ServerLost):
-    """No repetition helps."""
+    """The server cannot start, and another start would not help."""
 
 
 class TritonServer(Child):
-    """At its start it loads the models whose configuration on disk serves what `plans` say; it is started once."""
+    """Starts once, with the models whose configuration on disk serves what `plans` say; others are loaded later."""
 
     def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], events: Events) -> None:
         at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
@@ -43,17 +43,17 @@ class TritonServer(Child):
         remove_stale_environments()  # while the server starts: it takes a tenth of a second
 
     def check(self) -> None:
-        """Raises ServerLost once it has ended."""
+        """Raises ServerLost once the server has ended."""
         if not self.alive():
             raise ServerLost("died", self.ending)
 
     def stubs(self) -> list[Stub]:
-        """Dead or alive. Tells of few descriptors too."""
+        """The models' stubs, dead or alive. Also warns of few free descriptors."""
         self._events.descriptors(*self._family.descriptors())
         return self._family.look()
 
     def cause(self, lost: ServerLost) -> ServerLost:
-        """Why it was lost: a server that dies during a load looks as if only the load had failed."""
+        """The cause behind `lost`: if a server dies during a load, it looks as if only the load had failed."""
         code = self.wait(DEATH_S)
         if code is None:
             return StartRefused(lost.reason, self.log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
@@ -62,7 +62,7 @@ class TritonServer(Child):
         return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", told)
 
     def stop(self, grace_s: float | None = None) -> int | None:
-        """Also ends its stubs and removes what they leave."""
+        """Stops the server, ends its stubs and removes their shared memory."""
         code = super().stop(grace_s)
         self._events.swept(self.kill_session(), remove_shared_memory(self._memory))
         self.log.ended()

@@ -1,6 +1,6 @@
-"""Which versions of a model to serve, judged by its files: the newest that are as published.
+"""Plans which versions of a model to serve: the newest whose files are as published.
 
-In: a model's folder. Out: a `Plan`. Models without any manifest.json are not this project's: Triton decides.
+In: a model's folder. Out: a `Plan`. For models without any manifest.json, which are not this project's, Triton decides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Problem:
 class Plan:
     """`versions`: ascending, empty if nothing can be served, None if Triton decides.
 
-    `config`: what serves them, None if no file names the inputs; `differs`: from config.pbtxt.
+    `config`: the configuration that serves them, None if no file names the inputs; `differs`: not as config.pbtxt.
     """
 
     model: str
@@ -53,11 +53,14 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether config.pbtxt tells all: of requests of different lengths only our backend can tell Triton."""
+        """Whether Triton need not complete config.pbtxt. For joined lengths it must: our backend does it then."""
         return self.versions is not None and not (self.config and "joined_lengths" in self.config.parameters)
 
     def json(self, again: bool = False) -> str | None:
-        """For Triton's load call; `again`: it loads although nothing has changed."""
+        """The configuration for Triton's load call, None if config.pbtxt will do.
+
+        `again`: Triton loads the model although nothing has changed.
+        """
         from google.protobuf import json_format
         from tritonclient.grpc import model_config_pb2 as pb
 
@@ -72,7 +75,7 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
-    """The newest whole versions, as many as the policy serves; `refused`: others, with the reason."""
+    """Plans the newest intact versions, as many as the policy serves, without the `refused`, which have a reason."""
     try:
         check_name(model_dir)
     except ValueError as error:
@@ -97,22 +100,22 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     wanted = wanted_versions(message, present) if message else present[-2:]
     missing = [model_dir / str(number) for number in wanted if number not in present]
     problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
-    whole: dict[int, Listed] = {}
+    intact: dict[int, Listed] = {}
     for number in sorted((each for each in present if each <= max(wanted, default=0)), reverse=True):
-        if len(whole) == len(wanted):
+        if len(intact) == len(wanted):
             break
         try:
             if number in refused:
                 problems.append(Problem(number, f"{model_dir / str(number)}: {refused[number]}"))
                 continue
-            whole[number] = check_version(model_dir / str(number))
+            intact[number] = check_version(model_dir / str(number))
         except Damaged as error:
             problems.append(Problem(number, str(error)))
-    chosen = tuple(sorted(whole))
+    chosen = tuple(sorted(intact))
     message = message or _published_config(model_dir, chosen)
     if not chosen or message is None:
         return Plan(name, (), tuple(problems))
-    labels = _labels_problem(model_dir, whole[chosen[-1]].labels)
+    labels = _labels_problem(model_dir, intact[chosen[-1]].labels)
     problems += [Problem(None, labels)] if labels else []
     if chosen == tuple(wanted) and not any(problem.version is None for problem in problems):
         return Plan(name, chosen, tuple(problems), message)
@@ -124,7 +127,7 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
 
 
 def state(folder: Path) -> tuple[object, ...]:
-    """Changes with the files of a version."""
+    """A value that changes with the files of a version. Raises OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return tuple((path, each.st_ino, each.st_size, each.st_ctime_ns) for path in files for each in [path.stat()])
 
@@ -146,7 +149,7 @@ def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig 
 
 
 def check_version(folder: Path) -> Listed:
-    """Raises Damaged."""
+    """Compares a version's files with their hashes. Raises Damaged."""
     listed = read_listed(folder)
     for place, expected in listed.files.items():
         check_hash(folder / place, expected, "the model")
@@ -154,7 +157,7 @@ def check_version(folder: Path) -> Listed:
 
 
 def _labels_problem(model_dir: Path, expected: Sequence[str] | None) -> str | None:
-    """`expected` None: a network of another origin has none."""
+    """What is wrong with labels.txt, or None. `expected` None: a network that this project has not trained has none."""
     path = model_dir / LABELS_FILE
     if expected is None:
         return None

@@ -33,7 +33,7 @@ class Engine(Protocol):
         pass
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """Raises RunFailed."""
+        """The outputs `names`, in this order. Raises RunFailed."""
 
 
 class Joining(Protocol):
@@ -43,10 +43,10 @@ class Joining(Protocol):
         """Positions of requests that run together."""
 
     def joined(self, requests: Sequence[Inputs]) -> Inputs:
-        """The inputs of a group."""
+        """A group's inputs as those of one request."""
 
     def own(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """What a request reads of its rows."""
+        """What a request gets of its rows in the joint outputs."""
 
 
 class EqualShapes:
@@ -78,7 +78,7 @@ class Call:
 def answer(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None
 ) -> list[Outputs | RunFailed]:
-    """Answers by call; without `joining`, for a model without batches, each runs alone."""
+    """The answers in the order of the calls; without `joining`, for a model without batches, every call runs alone."""
     if len(calls) == 1:  # a lone request waits for no grouping
         return list(_answer_group(engine, outputs, calls, joining))
     groups = joining.groups([call.inputs for call in calls]) if joining else [[each] for each in range(len(calls))]

@@ -19,7 +19,7 @@ class ModelRefused(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """`data_type` as in config.pbtxt, else the engine's name; the whole `shape`, -1: open."""
+    """`data_type` as in config.pbtxt, else the engine's name; `shape` with the batch dimension, -1: open."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ def check_features(config: Config) -> None:
 def check_tensors(
     config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], ragged: Container[str] = ()
 ) -> None:
-    """`ragged`: inputs that the backend itself has declared so, for requests of different lengths."""
+    """Raises ModelRefused. `ragged`: inputs that our backend has declared ragged, for requests of different lengths."""
     wanted = [entry["name"] for entry in config["input"] if not entry.get("optional")]
     needed = [name for name, tensor in inputs.items() if not tensor.optional]
     if len(wanted) != len(needed):

@@ -1,7 +1,7 @@
-"""Joins requests of different lengths: each is padded as a client pads it, and its answer is cut to its length again.
+"""Joins requests of different lengths: pads them as a client would, and cuts the answers to the requests' lengths.
 
 In: what a publication has proved of a model and written as JSON into the parameter `joined_lengths` of config.pbtxt,
-and the inputs of requests. Out: which requests run together, their inputs, each request's own part of the answers.
+and the inputs of requests. Out: which requests run together, their joined inputs, the part of the answers for each.
 Triton's native backend ignores the parameter and joins only equal shapes.
 """
 
@@ -25,7 +25,8 @@ MOST_PADDED = 1 << 23
 class Lengths:
     """`inputs` and `outputs` are (texts, tokens, ...); `mask` (texts, tokens) is one of `inputs`.
 
-    `left`: padding stands before a text. `features`: numbers for a token, of `inputs` and `outputs` together.
+    `left`: padding stands before a text. `features`: numbers per token, in `inputs` and `outputs` together. Raises
+    ValueError.
     """
 
     mask: str
@@ -58,7 +59,7 @@ class Lengths:
         return [group for positions in like.values() for group in self._bounded(requests, positions)]
 
     def joined(self, requests: Sequence[Inputs]) -> Inputs:
-        """Padded with zeros to the longest."""
+        """The requests' inputs in one batch, padded with zeros to the longest request."""
         longest = max(map(self._length, requests))
         return {
             name: np.concatenate([self._padded(name, inputs[name], longest) for inputs in requests])
@@ -66,7 +67,7 @@ class Lengths:
         }
 
     def own(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """The request's own tokens."""
+        """The outputs of the request's rows without those of padding."""
         length = self._length(request)
         return {
             name: value[:, self._place(length, value.shape[1])] if name in self.outputs else value
@@ -79,16 +80,16 @@ class Lengths:
     def _padded(self, name: str, value: Array, length: int) -> Array:
         if name not in self.inputs or value.shape[1] == length:
             return value
-        whole = np.zeros((len(value), length, *value.shape[2:]), value.dtype)
-        whole[:, self._place(value.shape[1], length)] = value
-        return whole
+        padded = np.zeros((len(value), length, *value.shape[2:]), value.dtype)
+        padded[:, self._place(value.shape[1], length)] = value
+        return padded
 
-    def _place(self, length: int, whole: int) -> slice:
-        """Of a text's tokens among those of the longest."""
-        return slice(whole - length, whole) if self.left else slice(length)
+    def _place(self, length: int, padded: int) -> slice:
+        """The place of a text of `length` tokens among `padded` tokens."""
+        return slice(padded - length, padded) if self.left else slice(length)
 
     def _kind(self, inputs: Inputs) -> Hashable:
-        """Equal for requests that differ only in rows and, if padding only adds to theirs, in tokens."""
+        """A key that requests share if they differ only in rows and, where their masks hide only padding, in tokens."""
         pads = len({inputs[name].shape[1] for name in self.inputs}) == 1 and self._is_padded(inputs[self.mask] != 0)
         return pads, tuple(
             (name, value.shape[2:] if pads and name in self.inputs else value.shape[1:])
@@ -103,7 +104,7 @@ class Lengths:
         return bool(shown[:, 0].all() and (shown[:, :-1] >= shown[:, 1:]).all())
 
     def _bounded(self, requests: Sequence[Inputs], positions: Sequence[int]) -> list[list[int]]:
-        """From short to long: a long request makes no short one longer than the bound allows."""
+        """Divides requests, from short to long, into groups of at most MOST_PADDED numbers."""
         groups, rows = list[list[int]](), 0
         for position in sorted(positions, key=lambda each: self._length(requests[each])):
             mask = requests[position][self.mask]

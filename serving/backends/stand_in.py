@@ -1,6 +1,6 @@
-"""A Triton backend in Python for a missing native backend.
+"""A Triton backend in Python, which stands in for a missing native backend.
 
-Engines subclass it in `serving/backends/<engine>/model.py`, which Triton's stub imports.
+Engines subclass `StandIn` in `serving/backends/<engine>/model.py`, which Triton's stub imports.
 """
 
 import json
@@ -20,17 +20,17 @@ from serving.backends.lengths import PARAMETER, Lengths
 class StandIn(ABC):
     """A model's instance; Triton's stub calls it from one thread."""
 
-    default_file: ClassVar[str]  # the native backend's
+    default_file: ClassVar[str]  # the native backend's default
 
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
-        """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
+        """Loads the model at `path` on the device of Triton's `args`; raises ModelRefused."""
 
     @staticmethod
     def auto_complete_config(model_config: Any) -> Any:
         """Lets Triton hand over requests of different lengths together, where `initialize` can join them.
 
-        config.pbtxt cannot say so: the native backend then wants inputs of one axis and does not load.
+        config.pbtxt must not declare the inputs ragged: the native backend would want one axis and not load the model.
         """
         config = model_config.as_dict()
         with suppress(ModelRefused):  # `initialize` says why
@@ -74,7 +74,7 @@ class StandIn(ABC):
 
 
 def joined_lengths(config: Config) -> Lengths | None:
-    """Raises ModelRefused for what no publication writes."""
+    """What a publication wrote of a model's lengths, None without it. Raises ModelRefused for anything else."""
     text = parameter(config, PARAMETER)
     if text is None or not config["max_batch_size"]:
         return None

@@ -1,7 +1,7 @@
 """`vitbn serve --servers N`: N supervised servers behind one proxy on this machine.
 
-In: Triton's arguments; its addresses and ports become the proxy's. Out: the proxy answers until SIGTERM or SIGINT, then
-exit code 0. Operation: deploy/README.md, "One machine, several servers".
+In: Triton's arguments, whose addresses and ports become the proxy's. Out: the proxy answers until SIGTERM or SIGINT,
+then exit code 0. Operation: deploy/README.md, "One machine, several servers".
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
 
 FIRST_PORT = 8100
 START_S = 180.0
-PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy
-OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
+PLACES = ("--http-port", "--grpc-port", "--http-address")  # the user sets them for the proxy
+OWN = ("--grpc-address", "--metrics-port", "--metrics-address")  # dropped: the fleet sets what it needs of them
 tell = partial(say, "fleet")
 
 
 class Fleet(Loop):
-    """The servers and the proxy before them. Its metrics are at `own_port`; raises OSError if that is taken."""
+    """The servers and the proxy before them. Its metrics are at `own_port`; raises OSError if the port is taken."""
 
     def __init__(self, members: Sequence[Member], proxy: Proxy, own_port: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Fleet(Loop):
         return False
 
     def tick(self) -> None:
-        """Starts what has ended. Raises Stopping."""
+        """Starts servers that have ended, and the proxy. Raises Stopping."""
         super().tick()
         for member in self._members:
             if member.revive():

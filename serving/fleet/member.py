@@ -28,7 +28,7 @@ def share(cores: Sequence[int], index: int, count: int) -> set[int]:
 
 
 class Member(Child):
-    """`first_port`: of the fleet; `cores`: of this server; `devices`: GPUs to spread over."""
+    """`first_port`: the fleet's; `cores`: this server's; `devices`: the GPUs over which servers are spread."""
 
     grace_s = 8.0  # a supervisor ends within 6 s
     pause_s = 5.0
@@ -54,7 +54,7 @@ class Member(Child):
         return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
 
     def has_free_ports(self) -> bool:
-        """Another server's answers would pass for this server's."""
+        """Whether all its ports are free: at a taken port another server's answers would pass for this server's."""
         return not any(is_taken(f"127.0.0.1:{port}") for port in self.ports.values())
 
     def start(self) -> None:
@@ -63,5 +63,5 @@ class Member(Child):
             os.sched_setaffinity(self.pid, self._cores)  # its children inherit them
 
     def right(self) -> bool:
-        """Every served version passed its last probe."""
+        """Whether every served version has passed its last probe."""
         return answers(f"127.0.0.1:{self.ports['health']}", timeout_s=ASK_S)

@@ -103,6 +103,7 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
+    """The backends, of which those in `drain` are marked. Raises ValueError for an unknown server in `drain`."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

@@ -1,6 +1,7 @@
-"""Envoy's configuration. In: Settings. Out: `envoy.yaml` and, for servers by address, `http.yaml` and `grpc.yaml`.
+"""Writes Envoy's configuration.
 
-The templates beside this module are filled, then checked by the real Envoy.
+In: Settings. Out: `envoy.yaml` and, for servers given by IP address, `http.yaml` and `grpc.yaml`. Templates beside
+this module are filled, then checked by the real Envoy.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _fill(template: str, **values: object) -> str:
 
 
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Envoy sees `folder` as `seen_as`.
+    """Writes the files into `folder`, which Envoy sees as `seen_as`.
 
     A rename replaces each file: a running Envoy never sees half. Only the owner can read the API keys. Raises
     ProxyError, and writes nothing, for a configuration that Envoy refuses.
@@ -74,7 +75,7 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
-    """Envoy rereads these files at once."""
+    """Writes the lists of servers alone; Envoy rereads them at once."""
     _replace(folder, _endpoints(settings))
 
 
@@ -95,4 +96,4 @@ def _replace(folder: Path, texts: dict[str, str]) -> None:
                 file.write(text)
             building.rename(path)
         finally:
-            building.unlink(missing_ok=True)  # after a failure: it holds keys
+            building.unlink(missing_ok=True)  # after a failure: it may hold keys

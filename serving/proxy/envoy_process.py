@@ -16,16 +16,16 @@ from serving.control import DIRECT
 from serving.proxy.envoy_config import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
-DRAIN_S = 1.5  # until a server's open requests are answered, measured
+DRAIN_S = 1.5  # measured: until a draining server's open requests are answered
 START_S, FINISH_S, POLL_S = 20.0, 2.0, 0.05
-ASK_S, SILENCES = 5.0, 3  # questions without an answer in a row: Envoy hangs
+ASK_S, SILENCES = 5.0, 3  # Envoy hangs if so many questions in a row have no answer within ASK_S
 
 
 class Proxy(Child):
-    """An Envoy with its configuration in `folder`. It lives while it answers at its administration port."""
+    """Envoy with its configuration in `folder`. It is alive while it answers at its administration port."""
 
     grace_s = 3.0
-    pause_s = 1.0  # also between two questions whether it lives
+    pause_s = 1.0  # also between two questions to the administration port
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path

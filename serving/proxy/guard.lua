@@ -4,7 +4,7 @@
 
 local LIMITS = { header = 4096, body = 16 * 1024 * 1024, question = 1024, dimension = 65536 } -- per request
 
--- How clients of JSON send binary tensors.
+-- Advice for clients that send tensors as JSON.
 local HOW = "(KServe's SDK: set_data_from_numpy(array, binary_data=True); curl: --data-binary @FILE, JSON and then the "
   .. "tensor's bytes, with -H 'Inference-Header-Content-Length: BYTES OF THE JSON')"
 
@@ -12,7 +12,7 @@ local function refuse(handle, status, text)
   handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
 end
 
--- Why Triton must not read this JSON header of a request with `body_bytes`, or nil.
+-- Says why Triton must not read this JSON header of a request, or nil; `body_bytes`: the size of the request's body.
 local function reason(text, body_bytes)
   if text:find("\\", 1, true) then
     return "expected a JSON header without escapes"

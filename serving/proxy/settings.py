@@ -11,7 +11,7 @@ from pathlib import Path
 from serving.arguments import PORTS
 
 HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
-IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first
+IN_FLIGHT = 8  # requests at a server, fewer than its queue holds: the proxy refuses before the server does
 HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
 EVERY_INTERFACE = ("0.0.0.0", "::")
 
@@ -37,7 +37,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM; `certificate`: the whole chain."""
+    """PEM files; `certificate` has the complete chain."""
 
     certificate: Path
     key: Path
@@ -45,10 +45,10 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Settings:
-    """Clients speak HTTP and gRPC at all `ports` of `host`; administration stands at 127.0.0.1:`admin`.
+    """Clients speak HTTP and gRPC at all `ports` of `host`; administration is at 127.0.0.1:`admin`.
 
     `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. `page`: where
-    `vitbn web` listens; its `http` alone counts. Raises ValueError.
+    `vitbn web` listens, at its port `http`. Raises ValueError.
     """
 
     backends: Sequence[Backend]
@@ -66,8 +66,8 @@ class Settings:
             raise ValueError("expected at least one server, found none")
         if self.admin > 65535:
             raise ValueError(f"port {self.admin} of the proxy's administration: expected at most 65535")
-        own = {*self.ports, self.metrics}
-        if self.admin in own and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
+        ports = {*self.ports, self.metrics}
+        if self.admin in ports and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         places = self._places()
         if self.page is not None and self.keys:
@@ -80,14 +80,14 @@ class Settings:
             raise ValueError("expected an IP address of the server to drain, found a name")
 
     def _places(self) -> list[tuple[str, int]]:
-        own = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]
-        places = [("127.0.0.1", self.admin), *((self.host, port) for port in own)]
+        ports = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]
+        places = [("127.0.0.1", self.admin), *((self.host, port) for port in ports)]
         places += [] if self.page is None else [(self.page.host, self.page.http)]
         return places + [(each.host, port) for each in self.backends for port in (each.http, each.grpc, each.health)]
 
     @property
     def by_file(self) -> bool:
-        """Names come from DNS instead."""
+        """Whether Envoy reads the servers' addresses from files; names come from DNS instead."""
         return self.backends[0].is_address
 
 

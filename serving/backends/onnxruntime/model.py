@@ -96,7 +96,7 @@ class TritonPythonModel(StandIn):
         inner, lone_rows = rows_of(config, "inner_batch", kind), rows_of(config, "lone_rows", kind)
         wanted = providers(config, kind, args["model_instance_device_id"])
         quiet, spinning = session_options(config), session_options(config, spins=True)
-        lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # one thread waits for none
+        lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # a single thread waits for no other
         try:
             file = path / "model.onnx" if path.is_dir() else path
             session = ort.InferenceSession(file, quiet, wanted)
@@ -108,7 +108,7 @@ class TritonPythonModel(StandIn):
 
 
 def providers(config: Config, kind: str, device: str) -> list[Any]:
-    """ONNX Runtime's, first choice first. Raises ModelRefused for a GPU that it cannot use."""
+    """ONNX Runtime's execution providers, the first choice first. Raises ModelRefused for a GPU that it cannot use."""
     if kind != "GPU":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):  # from 1.21 on: the CUDA libraries of pip's packages
@@ -122,20 +122,20 @@ def providers(config: Config, kind: str, device: str) -> list[Any]:
 
 
 def check_provider(found: Sequence[str], kind: str) -> None:
-    """ONNX Runtime falls back to the CPU without an error if CUDA's libraries are missing."""
+    """Raises ModelRefused if a GPU is not used: ONNX Runtime falls back to the CPU if CUDA's libraries are missing."""
     if kind == "GPU" and CUDA not in found:
         raise ModelRefused(f"instance_group: expected {CUDA} for KIND_GPU, found {', '.join(found)}: see the log above")
 
 
 def cuda_parameters(config: Config) -> dict[str, str]:
-    """Of the execution accelerator `cuda`, as the native backend reads them."""
+    """The parameters of the execution accelerator `cuda`, as the native backend reads them."""
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
     cuda = [each for each in accelerators.get("gpu_execution_accelerator", []) if each["name"] == "cuda"]
     return dict(cuda[0].get("parameters", {})) if cuda else {}
 
 
 def rows_of(config: Config, key: str, kind: str) -> int:
-    """A number of rows that counts on a CPU, for a model with batches; else 0. Raises ModelRefused for a bad value."""
+    """The parameter `key`, rows, for a model with batches on a CPU; else 0. Raises ModelRefused for a bad value."""
     rows = _integer(config, key)
     if rows < 0:
         raise ModelRefused(f"parameter '{key}': expected at least 0, found {rows}")
@@ -143,7 +143,10 @@ def rows_of(config: Config, key: str, kind: str) -> int:
 
 
 def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
-    """`spins`: threads wait busily, also for a while between runs, and take the cores from Triton and its clients."""
+    """The native backend's options, read from `config`. Raises ModelRefused.
+
+    `spins`: threads wait busily, also for a while between runs, and take the cores from Triton and its clients.
+    """
     options = ort.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
@@ -152,7 +155,7 @@ def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
     if mode not in (0, 1):
         raise ModelRefused(f"parameter 'execution_mode': expected 0 or 1, found {mode}")
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = max(0, _integer(config, "intra_op_thread_count")) or _own_threads()
+    options.intra_op_num_threads = max(0, _integer(config, "intra_op_thread_count")) or _default_threads()
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
@@ -161,14 +164,14 @@ def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
     return options
 
 
-def _own_threads() -> int:
-    """One per core if this process may not use all; else 0: ONNX Runtime's choice."""
-    own = len(os.sched_getaffinity(0))
-    return own if own < (os.cpu_count() or own) else 0
+def _default_threads() -> int:
+    """A thread per core that this process may use, if it may not use all; else 0: ONNX Runtime's choice."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if cores < (os.cpu_count() or cores) else 0
 
 
 def _integer(config: Config, key: str) -> int:
-    """As std::stoi: ignores leading blanks and what follows the digits."""
+    """Reads an integer as std::stoi does: ignores leading blanks and what follows the digits."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:

@@ -76,7 +76,7 @@ class TritonPythonModel(StandIn):
 
 
 def check_config(config: Config, kind: str) -> None:
-    """Raise ModelRefused for settings that the native backend refuses or reads differently."""
+    """Raises ModelRefused for settings that the native backend refuses or reads differently."""
     if kind != "CPU":
         raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
     if config["max_batch_size"] > 0:
@@ -91,7 +91,7 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU with `bfloat16`."""
+    """OpenVINO's properties: float32 unless HINT_BF16 asks for bfloat16, the default on a CPU that has `bfloat16`."""
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
         text = (parameter(config, key) or "").upper()
@@ -111,7 +111,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 
 def _core() -> ov.Core:
-    """Imported here: a missing OpenVINO becomes a refusal."""
+    """Imports OpenVINO here, so that Triton shows a ModelRefused if it is missing."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino

@@ -66,7 +66,7 @@ class AsyncClassifier:
     """
 
     model: ServedModel
-    batch_size: int  # of the options, at most the model's limit
+    batch_size: int  # the options', or the model's limit if that is lower
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
         self.options = options

@@ -164,7 +164,7 @@ def _output() -> str:
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
-    """Raises UsageError unless the images are one idx file with as many items."""
+    """The labels' indices. Raises UsageError unless the images are one idx file with as many items."""
     from clients.images.idx import IdxFile
     from common.idx import is_idx
 

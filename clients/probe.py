@@ -69,7 +69,7 @@ def probe(
 ) -> None:
     """Ask every served version its sample; print JSON; exit code 1 for a wrong answer or none."""
     if every is not None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else SIGTERM ends no first process of a container
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a container's first process else ignores SIGTERM
     try:
         headers = parse_headers(header)
     except ValueError as error:

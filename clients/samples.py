@@ -41,7 +41,7 @@ UNREADABLE = (Damaged, ValueError, LookupError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class Expected:
-    """What an output must be. `values` None: any finite numbers. `tolerance` (absolute) None: of the same class."""
+    """What an output must be. `values` None: any finite numbers; absolute `tolerance` None: only the class counts."""
 
     values: Array | None = None
     tolerance: float | None = None
@@ -178,7 +178,10 @@ def outputs(answer: bytes, header_bytes: int) -> dict[str, Array]:
 
 
 def judged(expected: Mapping[str, Expected], found: Mapping[str, Array]) -> Judged:
-    """Raises LookupError for a missing output, ValueError for missing or extra numbers."""
+    """Compares the outputs `found` with `expected`.
+
+    Raises LookupError for a missing output, ValueError for missing or extra numbers.
+    """
     worst = 0.0
     for name, each in expected.items():
         if each.values is None:

@@ -74,7 +74,7 @@ async def find(connection: Connection, name: str) -> ServedModel:
 
 
 async def _instead_of(connection: Connection, name: str) -> str:
-    """Tells the server's models with their labels, and a model with nearly this name or with a label of this name.
+    """Names the server's models with their labels, and a model with nearly this name or with a label of this name.
 
     Without such a model it tells how to serve `name`, which may be unloaded: without a key, a server lists only loaded
     models.

@@ -148,7 +148,7 @@ def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
 
 
 def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
-    """Raises ValueError."""
+    """The port of a service. Raises ValueError."""
     text = last(values, f"--{service}-port", str(PORTS[service]))
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")

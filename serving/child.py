@@ -38,7 +38,7 @@ class ChildFailed(RuntimeError):
 
 
 class Child:
-    """`log` takes the child's output and errors, a file at a path at its end; None: this process's output and errors.
+    """`log` takes the child's output and errors; a path is appended to; None: they go where this process's go.
 
     `environment` is added to this process's environment. Subclasses set the class's attributes.
     """

@@ -147,7 +147,7 @@ class Control:
 
 
 def _check_name(model: str) -> None:
-    """Raises Refused: Triton 2.51 never answers the load of a name that a shell would split, and then never ends."""
+    """Raises Refused for a name that a shell would split: Triton 2.51 never answers its load, and then never ends."""
     if not model or "/" in model or SPLIT_BY_SHELL.search(model):
         raise Refused(f"model name: expected letters, digits, '_', '-' and '.', found {model!r}")
 

@@ -72,7 +72,7 @@ def find(address: str) -> str | None:
 
 
 def read(path: Path) -> str:
-    """Raises OSError and KeyFailed."""
+    """The key in a file. Raises OSError and KeyFailed."""
     with path.open(errors="replace") as file:
         key = file.read(LONGEST + 1).strip()
     if not key or len(key) > LONGEST or not key.isascii() or not key.isprintable():

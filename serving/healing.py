@@ -21,7 +21,7 @@ BUSY_S = 30.0  # then a silent stub is stuck after all
 
 
 class ServerLost(Exception):
-    """Only a new server helps; `reason` is a short word for the metric."""
+    """The server does not recover: only a new server helps. `reason` is a short word for the metric."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

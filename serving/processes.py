@@ -96,7 +96,7 @@ def remove_stale_environments() -> None:
 
 
 def _triton_start_s(process: psutil.Process) -> float:
-    """Infinity for a process that is no Triton server."""
+    """When a Triton server started, in seconds since 1970; infinity for another process."""
     with suppress(OSError, psutil.Error):  # it just ended, or is another user's
         if b"/libtritonserver" in Path(f"/proc/{process.pid}/maps").read_bytes():
             return float(process.create_time())

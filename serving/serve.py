@@ -87,7 +87,7 @@ def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option without effect: without its keys a server would let everybody in."""
+    """Raises UsageError for an option without effect: if --keys were ignored, a server would let everybody in."""
     mode = "servers" if options["servers"] else "supervised" if options["supervised"] else None
     for name, modes in NEEDS.items():
         if options[name] is not None and mode not in modes:

@@ -44,7 +44,7 @@ class Versions:
         self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
 
     def plans(self) -> dict[str, Plan]:
-        """The plans for a start. Raises ServerLost if a repository is missing, such as a network folder."""
+        """The plans for a start. Raises ServerLost without a repository, such as a network folder that is away."""
         try:
             return {name: self._plan_for_start(name) for name in self._options.model_dirs()}
         except OSError as error:
@@ -69,7 +69,7 @@ class Versions:
         return current
 
     def load_refused(self, name: str, number: int) -> Plan:
-        """After Triton refused to load version `number`: the plan without it.
+        """Call it after Triton refused to load version `number`. Returns the plan without that version.
 
         With nothing left to serve, refused loads are due again after a pause, each time twice as long.
         """
@@ -94,7 +94,7 @@ class Versions:
         return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
 
     def loaded(self, name: str) -> None:
-        """After a load that worked: the next refused load waits for the shortest pause again."""
+        """Call it after a load that worked: the next refused load waits for the shortest pause again."""
         self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
 
     def due(self) -> list[str]:
@@ -110,7 +110,7 @@ class Versions:
         self._refused.clear()
 
     def unchecked(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Those of the `served` versions whose files were not checked since they last changed."""
+        """The `served` versions whose files were not checked since they last changed."""
         return [which for which in served if self._state(*which) not in (None, self._seen.get(which))]
 
     def check_files(self, which: tuple[str, int]) -> list[Failure]:

@@ -70,7 +70,7 @@ class Supervisor(Loop):
             raise Restarting
 
     def _call(self, function: Callable[[], Result], seconds: float = LOAD_S) -> Result:
-        """Raises what `function` raises, ControlFailed after twice `seconds`."""
+        """Calls `function` and ticks meanwhile. Raises what `function` raises, ControlFailed after twice `seconds`."""
         try:
             return self.call(function, 2 * seconds)
         except NotInTime as error:
@@ -183,7 +183,7 @@ class Supervisor(Loop):
             server.check()
             try:
                 return self._control.index()
-            except NotReady as error:  # for good: an option is wrong, and Triton's last error says which
+            except NotReady as error:  # for good: Triton could not follow an option, and its log says why
                 raise StartRefused("refused", "an option, or what it needs") from error
             except ControlFailed as error:
                 if time.monotonic() > deadline:

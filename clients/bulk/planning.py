@@ -156,7 +156,7 @@ def opened(path: str) -> Any:
 
 
 def size_of(path: str) -> int | None:
-    """In bytes; None if the storage does not know."""
+    """The file's size in bytes; None if the storage does not know it."""
     if path.startswith("/"):
         return Path(path).stat().st_size
     filesystem, inner = url_to_fs(path)

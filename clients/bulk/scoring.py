@@ -56,7 +56,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
-    """Joins all ranges of rows in one array: an array per block costs more. Only a damage's row may follow ranges."""
+    """Joins all ranges of rows in one array: an array per block costs more. Only a row that tells of damage follows."""
     ranges = [each for each in ids if isinstance(each, range)]
     arrays = [row_ids(path, range(ranges[0].start, ranges[-1].stop))] if ranges else []
     others = (each for each in ids if not isinstance(each, range))

@@ -1,4 +1,4 @@
-"""Resizes and crops a picture as the processor of a model does that this project has not trained.
+"""Resizes and crops a picture as the processor of a foreign model does.
 
 In: a picture and a `Framing`, which the exporter has read from a processor of transformers or timm. Out: uint8 pixels,
 within one grey level of that processor's. Sources: torchvision's Resize and CenterCrop, timm's ResizeKeepRatio.

@@ -53,7 +53,7 @@ def prepare_shapes(
     """Upright picture, any mode and size -> the model's images. Raises InvalidImage.
 
     looks: a photo is inverted if its background is another. split: ink gives an image per separate shape.
-    framing: what the processor of a model does that this project has not trained; then `looks` does not count.
+    framing: the steps of a foreign model's processor, which replace those for photos; `looks` does not count then.
     """
     if preprocessing == "ink":
         return Prepared(*drawing_inputs(image, shape[1:], split))

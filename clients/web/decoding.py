@@ -69,7 +69,7 @@ class Decoder:
             return self._process
         self._end()
         command = [sys.executable, "-P", "-c", "from clients.web.decoding import serve; serve()"]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # a thread's buffers count as memory
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers per thread count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         if not _reading(self._process).readline(LINE_BYTES):

@@ -1,1 +1,1 @@
-"""Engines behind Triton, where the native backend is missing."""
+"""Triton backends in Python, for servers without the native backends."""

@@ -46,7 +46,7 @@ class Joining(Protocol):
         """A group's inputs as those of one request."""
 
     def own(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """What a request gets of its rows in the joint outputs."""
+        """A request's outputs, from its rows of the joint outputs."""
 
 
 class EqualShapes:

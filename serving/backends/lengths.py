@@ -43,7 +43,7 @@ class Lengths:
 
     @classmethod
     def from_json(cls, text: str) -> Lengths:
-        """Raises ValueError, KeyError or TypeError for other JSON."""
+        """Reads the parameter. Raises ValueError, KeyError or TypeError for other JSON."""
         held = json.loads(text)
         lists = {name: tuple(held[name]) for name in ("inputs", "outputs")}
         return cls(**{**held, **lists})
@@ -67,7 +67,7 @@ class Lengths:
         }
 
     def own(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """The outputs of the request's rows without those of padding."""
+        """The request's outputs, from its rows of the joint outputs, without the outputs for padding."""
         length = self._length(request)
         return {
             name: value[:, self._place(length, value.shape[1])] if name in self.outputs else value

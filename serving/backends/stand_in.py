@@ -40,7 +40,7 @@ class StandIn(ABC):
         return model_config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Raises TritonModelException, which Triton shows as the reason."""
+        """Loads the model. Raises TritonModelException, which Triton shows as the reason."""
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or self.default_file
         # errors name the real folder, even if the launcher renamed the repository

@@ -109,7 +109,7 @@ class Fleet(Loop):
         return False
 
     def tick(self) -> None:
-        """Starts servers that have ended, and the proxy. Raises Stopping."""
+        """Starts servers again that have ended, and the proxy if it has ended or hangs. Raises Stopping."""
         super().tick()
         for member in self._members:
             if member.revive():

@@ -58,7 +58,7 @@ class Proxy(Child):
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
     def wait_until_live(self) -> None:
-        """Raises ProxyError."""
+        """Returns when Envoy is live. Raises ProxyError if it is not within START_S."""
         try:
             self.wait_until_ready(self._is_live, START_S)
         except ChildFailed as failure:

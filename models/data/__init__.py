@@ -43,11 +43,11 @@ def load_dataset(
     held_out: int | None = None,
     record: Record | None = None,
 ) -> Dataset:
-    """From `data_dir`, else the folder in its environment variable, else Debian's package, else the cache, which
-    `fetch` fills (not EMNIST's).
+    """Reads `data_dir`, else the folder in the dataset's environment variable, else Debian's package, else the cache.
+    `fetch` downloads what the cache lacks, except EMNIST.
 
-    Any other `name` is a folder of pictures, which may be in `data_dir` now; only it uses `image_size`, `held_out` and
-    `record`, the pictures of an earlier training. Raises DataError.
+    Any other `name` is a folder of pictures; `data_dir` says where it is now. Only a folder uses `image_size`,
+    `held_out` and `record`, the pictures of an earlier training. Raises DataError.
     """
     folder = data_dir if name in DATASETS else data_dir or Path(name)
     if name in DATASETS:
@@ -78,9 +78,9 @@ def _load_folder(
 def load_again(
     metrics: Mapping[str, Any], data_dir: Path | None, fetch: bool = True, image_size: tuple[int, int] | None = None
 ) -> Dataset:
-    """The dataset that a training's `metrics` name; without `data_dir` from the folder where it was then.
+    """The dataset that a training's `metrics` name; without `data_dir`, from the folder that the training used.
 
-    Of a folder the pictures of the training, each in its part. Raises DataError where they are others.
+    A folder gives the training's pictures, each in the same part. Raises DataError if pictures are missing or changed.
     """
     then = Path(metrics.get("data_dir", ""))
     remembered = then if then.is_absolute() and then.is_dir() else None

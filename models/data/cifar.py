@@ -34,6 +34,7 @@ MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 
 
 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
+    """The folder of the batches: the user's, else the cache, which `fetch` fills. Raises DataError."""
     if named := named_folder(data_dir, VARIABLE):
         return named
     cache = cache_folder("cifar10")
@@ -44,12 +45,12 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
         raise DataError(f"cifar10: expected its batches in --data-dir, {VARIABLE} or {folder}, found none")
     download(CHECKSUMS, MIRRORS, cache, OTHERWISE)
     unpack(cache / ARCHIVE, folder)
-    (cache / ARCHIVE).unlink(missing_ok=True)  # another training was first
+    (cache / ARCHIVE).unlink(missing_ok=True)  # another training may have removed it
     return folder
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Follows no path in the archive."""
+    """Writes the archive's six batches to `folder`, whatever other paths it holds. Raises DataError."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in BATCHES:
@@ -84,6 +85,7 @@ def _find_batches(folder: Path) -> Path:
 
 
 def read_batch(path: Path) -> Part:
+    """Images uint8 (n, 3, 32, 32) and labels int64 (n,). Raises DataError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BATCH_BYTES)

@@ -22,10 +22,10 @@ class DataError(Exception):
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,).
 
-    `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `load_options`:
-    the options of `train` that load it again; `folder`: where the user keeps it, "" for a place of its own; `held`:
-    training images apart, which choose the epoch; `pictures`: the record of models/data/split.py; `notes`: what the
-    user should know of the files; `test_files`: paths in the folder.
+    `preprocessing`: how clients turn a picture into such an image; `patch_size`: height, width in pixels;
+    `load_options`: the options of `train` that load the dataset again; `folder`: as the user named it, else ""; `held`:
+    training images kept apart, which choose the epoch; `pictures`: the record of models/data/split.py; `notes`: what
+    the user should know of the files; `test_files`: paths of the test images in the folder.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Dataset:
         return f"{self.train_images.shape[3]}x{self.train_images.shape[2]}"
 
     def first(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """With the first images of each part alone; None: with all."""
+        """A dataset with only the first images of each part; None: all images."""
         return replace(
             self,
             train_images=self.train_images[:train],
@@ -80,7 +80,10 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """`count` training images, always the same, replace the test part; those that a folder holds apart do at once."""
+    """A dataset whose test part is held-out training images: a folder's `held`, else `count`, always the same.
+
+    Raises DataError.
+    """
     if dataset.held is not None:
         return replace(dataset, test_images=dataset.held[0], test_labels=dataset.held[1], held=None, test_files=())
     total = len(dataset.train_labels)

@@ -15,7 +15,7 @@ from models.data.dataset import DIGITS, Dataset
 
 
 def load_digits() -> Dataset:
-    """A fixed fifth is the test part. Some writers are in both: accuracy says less than on MNIST."""
+    """A fixed fifth is the test part. Some writers are in both parts, so accuracy says less than on MNIST."""
     images, targets = _enlarged()
     order = np.random.default_rng(0).permutation(len(images))
     test, train = np.split(order, [len(images) // 5])
@@ -24,7 +24,7 @@ def load_digits() -> Dataset:
 
 @cache
 def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(1797, 1, 28, 28) and labels; cached: every export asks twice."""
+    """Images (1797, 1, 28, 28) and labels. Cached: every export needs them twice."""
     from scipy.ndimage import zoom
 
     small, labels = bundled()

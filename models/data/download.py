@@ -1,4 +1,4 @@
-"""A dataset's folder or cache."""
+"""Finds a dataset's folder or cache, and downloads missing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache_folder(name: str) -> Path:
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
     """Fetches missing files from the first mirror that has them.
 
-    Raises DataError, ending in `otherwise` if no mirror gives the right checksum.
+    Raises DataError, whose message ends in `otherwise` if no mirror gives the right checksum.
     """
     import pooch
     import requests

@@ -24,7 +24,7 @@ Stroke = tuple[Point, ...] | list[Point]
 Form = Sequence[Stroke]
 Points = NDArray[np.float64]
 
-SIDE = 320  # pixels, 16 for one of the 20 that a digit of MNIST is high
+SIDE = 320  # pixels of a drawing, 16 for each of the 20 pixels that a digit of MNIST is high
 
 FORMS: dict[int, list[Form]] = {
     0: [
@@ -102,8 +102,8 @@ def _form(label: int, rng: np.random.Generator) -> Form:
 
 
 def _one(rng: np.random.Generator) -> Form:
-    """Four in five with a flag, of a sixth to over half of the height, 22 to 68 degrees from the stem; two in five on a
-    base."""
+    """Four in five have a flag, of a sixth to over half of the height, 22 to 68 degrees from the stem; two in five have
+    a base."""
     stem, top = 0.45, rng.uniform(0, 0.06)
     length, angle = rng.uniform(0.15, 0.55), math.radians(rng.uniform(22, 68))
     end = (stem - length * math.sin(angle), top + length * math.cos(angle))
@@ -121,7 +121,7 @@ def _one(rng: np.random.Generator) -> Form:
 
 
 def _seven(rng: np.random.Generator) -> Form:
-    """Three in ten with a serif, two in five with a bar."""
+    """Three in ten have a serif, two in five a bar."""
     width, bend = rng.uniform(0.45, 0.75), rng.uniform(-0.05, 0.12)
     foot = (rng.uniform(0.1, 0.5) * width, 1)
     strokes: list[Stroke] = [((0, 0.03), (width, 0)), [(width, 0), ((width + foot[0]) / 2 - bend, 0.45), foot]]

@@ -1,7 +1,7 @@
-"""A folder with a sub-folder of pictures per class, as torchvision's ImageFolder.
+"""Reads a folder with a sub-folder of pictures per class, as torchvision's ImageFolder.
 
-In: the folder, the images' size, and for a training's own pictures its record of them. Out: a `Dataset`, prepared as
-clients prepare photos; or DataError.
+In: the folder, the images' size and, to read the pictures of an earlier training again, its record. Out: a `Dataset`,
+prepared as clients prepare photos; or DataError.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Read = TypeVar("Read")
 def load_folder(
     folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int | None = None, record: Record | None = None
 ) -> Dataset:
-    """`size`: height and width; `held_out`: training pictures kept apart, by default a tenth of many.
+    """`size`: height and width in pixels. `held_out`: training pictures kept apart; by default a tenth of many.
 
-    `record`: the pictures of a training, each in its part. Grey if all pictures are, else RGB. Raises
-    DataError, which names every picture that cannot be read.
+    `record`: reads the pictures of an earlier training, each into the same part. The images are grey if all pictures
+    are, else RGB. Raises DataError, which names every picture that cannot be read.
     """
-    if not str(folder).isprintable():  # it names the dataset in checkpoints
+    if not str(folder).isprintable():  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     files = find_files(folder)
     chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
     parts = (chosen.train, chosen.held_out, chosen.test)
     paths = [file.path for part in parts for file in part]
-    channels = 1 if all(_each(folder, paths, _is_grey)) else 3
-    images = np.stack(_each(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
+    channels = 1 if all(_read_all(folder, paths, _is_grey)) else 3
+    images = np.stack(_read_all(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
     train, held, test = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
     return Dataset(
         name=str(folder),
@@ -70,13 +70,13 @@ def _labels(files: Sequence[PictureFile]) -> NDArray[np.int64]:
 
 
 def _patch(side: int) -> int:
-    """The divisor of a side with which it has about PATCHES patches."""
+    """The patch's side: of the divisors of the image's side, the divisor nearest to PATCHES patches."""
     divisors = [each for each in range(1, side + 1) if side % each == 0]
     return min(divisors, key=lambda each: abs(math.log(side / each / PATCHES)))
 
 
-def _each(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
-    """Of all paths, or DataError for all that fail."""
+def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
+    """What `read` gives for each path. Raises DataError, which names all paths that fail."""
     done, faults = [], []
     for path in paths:
         try:
@@ -91,9 +91,9 @@ def _each(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> 
 
 
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
-    """Pictures as a model reads them, uint8 (n, C, H, W); of more than `most`, an even part by name.
+    """Pictures as a model reads them, uint8 (n, C, H, W): at most `most`, evenly spread over the sorted names.
 
-    Models of ink need pictures of their own size, light on black.
+    Models of ink need pictures of the model's size, light on black. Raises DataError for fewer than `fewest`.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
@@ -102,7 +102,7 @@ def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -
     if config.preprocessing == "ink":
         for path in chosen:
             _check_size(path, config.image_size)
-    return np.stack(_each(folder, chosen, lambda path: read_picture(path, config.channels, config.image_size)))
+    return np.stack(_read_all(folder, chosen, lambda path: read_picture(path, config.channels, config.image_size)))
 
 
 def _check_size(path: Path, size: tuple[int, int]) -> None:
@@ -125,7 +125,7 @@ def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Of grey with more bits, the highest eight that are used, as clients do (clients/images/grey.py)."""
+    """Reduces grey of more than eight bits to the highest eight in use, as clients do (clients/images/grey.py)."""
     if picture.mode.startswith("I;16"):
         deep = np.asarray(picture)
         return Image.fromarray((deep >> max(0, int(deep.max()).bit_length() - 8)).astype(np.uint8))
@@ -133,7 +133,7 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
         return picture
     with np.errstate(invalid="ignore"):  # converting NaN warns
         values = np.nan_to_num(np.array(picture, dtype=np.float32))
-    values /= max(float(values.max()), -float(values.min())) or 1  # first, as the range may overflow float32
+    values /= max(float(values.max()), -float(values.min())) or 1  # first: the range may overflow float32
     values -= values.min()
     values *= 255 / (float(values.max()) or 1)
     return Image.fromarray(values.astype(np.uint8))

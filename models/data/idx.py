@@ -1,4 +1,4 @@
-"""A dataset's idx files, whole.
+"""Reads a dataset's idx files in full.
 
 In: a file, or a folder and file names. Out: the array, or images with their labels; or DataError.
 """
@@ -26,7 +26,10 @@ class _IdxFile(IdxFile):
 def read_part(
     folder: Path, names: Mapping[str, str], part: str, classes: int, contents: Mapping[str, str] | None = None
 ) -> Part:
-    """`contents`: by name the sha256 that a file's decompressed bytes must have."""
+    """Images uint8 (n, 1, H, W) and labels int64 (n,) of `part`, train or test. Raises DataError.
+
+    `contents`: file name -> the sha256 that the decompressed bytes must have.
+    """
     wanted = [names[f"{part} {kind}"] for kind in ("images", "labels")]
     paths = [_find(folder, name) for name in wanted]
     images, labels = (
@@ -44,7 +47,7 @@ def read_part(
 
 
 def read_idx(path: Path, dimensions: int, checksum: str | None = None) -> NDArray[np.uint8]:
-    """Items of so many `dimensions`. `checksum`: the sha256 that the decompressed bytes must have."""
+    """uint8 (n, …), items of so many `dimensions`. `checksum`: sha256 of the decompressed bytes. Raises DataError."""
     with _IdxFile(str(path), dimensions) as file:
         if (size := file.count * math.prod(file.item_shape)) > MAX_IDX_BYTES:
             raise DataError(f"{path}: expected at most {MAX_IDX_BYTES} bytes, found {size} in the header")

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DARK, LIGHT = 64, 191  # levels of a border; between them it is neither
+DARK, LIGHT = 64, 191  # levels of a border: below is dark, above is light, between is neither
 CONTRAST = 32  # levels between a thing and its border
-SHARE = 0.99  # of the pictures must have such a border
-LEAST = 0.5  # percent of the pictures fill less
+SHARE = 0.99  # of the pictures must have the same kind of border
+LEAST = 0.5  # percent of the pictures fill less than `fill`
 MEASURED = 4000  # pictures, evenly chosen
 
 
 def looks(images: NDArray[np.uint8]) -> dict[str, Any]:
-    """`background` and `fill`; {} where backgrounds differ."""
+    """`background` and `fill`; empty if the backgrounds differ."""
     grey = images[:: -(-len(images) // MEASURED)].mean(axis=1, dtype=np.float32)  # (n, H, W)
     border = np.concatenate((grey[:, 0], grey[:, -1], grey[:, 1:-1, 0], grey[:, 1:-1, -1]), axis=1)
     level = np.median(border, axis=1)  # (n,)

@@ -45,11 +45,11 @@ FASHION_MNIST_LABELS = (
 
 @dataclass(frozen=True)
 class IdxFiles:
-    """`variable`: of the environment, names their folder; `parts`: their names; `turned`: they hold each image
-    transposed. Without `checksums` and `mirrors` they are not downloaded.
+    """`variable`: the environment variable with their folder; `parts`: part -> file name; `turned`: the files hold each
+    image transposed. Without `checksums` and `mirrors` nothing is downloaded.
 
-    `installed`: where the Debian package `package` puts them, compressed anew; `contents`: the sha256 of each of its
-    files once decompressed.
+    `installed`: where the Debian package `package` puts its files, compressed anew; `contents`: the sha256 of each once
+    decompressed.
     """
 
     variable: str
@@ -113,7 +113,7 @@ def load_idx(name: str, folder: Path) -> Dataset:
 
 
 def load_idx_part(name: str, folder: Path, part: str) -> Part:
-    """`part`: train or test."""
+    """`part`: train or test. Raises DataError."""
     files = IDX_SETS[name]
     contents = files.contents if folder == files.installed else {}
     images, labels = read_part(folder, files.parts, part, len(files.labels), contents)
@@ -121,7 +121,10 @@ def load_idx_part(name: str, folder: Path, part: str) -> Part:
 
 
 def find_idx(name: str, data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else the folder in the environment, else the package's, else the cache, which `fetch` fills."""
+    """`data_dir`, else the folder in the environment, else Debian's, else the cache, which `fetch` fills.
+
+    Raises DataError.
+    """
     files = IDX_SETS[name]
     if folder := named_folder(data_dir, files.variable):
         return folder

@@ -93,7 +93,7 @@ def _scribble(rng: np.random.Generator) -> Form:
 
 
 def _filled(ink: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Each row from its first to its last ink."""
+    """Fills each row from its first to its last ink."""
     closed = np.asarray(Image.fromarray(ink).filter(ImageFilter.MaxFilter(3))) > 0
     first, last = closed.argmax(axis=1), closed.shape[1] - closed[:, ::-1].argmax(axis=1)
     place = np.arange(closed.shape[1])

@@ -28,7 +28,7 @@ class PictureFile:
     label: int
 
     def digest(self) -> str:
-        """Of its content. Raises DataError."""
+        """The start of the content's sha256. Raises DataError."""
         try:
             return sha256(self.path)[:DIGEST_CHARACTERS]
         except OSError as error:
@@ -37,7 +37,7 @@ class PictureFile:
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """`test` and `held_out` are empty where the folder has one part."""
+    """`test` and `held_out` are empty if the folder has only one part."""
 
     classes: tuple[str, ...]
     train: Sequence[PictureFile]
@@ -51,7 +51,7 @@ class PictureFiles:
 
 
 def find_files(folder: Path) -> PictureFiles:
-    """Each class's files by name, of its sub-folders too. Raises DataError."""
+    """Each class's files, sorted by name, with those of its sub-folders. Raises DataError."""
     parts = _parts(folder)
     names = {part: tuple(place.name for place in _folders(place)) for part, place in parts.items()}
     classes = names["train"]
@@ -77,12 +77,12 @@ def find_files(folder: Path) -> PictureFiles:
 
 
 def _parts(folder: Path) -> dict[str, Path]:
-    """`train`, and where the folder has them `test` and `held_out`."""
+    """Part -> folder: `train`, and `test` and `held_out` if the folder has them. Raises DataError."""
     names = {place.name for place in _folders(folder)}
     tests = [name for name in TEST_NAMES if name in names]
     if "train" not in names or not tests or names - {"train", *TEST_NAMES}:
         return {"train": folder}
-    if not all(_folders(folder / name) for name in names):  # classes of these names
+    if not all(_folders(folder / name) for name in names):  # these are classes that have such names
         return {"train": folder}
     if (len(tests) > 1 and tests[0] != "test") or len(tests) > 2:
         raise DataError(
@@ -97,7 +97,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def pictures(folder: Path, below: bool = False) -> list[Path]:
-    """Sorted; `below`: those of sub-folders too."""
+    """The picture files of a folder, sorted; `below`: those of sub-folders too. Raises DataError if there are none."""
     paths = sorted(path for path in _files(folder, below) if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")

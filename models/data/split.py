@@ -1,7 +1,7 @@
-"""Which pictures of a folder a training used, and for what; checkpoints keep it.
+"""Splits a folder's pictures into parts for a training; checkpoints keep a record of the split.
 
-In: a folder's files. Out: three parts. The record names each part's pictures by class and content, so a training that
-goes on, an export and a calibration use the same pictures wherever their files are now, or refuse.
+In: a folder's files. Out: three parts. The record names each part's pictures by class and content. So a resumed
+training, an export and a calibration use the same pictures wherever their files are now, or refuse.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from models.data.dataset import DataError
 from models.data.picture_files import PictureFile, PictureFiles
 
-MANY = 2000  # training pictures: of fewer a tenth is missed more than it tells
+MANY = 2000  # training pictures; of fewer none are held out: the training would miss them more
 PARTS = ("train", "held_out", "test")
 Record = Mapping[str, Mapping[str, str]]
-"""Part -> class -> the contents' digests, with a space between."""
+"""Part -> class -> the digests of the pictures' contents, with a space between."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class Split:
 
 
 def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
-    """Each class has its share of the parts, always the same pictures. A fifth of a folder without parts is tested.
+    """Each part gets the same share of every class, always the same pictures. Without a test folder, a fifth is tested.
 
-    Raises DataError.
+    `held_out`: number of training pictures; None: a tenth if there are MANY, else none. Raises DataError.
     """
     if files.held_out and held_out:
         raise DataError(f"{folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
     train, test, held = files.train, files.test, files.held_out
     if not files.is_parted:
-        train, test = _apart(folder, train, files.classes, max(len(files.classes), len(train) // 5))
+        train, test = _hold_apart(folder, train, files.classes, max(len(files.classes), len(train) // 5))
     if held_out is None and not held and len(train) >= MANY:
         held_out = len(train) // 10
     if held_out:
-        train, held = _apart(folder, train, files.classes, held_out)
+        train, held = _hold_apart(folder, train, files.classes, held_out)
     return Split(train, held, test)
 
 
 def split_again(folder: Path, files: PictureFiles, record: Record) -> Split:
-    """The parts of `record`; other pictures are in none. Raises DataError if a picture is missing."""
+    """The parts of `record`; pictures that it does not name are left out. Raises DataError if a picture is missing."""
     classes = tuple(record.get("train", ()))
     if files.classes != classes:
         raise DataError(
@@ -86,10 +86,10 @@ def _missing(folder: Path, missing: Counter[tuple[str, str]], others: Sequence[s
     return f"{folder}: expected the pictures of the training, found {missing.total()} changed or gone: {lacks}{new}"
 
 
-def _apart(
+def _hold_apart(
     folder: Path, files: Sequence[PictureFile], classes: Sequence[str], count: int
 ) -> tuple[list[PictureFile], list[PictureFile]]:
-    """The files without `count`, and those: of each class its share, at least one, and one is left."""
+    """The kept files, and `count` files apart. Every class gives its share, at least one, and keeps at least one."""
     labels = np.array([file.label for file in files], np.int64)
     sizes = np.bincount(labels, minlength=len(classes))  # (classes,)
     if sizes.min() < 2:
@@ -100,7 +100,7 @@ def _apart(
         raise DataError(f"{folder}: expected to hold out {limits}, of {len(classes)} classes, found {count}")
     ideal = count * sizes / total
     shares = np.clip(ideal.astype(np.int64), 1, sizes - 1)
-    while (left := count - shares.sum()) != 0:  # to the class that lacks most, from the class that has most too many
+    while (left := count - shares.sum()) != 0:  # gives to the class furthest below its share, or takes from above
         step = 1 if left > 0 else -1
         free = shares < sizes - 1 if left > 0 else shares > 1
         shares[np.where(free, step * (ideal - shares), -np.inf).argmax()] += step

@@ -1,7 +1,7 @@
-"""BatchNorm's statistics from unlabelled images of a new source; the weights stay.
+"""Replaces BatchNorm's statistics by those of unlabelled images of a new source; the weights stay.
 
-In: a network and uint8 images (n, C, H, W), or a checkpoint and a folder of pictures. Out: a copy with their
-statistics. Li et al., "Revisiting Batch Normalization", 2016 (AdaBN).
+In: a network and uint8 images (n, C, H, W), or a checkpoint and a folder of pictures. Out: a copy of the network with
+the images' statistics. Li et al., "Revisiting Batch Normalization", 2016 (AdaBN).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class AdaptationError(Exception):
 
 
 def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
-    """Returns the number of pictures; drops accuracy and temperature, which belong to the old statistics.
+    """Writes the adapted checkpoint to `output` and returns the number of pictures.
 
-    Raises AdaptationError, CheckpointError and DataError.
+    Drops accuracy and temperature: they belong to the old statistics. Raises AdaptationError, CheckpointError and
+    DataError.
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
@@ -55,14 +56,16 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
 
 
 def last_block_of_training(metrics: Metrics) -> LastBlock:
+    """Whether training computed all rows of the last block or the CLS row alone; all, if the metrics do not say."""
     described = metrics.get("options") or metrics.get("adapted") or {}
     return "row" if described.get("last_block") == "row" else "all"
 
 
 def adapt(model: nn.Module, images: Tensor, last_block: LastBlock = "all") -> nn.Module:
-    """A copy in eval mode. If training computed one row of the last block, its BatchNorms get statistics of CLS rows.
+    """A copy in eval mode with the statistics of `images`, uint8 (n, C, H, W).
 
-    Raises AdaptationError.
+    `last_block` row: the last block's BatchNorms get statistics of CLS rows, as in training. Raises AdaptationError for
+    a network without BatchNorm.
     """
     adapted = copy.deepcopy(model).eval()
     if isinstance(adapted, VisionTransformer) and last_block == "row":

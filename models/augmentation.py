@@ -7,9 +7,9 @@
   for Convolutional Neural Networks", 2003). `pens` adds the changes of models/pens.py to `elastic`.
 - `crop-flip`, for photos: crops after 4 black pixels of padding, half of them mirrored (He et al., "Deep Residual
   Learning", 2016, section 4.2).
-- `flip-erase`, for things that fill their frame: half are mirrored, all move by up to a 28th of the side, and
-  half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
-- `turn`, for pictures of anything: half the affine map of `elastic`, and what is at an edge goes on.
+- `flip-erase`, for things that fill their frame: half of the images are mirrored, all move by up to a 28th of the side,
+  and half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
+- `turn`, for pictures of anything: the affine map of `elastic` at half its strength; pixels of the edge fill the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
-MOVES = 28  # a picture moves by up to this part of its side
+MOVES = 28  # a picture moves by up to 1/28 of its side
 ERASED_SHARE, ERASED = 0.5, (1 / 7, 1 / 2)  # of the images, and of each side
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
+    """The distortion of that name: float images (B, C, H, W) in [0, 1] -> the same shape."""
     if name == "none":
         return nn.Identity()
     if name == "crop-flip":
@@ -89,7 +90,7 @@ def _turned(images: Tensor) -> Tensor:
 
 
 def _moved(images: Tensor) -> Tensor:
-    """By whole pixels, over black."""
+    """Moves each image by whole pixels; black fills the rest."""
     count, _, height, width = images.shape
     up, left = height // MOVES, width // MOVES
     padded = F.pad(images, (left, left, up, up)).transpose(0, 1)  # (C, B, H + 2 up, W + 2 left)
@@ -102,20 +103,20 @@ def _moved(images: Tensor) -> Tensor:
 
 
 def _erased(images: Tensor) -> Tensor:
-    """The rectangle's centre is anywhere, so its edge may be outside."""
-    rows, columns = (_stretch(images, side) for side in images.shape[2:])  # (B, H), (B, W)
+    """Blackens a rectangle in ERASED_SHARE of the images. Its centre is anywhere, so its edge may be outside."""
+    rows, columns = (_random_stretch(images, side) for side in images.shape[2:])  # (B, H), (B, W)
     rows &= _uniform(images, 1) < ERASED_SHARE
     return images.masked_fill((rows[:, :, None] & columns[:, None])[:, None], 0)
 
 
-def _stretch(images: Tensor, side: int) -> Tensor:
-    """Of a line of pixels, for each image: bool (B, side)."""
+def _random_stretch(images: Tensor, side: int) -> Tensor:
+    """Marks a random stretch of a line of pixels for each image: bool (B, side)."""
     centre, length = side * _uniform(images, 1), side * _uniform(images, 1).mul(ERASED[1] - ERASED[0]).add(ERASED[0])
     return (torch.arange(side, device=images.device) + 0.5 - centre).abs() < length / 2
 
 
 def _uniform(images: Tensor, count: int) -> Tensor:
-    """In [0, 1): (B, count)."""
+    """Random numbers in [0, 1): (B, count)."""
     return images.new_empty(len(images), count).uniform_()
 
 
@@ -145,7 +146,7 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Fields (B, H, W, 2) of up to ELASTIC_PIXELS, in halves of the sides."""
+    """Smooth displacements (B, H, W, 2) of up to ELASTIC_PIXELS, in units of half a side as in `grid_sample`."""
     noise = torch.randn(count, 2, height, width)
     rows, columns = (gaussians(side, torch.tensor([[ELASTIC_SIGMA]])) for side in (height, width))
     smooth = rows @ noise @ columns.T

@@ -41,6 +41,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
+    """The metrics that `calibrate` adds. Raises CheckpointError if the training held out no images, and DataError."""
     from models.checkpoint import CheckpointError
     from models.evaluation import measure_calibration
 
@@ -57,7 +58,7 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
 
 
 def _again(metrics: Metrics) -> str:
-    """The training's command with a part to fit on."""
+    """Advice to train again with held-out images, as a command; empty if the training's command is unknown."""
     command, images = metrics.get("command"), metrics.get("test_images")
     if metrics.get("dataset") not in DATASETS or not command or not images:
         return ""

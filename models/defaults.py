@@ -1,7 +1,7 @@
-"""What a training on a user's folder uses where no option is given: it follows the number and size of the pictures.
+"""Default options for training on a user's folder; they depend on the number and size of the pictures.
 
-In: a dataset, and the options that are given. Out: values by option, with the reason. docs/results.md has what they
-reach.
+In: a dataset, and the options that the user gave. Out: values of the other options, with the reason. docs/results.md
+shows the accuracy that they reach.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 FEW = 2000  # pictures to train on
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
-BATCH = {True: 24, False: 64}  # of few and of many
-SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures, repeated; a transformer must learn what a neighbour is
-EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}
-AVERAGED = 10  # the weights of the last tenth of the steps
+BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
+SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures with repeats; transformers must learn what neighbours are
+EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}  # least and most
+AVERAGED = 10  # the moving average spans the last tenth of the steps
 
 
 def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Values of options that are not `given`, and why; none for the datasets that have a name."""
+    """Values of the options that are not `given`, and why. Empty for datasets with a name."""
     if data.pictures is None:
         return {}, ""
     count = len(data.train_labels)
@@ -44,15 +44,15 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "weight_decay": 0.05,
         "augment": "turn",
     }
-    if given.get("schedule") != "constant":  # such a run may go on to more epochs
+    if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
     return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
-    """Unless an option of transformers is given."""
+    """Whether the CNN reads pictures of this size, and no option of transformers is given."""
     sides = data.train_images.shape[2:]
-    of_transformers = {each.name for each in fields(ModelConfig)} - {"model"}
+    of_transformers = {option.name for option in fields(ModelConfig)} - {"model"}
     return min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and not of_transformers & given.keys()
 
 

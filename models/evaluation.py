@@ -1,7 +1,7 @@
-"""Accuracy, and the temperature T with which 90 % of the answers of 90 % confidence are right; no answer changes.
+"""Measures accuracy, and fits a temperature T, with which 90 % of the answers of 90 % confidence are right.
 
-In: a network and uint8 images (n, C, H, W). Out: logits or figures. T > 0 for softmax(logits / T) is fitted on held-out
-images: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, sections 2 and 4.2.
+In: a network and uint8 images (n, C, H, W). Out: logits or figures. T > 0 for softmax(logits / T) changes no answer and
+is fitted on held-out images: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, sections 2 and 4.2.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from models.data import Dataset, hold_out
 from models.recipe import Diverged
 from models.rejection import drawings, fit_least_evidence
 
-TEST_BATCH = 100  # fits the cache: 1000 take twice as long
+TEST_BATCH = 100  # fits a CPU's cache: an image takes twice as long in batches of 1000
 BINS = 15
-LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
+LIMITS = (0.05, 20.0)  # of T: without mistakes on the held-out images the best T would be 0
 
 
 def measure_accuracy(
@@ -30,12 +30,12 @@ def measure_accuracy(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> float:
-    """The share of right answers for `labels` int64 (n,); else as `classify`."""
+    """The share of right answers for `labels` int64 (n,); other arguments and errors as in `classify`."""
     return int((classify(model, images, distort, batch_size).argmax(1) == labels).sum()) / len(labels)
 
 
 def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> list[float | None]:
-    """`right`: bool (n,)."""
+    """The share of right answers of each class; None without images. `right`: bool (n,); `labels`: int64 (n,)."""
     counts = labels.bincount(minlength=classes).tolist()
     hits = labels[right].bincount(minlength=classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
@@ -61,6 +61,7 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
+    """Temperature and least evidence are fitted on held-out images; the errors are those of the test part."""
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):

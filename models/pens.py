@@ -1,6 +1,6 @@
-"""Pens, scanners and cameras that the training images do not know, for float images (B, C, H, W) in [0, 1].
+"""Changes images as other pens, scanners and cameras would: float images (B, C, H, W) in [0, 1] -> the same shape.
 
-Three images in five change; every number below is drawn for each of them:
+Three images in five change. Every number below is drawn anew for each of these:
 
 - Proportions: 3 in 10 are stretched by 0.75 to 1.25 in each direction.
 - Stroke width: 3 in 10 are eroded, 1 in 4 dilated, by the least or the largest ink of 3x3 pixels, in part or wholly
@@ -12,12 +12,12 @@ Three images in five change; every number below is drawn for each of them:
 - Contrast: half are multiplied by 0.4 to 1.3.
 
 Blur, noise and contrast are corruptions of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
-Corruptions", 2019: noise up to their severity 4, contrast down to their severity 1. The other ranges are guesses, with
-nothing chosen by test images. No loop over images: resizing, stretching and blurring are matrices.
+Corruptions", 2019: noise up to their severity 4, contrast down to their severity 1. The other ranges are guesses; test
+images chose none. No loop over images: resizing, stretching and blurring are matrices.
 
-With the elastic maps before them they take 50 microseconds an image on a thread of a slow EPYC, the maps 30 of them:
-3 % of a training step of `vitbn`, 17 of `vitbn-late-64`, 50 of a single block of 32 narrow heads. A teacher's cache
-pays it once for all trainings.
+With the elastic maps before them, the changes take 50 microseconds an image on a thread of a slow EPYC; 30 of these are
+the maps'. That is 3 % of a training step of `vitbn`, 17 % of `vitbn-late-64` and 50 % of a single block of 32 narrow
+heads. With a teacher's cache only the first training pays for them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _some(share: float, change: Change, images: Tensor) -> Tensor:
 
 
 def _one_of(images: Tensor, *changes: tuple[float, Change]) -> Tensor:
-    """Each change for its share of the images, the rest as they are."""
+    """Applies each change to its share of the images; no image gets two."""
     draw, reached, images = _uniform(images, 0, 1).flatten(), 0.0, images.clone()
     for share, change in changes:
         chosen = (draw >= reached) & (draw < reached + share)
@@ -90,7 +90,7 @@ def _thicker(images: Tensor) -> Tensor:
 
 
 def _largest(images: Tensor) -> Tensor:
-    """Of 3x3 pixels: `max_pool2d`, in a twentieth of its time."""
+    """The largest of the 3x3 pixels around each pixel: as `max_pool2d`, in a twentieth of its time."""
     x = F.pad(images, (1, 1, 1, 1), value=-math.inf)
     x = torch.maximum(torch.maximum(x[..., :-2], x[..., 1:-1]), x[..., 2:])
     return torch.maximum(torch.maximum(x[..., :-2, :], x[..., 1:-1, :]), x[..., 2:, :])
@@ -154,5 +154,5 @@ def _noisy(images: Tensor) -> Tensor:
 
 
 def _uniform(images: Tensor, low: float, high: float) -> Tensor:
-    """(B, 1, 1, 1)"""
+    """A random number for each image: (B, 1, 1, 1)."""
     return images.new_empty(len(images), 1, 1, 1).uniform_(low, high)

@@ -48,7 +48,7 @@ def _option(
     help: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A field, with what a command says of it."""
+    """A dataclass field with the values and the help of its command-line option."""
     return field(default=default, metadata={"values": values, "help": help, "metavar": metavar})
 
 
@@ -89,9 +89,10 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Mean training loss; accuracy in [0, 1]. `test_` and `class_accuracy` come from held-out images, if there are any.
+    """Mean training loss; accuracies in [0, 1], on the held-out images if there are any.
 
-    A folder without has None: its test part is for the end. A class without images has None, too.
+    `test_accuracy` is None for a folder without held-out pictures: its test part is for the end. In `class_accuracy` a
+    class without images has None.
     """
 
     epoch: int
@@ -103,9 +104,9 @@ class Epoch:
 
 
 def configure(data: Dataset, values: Mapping[str, Any]) -> tuple[ModelConfig, TrainingOptions]:
-    """From values by the names of their fields; where the network has None or none, the dataset's.
+    """`values`: by names of fields. The dataset gives the network's values that are None or missing.
 
-    Raises ConfigError, and TypeError for another name.
+    Raises ConfigError, and TypeError for an unknown name.
     """
     names = {each.name for each in fields(ModelConfig)}
     network = {name: value for name, value in values.items() if name in names and value is not None}
@@ -115,12 +116,12 @@ def configure(data: Dataset, values: Mapping[str, Any]) -> tuple[ModelConfig, Tr
 
 
 def depends_on_epochs(config: ModelConfig, options: TrainingOptions) -> bool:
-    """If so, a run cannot go on to a larger number."""
+    """Whether the number of epochs changes every step: such a run cannot be resumed with more epochs."""
     return options.schedule != "constant" or config.model == "vit-prepbn"
 
 
 def choose_device(name: str) -> str:
-    """`auto`: the fastest. Raises TrainingError if PyTorch lacks the device."""
+    """`auto`: CUDA, else MPS, else the CPU. Raises TrainingError if PyTorch lacks the device."""
     import torch
 
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

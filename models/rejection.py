@@ -1,8 +1,8 @@
-"""Which answers a model should reject: the least evidence of a picture of its classes.
+"""Fits the least evidence with which a model accepts a picture as one of its classes.
 
-In: a network and its dataset. Out: a threshold on log(sum(exp(logits))), which is high where anything speaks for any
-class: Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020. It is fitted on held-out pictures and on
-drawings of something else.
+In: logits of held-out pictures and of drawings of something else. Out: a threshold on the evidence
+log(sum(exp(logits))), which is high if anything speaks for any class: Liu et al., "Energy-based Out-of-distribution
+Detection", NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ DRAWINGS = 2000
 
 
 def fit_least_evidence(held_out: Tensor, others: Tensor) -> dict[str, float]:
-    """Logits (n, classes) of pictures of the classes and of others. Keys as in a checkpoint's metrics.
+    """Logits (n, classes) of held-out pictures and of others -> entries of a checkpoint's metrics.
 
-    The threshold that rejects the most of the others above what it rejects of the held-out pictures, at most MOST_LOST
-    of these.
+    The threshold maximises the rejected share of the others minus the rejected share of the held-out pictures, which is
+    at most MOST_LOST.
     """
     held, other = (np.sort(logits.double().logsumexp(1).cpu().numpy()) for logits in (held_out, others))
     candidates = held[: 1 + int(MOST_LOST * len(held))]
@@ -43,7 +43,8 @@ def fit_least_evidence(held_out: Tensor, others: Tensor) -> dict[str, float]:
 def drawings(dataset: Dataset) -> NDArray[np.uint8]:
     """Drawings of none of the dataset's classes, as its models read pictures: uint8 (n, C, H, W).
 
-    For digits letters, shapes and scribbles; for anything else digits, too. For photos they fill the frame.
+    A dataset of digits gets letters, shapes and scribbles; any other gets digits, too. For photos the drawings fill the
+    frame.
     """
     channels, *size = dataset.train_images.shape[1:]
     if dataset.labels == DIGITS:
@@ -53,9 +54,9 @@ def drawings(dataset: Dataset) -> NDArray[np.uint8]:
     if dataset.preprocessing == "photo":
         images = images[:, :, 3:25, 3:25]
     pictures = [np.asarray(ImageOps.pad(Image.fromarray(image), (size[1], size[0]))) for image in images[:, 0]]
-    found: NDArray[np.uint8] = np.stack(pictures)[:, None].repeat(channels, axis=1)
+    inputs: NDArray[np.uint8] = np.stack(pictures)[:, None].repeat(channels, axis=1)
     if dataset.preprocessing == "photo":
         background = looks(dataset.train_images).get("background")
         light = slice(None) if background == "light" else slice(0, 0) if background == "dark" else slice(0, None, 2)
-        found[light] = np.invert(found[light])
-    return found
+        inputs[light] = np.invert(inputs[light])
+    return inputs

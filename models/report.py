@@ -40,7 +40,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Result:
-    """`confusion`: int64 (classes, classes), rows are labels, columns answers; `about`: the series' file."""
+    """`confusion`: int64 (classes, classes), rows are labels, columns answers; `about`: content of the series' file."""
 
     about: dict[str, Any]
     labels: tuple[str, ...]
@@ -57,12 +57,12 @@ class Result:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the share of right answers, 95 %."""
+        """The 95 % interval of the share of right answers."""
         return wilson(self.right / self.pictures, self.pictures)
 
 
 def measure(path: Path, dataset: Dataset, device: str) -> Result:
-    """Of the checkpoint at `path` on the dataset's test part. Raises CheckpointError and OSError."""
+    """Asks the checkpoint at `path` for the dataset's test part. Raises CheckpointError and OSError."""
     from models.checkpoint import load
     from models.evaluation import classify, on_device
 
@@ -76,7 +76,7 @@ def measure(path: Path, dataset: Dataset, device: str) -> Result:
 
 
 def _most_mistaken(dataset: Dataset, probabilities: NDArray[np.float64]) -> list[Mistake]:
-    """The wrong answers whose label was held least probable, at most MISTAKEN."""
+    """The wrong answers whose label has the least probability, at most MISTAKEN."""
     labels, answers = dataset.test_labels, probabilities.argmax(1)
     of_label = probabilities[np.arange(len(labels)), labels]  # (n,)
     wrong = np.flatnonzero(answers != labels)

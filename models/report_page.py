@@ -1,6 +1,6 @@
 """A training's result as one HTML file: curves, confusion matrix, the most mistaken pictures.
 
-In: `models.report.Result`. Out: the page's text. Curves are SVG and pictures PNG inside it; it asks for no other file.
+In: `models.report.Result`. Out: the page's text. Curves are SVG and pictures PNG inside it; it loads no other file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from models.report import Mistake, Result
 
 MOST_CLASSES = 60  # rows of the matrix
 SHORT = 3  # characters of a label that fit over a column
-DOTS = 30  # epochs up to which each has its dot
+DOTS = 30  # most epochs with a dot for each
 SHOWN_SIDE = 112  # pixels of a picture's longer side on the page, at least
 WIDTH, HEIGHT = 460, 240  # of a curve
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 34  # margins of its field
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 34  # margins of a curve
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
@@ -214,7 +214,7 @@ def _mistake(mistake: Mistake) -> str:
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:
-    """(1 or 3, H, W) in base64."""
+    """uint8 (1 or 3, H, W) -> a PNG in base64."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
@@ -234,7 +234,7 @@ def _training(result: Result) -> list[str]:
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    """Those that are set."""
+    """Name and value of all that is set."""
     shown = {name: value for name, value in values.items() if value is not None and value is not False}
     return ", ".join(
         f"{name} {' x '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in shown.items()
@@ -242,6 +242,6 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
-    """CNN and DNN read no sizes of a transformer."""
+    """The fields that the network reads: CNN and DNN read no sizes of a transformer."""
     sizes = ("depth", "dim", "heads", "dim_head", "mlp_dim", "patch_size")
     return {name: config[name] for name in ("model", *(sizes if config["model"] in TRANSFORMER_NAMES else ()))}

@@ -1,8 +1,8 @@
-"""A trained network as teacher (distillation: Hinton et al., 2015), and epochs that it labels once.
+"""Distils a trained network (Hinton et al., 2015), and caches the epochs that it has labelled.
 
 In: its checkpoint, training images uint8 (n, C, H, W) and a distortion. Out: targets, and a file per epoch with images
 uint8 (n, C, H, W) and probabilities float16 (n, num_classes). Teacher and distortions take longer than a small student;
-only the first training of a folder pays for them (Faghri et al., "Reinforce Data, Multiply Impact", 2023). All
+only the first training with a cache pays for them (Faghri et al., "Reinforce Data, Multiply Impact", 2023). All
 trainings see the same distortions, each in its own order.
 """
 
@@ -31,6 +31,7 @@ from models.registry import channels_last
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
+    """Raises TrainingError if the teacher reads other images than `config`, or has another number of classes."""
     try:
         teacher = checkpoint.load(path)
     except checkpoint.CheckpointError as error:
@@ -43,7 +44,7 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 
 
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """(B, num_classes): means of labels (B,) and probabilities (B, num_classes)."""
+    """The mean of one-hot labels int64 (B,) and the teacher's probabilities (B, num_classes): (B, num_classes)."""
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2
 
 
@@ -56,7 +57,7 @@ class TeacherCache:
     classes: int
 
     def epoch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes)."""
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes). Raises TrainingError for a damaged file."""
         path = self.folder / f"epoch-{number:04d}.safetensors"
         if not path.exists():
             write_atomically(path, serialise(self._compute(number)))
@@ -90,7 +91,7 @@ class TeacherCache:
 def open_folder(
     folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
 ) -> TeacherCache:
-    """`images`: those of `part`, on the device."""
+    """`images`: those of `part`, on the device. Raises TrainingError if `folder` belongs to another training."""
     if options.teacher is None:
         raise TrainingError(f"teacher cache {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)

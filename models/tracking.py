@@ -1,4 +1,4 @@
-"""`models/train.py --track`: epochs pass through to MLflow.
+"""Records a training's epochs with MLflow: `models/train.py --track`.
 
 Configuration and options become parameters, the series metrics by epoch. The address is $MLFLOW_TRACKING_URI, else
 ./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE.
@@ -35,12 +35,12 @@ class TrackingError(TrainingError):
 
 
 def class_metrics(labels: Sequence[str]) -> list[str]:
-    """In characters that MLflow allows."""
+    """Names of the classes' accuracies, in characters that MLflow allows."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
-    """Sends each epoch, then yields it; raises TrackingError at once without MLflow.
+    """Sends each epoch, then yields it. Raises TrackingError at once if MLflow is missing or does not answer.
 
     `resume` continues the earlier run. When MLflow stops answering, `report` gets a line and no more epochs are sent.
     """
@@ -118,7 +118,7 @@ def _follow(
 
 
 def _send(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
-    """The last epoch, and the parameters that MLflow lacks: it refuses another value."""
+    """Sends the last epoch, and the parameters that MLflow lacks: MLflow refuses to change a parameter."""
     from mlflow.entities import Metric, Param
 
     known = client.get_run(run_id).data.params

@@ -37,7 +37,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 
 
 def _option(of: Field[Any]) -> Callable[[Command], Command]:
-    """The option of a field of TrainingOptions."""
+    """The command-line option of a field of TrainingOptions."""
     values = of.metadata["values"]
     about: dict[str, Any] = {"help": of.metadata["help"], "metavar": of.metadata["metavar"], "default": of.default}
     about["show_default"] = of.default is not None and of.default is not False
@@ -55,7 +55,7 @@ def _option(of: Field[Any]) -> Callable[[Command], Command]:
 
 
 def training_options(command: Command) -> Command:
-    """Gives a command an option for each field."""
+    """Gives a command an option for each field of TrainingOptions."""
     for each in reversed(fields(TrainingOptions)):
         command = _option(each)(command)
     return command
@@ -98,7 +98,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _as_words(path: Path, option: click.Parameter, value: object) -> str | list[str]:
-    """As on a command line: click cuts the number 1.9 to 1, but refuses the text."""
+    """The value as typed text: click would cut the number 1.9 to the integer 1, but refuses the text 1.9."""
     if isinstance(value, dict) or isinstance(value, list) != (option.nargs > 1):
         values = f"{option.nargs} values" if option.nargs > 1 else "one value"
         raise click.BadParameter(f"{path}: expected {values} for {option.name}, found {value}")
@@ -184,10 +184,10 @@ def train(
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        output = output or _place(dataset)
+        output = output or _default_output(dataset)
         for path in filter(None, (output, report)):
             _check_new(path, resume, overwrite)
-        record = _pictures(output) if resume else None
+        record = _earlier_pictures(output) if resume else None
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
         options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
         chosen, reason = usual(data, options_given)
@@ -213,8 +213,8 @@ def _given(name: str) -> Any:
     return None if context.get_parameter_source(name) is ParameterSource.DEFAULT else context.params[name]
 
 
-def _place(dataset: str) -> Path:
-    """A folder's model may be chosen after its pictures are read."""
+def _default_output(dataset: str) -> Path:
+    """The default of --output. It names a folder's model only if the user did: else the pictures choose it later."""
     model = click.get_current_context().params["model"] if dataset in DATASETS else _given("model")
     parts = [*([model] if model else []), Path(dataset).absolute().name]
     return CHECKPOINTS / f"{'-'.join(parts)}.safetensors"
@@ -229,8 +229,8 @@ def _check_new(output: Path, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _pictures(output: Path) -> Record | None:
-    """Those of a folder's earlier training; `training.train` says what is wrong with its files."""
+def _earlier_pictures(output: Path) -> Record | None:
+    """The record of a folder's earlier training; None without its file: `training.train` says what is wrong then."""
     try:
         pictures: Record | None = metrics.from_json(output.with_suffix(".json").read_text()).get("pictures")
     except (OSError, ValueError):
@@ -295,7 +295,7 @@ def _class_counts(data: Dataset) -> str:
 
 
 def _say_accuracy(output: Path) -> None:
-    """On the test part, with its interval: few pictures say little."""
+    """Prints the accuracy on the test part with its interval: few pictures say little."""
     about = metrics.from_json(output.with_suffix(".json").read_text())
     if (share := about.get("test_accuracy")) is None:
         return

@@ -1,4 +1,4 @@
-"""The training loop: dataset -> checkpoint and the study's four series.
+"""The training loop: dataset -> checkpoint and, of every epoch, times, loss and accuracy.
 
 In: `TrainingOptions` and a `Dataset`. Out: after every epoch the checkpoint, its series (.json) and its state
 (.resume.pt). Times exclude data loading, except those of a teacher's stored epochs.
@@ -55,8 +55,8 @@ def train(
 ) -> Iterator[Epoch]:
     """Yields each epoch once its checkpoint is on disk.
 
-    `on_batch` gets a batch's number of images and loss; `resume` continues exactly. Raises Diverged, and TrainingError
-    without a run to resume.
+    `on_batch` gets a batch's number of images and loss. `resume` continues as if the run had never stopped. Raises
+    Diverged, and TrainingError if there is no run to resume.
     """
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
     part = with_drawn(part, options.drawn) if options.drawn else part
@@ -96,7 +96,7 @@ def train(
 
 
 def _keep_best(state: State) -> None:
-    """The later of equals has seen more."""
+    """Keeps a copy of the network if no earlier epoch was better. Of equal epochs the later has seen more."""
     accuracies = [epoch.test_accuracy or 0.0 for epoch in state.series]
     if accuracies[-1] == max(accuracies):
         state.best, state.best_epoch = copy.deepcopy(state.now), len(state.series)
@@ -109,7 +109,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """The mean loss."""
+    """Returns the mean loss."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)

@@ -1,4 +1,4 @@
-"""A training between two epochs: how it starts, what stands on disk, and how it goes on from there.
+"""The state of a training between two epochs: starts it, writes it to disk, restores it.
 
 In: a configuration, `TrainingOptions` and a `Dataset`. Out: `State`; checkpoint, series (.json) and state (.resume.pt).
 """
@@ -37,7 +37,7 @@ RESUME = ".resume.pt"
 
 @dataclass
 class State:
-    """`key`: what must agree to resume."""
+    """`key`: the configuration, data and options that must agree to resume."""
 
     key: str
     model: nn.Module
@@ -48,15 +48,17 @@ class State:
     order: torch.Generator  # of the images
     random: Tensor  # PyTorch's own generator, for dropout and distortions
     series: list[Epoch]
-    best: nn.Module | None = None  # of the epochs so far, on the pictures that a folder holds apart
+    best: nn.Module | None = None  # of the epochs so far, by the pictures that a folder holds apart
     best_epoch: int = 0
 
     @property
     def now(self) -> nn.Module:
+        """The network after the last step: the moving average, if there is one."""
         return self.average or self.model
 
     @property
     def kept(self) -> nn.Module:
+        """The network that goes into the checkpoint: of the best epoch, else of the last."""
         return self.best or self.now
 
     @property
@@ -65,10 +67,11 @@ class State:
 
 
 def start(config: ModelConfig, options: TrainingOptions, images: int, key: str) -> State:
+    """The state before the first epoch. `images`: number of training images. Raises TrainingError."""
     torch.manual_seed(options.seed)
     try:
         model = build(config, _attention(config, options)).to(options.device)
-    except (RuntimeError, TypeError, OverflowError) as error:  # the sizes are sound, so they are too large
+    except (RuntimeError, TypeError, OverflowError) as error:  # ModelConfig checked the sizes: they are too large
         if isinstance(error, RuntimeError) and not (is_out_of_memory(error) or "overflow" in str(error)):
             raise
         found = ", ".join(
@@ -98,7 +101,9 @@ def start(config: ModelConfig, options: TrainingOptions, images: int, key: str) 
 
 
 def _attention(config: ModelConfig, options: TrainingOptions) -> AttentionOf:
-    """On a CPU 1.9 times as fast with six blocks as published; a GPU's times are of the published form."""
+    """On a CPU absorbed attention trains six blocks 1.9 times as fast as the published form. A GPU keeps that form: its
+    times are compared with the published times.
+    """
     if options.last_block == "row" and config.reads_row:
         return row_attention
     return cheaper_attention if options.device == "cpu" else plain_attention
@@ -120,21 +125,22 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def tests_once(dataset: Dataset, options: TrainingOptions) -> bool:
-    """A folder's test part says at the end how good the network is, so it must not choose it before."""
+    """Whether the test part is used only at the end: the images that judge a network must not choose its epoch."""
     return dataset.pictures is not None and not options.hold_out
 
 
 def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Indices (n,) in batches. Drops a last batch of one image: BatchNorm has no variance of it."""
+    """Splits indices (n,) into batches. Drops a last batch of one image: it has no variance for BatchNorm."""
     return [batch for batch in order.split(batch_size) if len(batch) >= 2]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """The CPU's allocator raises a plain RuntimeError."""
+    """Whether memory ran out: the CPU's allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, metrics: Metrics) -> None:
+    """Writes the checkpoint, its series (.json) and the state to resume (.resume.pt)."""
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
         "run": state.key,
@@ -159,7 +165,7 @@ def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, met
 
 
 def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images: int) -> Metrics:
-    """With held-out images, and of a folder, only the last epoch uses the test images."""
+    """The checkpoint's metrics. With held-out images or a folder, only the last epoch uses the test images."""
     last, kept = state.series[-1], state.series[state.kept_epoch - 1]
     metrics: Metrics = {
         "dataset": dataset.name,
@@ -185,6 +191,7 @@ def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images:
 
 
 def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
+    """Sets `state` to that of an earlier run. Raises TrainingError for a damaged file or another run."""
     if not path.is_file():
         raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
     try:
@@ -221,6 +228,7 @@ def _lacking(key: str, other: str) -> str:
 
 
 def run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
+    """What must agree to resume: all but the device and, if no step depends on them, the number of epochs."""
     same = asdict(options)
     del same["device"]
     if not depends_on_epochs(config, options):

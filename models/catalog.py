@@ -48,7 +48,7 @@ class Description(NamedTuple):
 
 
 def describe(name: str) -> Description:
-    """Of a shipped checkpoint, from its safetensors header alone: that needs no torch."""
+    """Reads a shipped checkpoint's safetensors header alone, which needs no torch."""
     from models import metrics as metrics_json
     from models.config import ModelConfig
 
@@ -62,6 +62,7 @@ def describe(name: str) -> Description:
 
 @cache
 def matching(config: ModelConfig) -> Path | None:
+    """The shipped checkpoint with this configuration."""
     return next((shipped(name) for name in SHIPPED if describe(name).config == config), None)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: tensors, configuration and metrics in a safetensors file.
 
-In: our file or a state dict of the published study (.pth); its bytes decide. Out: a `Checkpoint`.
-Claimed sizes are checked before allocation.
+In: our file or a state dict of the published study (.pth); the content decides which, not the name. Out: a
+`Checkpoint`. The sizes that a file claims are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UntrainedBlockWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The network is float32, in eval mode. `note`: what was taken out of another program's file."""
+    """The network is float32, in eval mode. `note`: which wrappers of another program were removed; else empty."""
 
     path: Path
     model: nn.Module
@@ -75,7 +75,7 @@ def _serialise(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 
 def add_metrics(path: Path, added: Metrics) -> None:
-    """Raises CheckpointError unless `path` is a safetensors checkpoint."""
+    """Adds metrics to the file. Raises CheckpointError unless `path` is a safetensors checkpoint."""
     with _opened(path) as file:
         metadata = dict(file.metadata() or {})
         _, metrics = _described(path, metadata)
@@ -85,7 +85,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
-    """`depth`: only the first blocks. Raises CheckpointError for another file, wrong tensors or too few blocks."""
+    """`depth`: keeps only the first blocks. Raises CheckpointError for other files, wrong tensors or too few blocks."""
     _check_regular(path)
     metrics, note = Metrics(), ""
     if zipfile.is_zipfile(path):
@@ -103,7 +103,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
             metrics = {
                 name: value for name, value in metrics.items() if name in metrics_json.DATASET
-            }  # other entries describe another network
+            }  # the other entries describe the network with all blocks
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)

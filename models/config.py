@@ -38,7 +38,7 @@ Background = Literal["dark", "light"]
 Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn"]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks
-CNN_MIN_SIDE = 20  # pixels; convolutions and poolings reduce them to 1
+CNN_MIN_SIDE = 20  # pixels, which the CNN's convolutions and poolings reduce to 1
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
@@ -77,8 +77,8 @@ class ModelConfig:
     class_attention: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
     standardise: bool = False  # each picture by its own mean and spread, before the first layer
     preprocessing: Preprocessing = "ink"  # ink of a picture, or the picture as it is
-    background: Background | None = None  # of the training photos; None: it differs
-    fill: float | None = None  # the least share of the frame's width or height that their things fill
+    background: Background | None = None  # of the training photos; None: they differ
+    fill: float | None = None  # least share of the frame's width or height that the thing in a training photo fills
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -131,16 +131,18 @@ class ModelConfig:
 
     @property
     def reads_row(self) -> bool:
-        """Whether the head, and each norm before it, reads the CLS row alone."""
+        """Whether the head reads only the CLS row, and the norms before it need no other row."""
         return self.is_transformer and self.pool == "cls" and self.model != "vit-dtn"
 
     def block(self, index: int) -> ModelConfig:
+        """The configuration of one block: under class attention the last block has other heads."""
         if self.class_attention is None or index < self.depth - 1:
             return self
         heads, dim_head = self.class_attention
         return dataclasses.replace(self, heads=heads, dim_head=dim_head)
 
     def tokens(self, index: int) -> int:
+        """The number of tokens in a block: under class attention the CLS token joins in the last."""
         return self.num_patches + (self.class_attention is None or index == self.depth - 1)
 
     @property
@@ -172,7 +174,7 @@ class ModelConfig:
 
 
 def check_labels(labels: object, classes: int) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError unless `labels` are as many different printable names as there are classes."""
     _require(isinstance(labels, tuple), "labels", "a tuple of names", labels)
     names: tuple[Any, ...] = labels if isinstance(labels, tuple) else ()
     _require(len(names) == classes, "labels", f"{classes} names", len(names))
@@ -204,7 +206,7 @@ def _require(holds: bool, field: str, expected: str, found: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """With the type of what is not Python's own: numpy's numbers look like Python's."""
+    """Names the type of a value from another library, too: numpy's numbers look like Python's."""
     parts = value if isinstance(value, tuple) else (value,)
     kind = next((type(each) for each in parts if type(each).__module__ != "builtins"), None)
     return repr(value) if kind is None else f"{' '.join(repr(value).split())} of {kind.__module__}.{kind.__name__}"

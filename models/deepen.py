@@ -1,4 +1,4 @@
-"""A transformer's weights for more blocks that change no answer until they learn: state dict -> state dict.
+"""Adds blocks to a transformer's weights that change no answer until they learn: state dict -> state dict.
 
 Chen et al., "Net2Net: Accelerating Learning via Knowledge Transfer", 2016.
 """
@@ -13,10 +13,9 @@ OUTPUTS = ("attention.out.weight", "attention.out.bias", "ffn.linear2.weight", "
 
 
 def deepen(weights: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Weights of two blocks or more -> of `depth`: new blocks, before the last, copy the block before them; their
-    outputs are 0.
+    """Inserts copies of the second last block before the last block, up to `depth` blocks; the copies output 0.
 
-    Returns other weights, and those of enough blocks, as they are.
+    Weights of fewer than two blocks, or of `depth` blocks and more, stay as they are.
     """
     blocks: dict[int, dict[str, Tensor]] = {}
     grown: dict[str, Tensor] = {}
@@ -35,6 +34,7 @@ def deepen(weights: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
 
 
 def _silent(block: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of the block whose attention and FFN output 0."""
     silent = {inner: tensor.clone() for inner, tensor in block.items()}
     for inner, tensor in silent.items():
         if inner in OUTPUTS:

@@ -1,4 +1,4 @@
-"""Three hidden layers with sigmoids; `dnnbn` has BatchNorm before each.
+"""A network of three hidden layers with sigmoids; `dnnbn` has BatchNorm before each sigmoid.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1; initial weights are PyTorch's.

@@ -1,4 +1,4 @@
-"""A result's hardware, versions and commit."""
+"""Describes the hardware, versions and commit that a result comes from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 )
 
 
-# A CPU's, in the kernel's names, of those that decide which precision is fast.
+# The instruction sets of CPUs that decide which precision is fast, as the Linux kernel names them.
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve")
 
 
@@ -51,19 +51,19 @@ def describe(threads: int, device: str) -> dict[str, Any]:
 
 
 def instruction_sets() -> list[str]:
-    """Of INSTRUCTION_SETS, those of the first core; on Linux alone."""
+    """Those of INSTRUCTION_SETS that the first core has; empty on other systems than Linux."""
     flags = {*" ".join([*_cpuinfo("flags")[:1], *_cpuinfo("Features")[:1]]).split()}
     return [name for name in INSTRUCTION_SETS if name in flags]
 
 
 def _cpuinfo(field: str) -> list[str]:
-    """A value for each core."""
+    """The field's value for each core; empty on other systems than Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     return re.findall(rf"{field}\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
 
 
 def _gpu() -> dict[str, str] | None:
-    """The first GPU, in nvidia-smi's units."""
+    """Driver, clocks and power limit of the first GPU as nvidia-smi prints them; None without it."""
     fields = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
     command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:

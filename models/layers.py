@@ -16,7 +16,7 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    Under class attention only `join` adds the token.
+    Under class attention the CLS token is left out; `join` adds it before the last block.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.out_dropout: nn.Module = nn.Dropout(config.dropout) if projects else nn.Identity()
 
     def asking(self, x: Tensor) -> Tensor:
-        """The tokens (B, N, D) that ask, one for each row of the result."""
+        """The tokens (B, N, D) that have a query; the residual adds them to the result."""
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ class Attention(nn.Module):
         return y
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Each (B, H, N, E) -> (B, H, N, E)."""
+        """Queries, keys and values, each (B, H, N, E) -> (B, H, N, E)."""
         scores = q @ k.transpose(-1, -2) * self.scale  # (B, H, N, N)
         heads: Tensor = self.attention_dropout(scores.softmax(dim=-1)) @ v  # (B, H, N, E)
         return heads
 
 
 class AbsorbedAttention(Attention):
-    """The same with less work: the normalised tokens are keys and values of all heads.
+    """Computes what `Attention` does with less work: the normalised tokens are keys and values of all heads.
 
     For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
 
@@ -109,7 +109,7 @@ class AbsorbedAttention(Attention):
 
     The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
 
-    `row`: only token 0 asks, (B, N, D) -> (B, 1, D); `alike`: it is the same for all images.
+    `row`: only token 0 has a query, (B, N, D) -> (B, 1, D). `alike`: token 0 is the same for all images.
     """
 
     def __init__(self, config: ModelConfig, norm: NormFactory, row: bool = False, alike: bool = False) -> None:
@@ -134,7 +134,7 @@ class AbsorbedAttention(Attention):
         return F.linear(means, *absorbed_output(self.out, value, value_bias, self.heads))  # (B, N, D)
 
     def _mix_row(self, x: Tensor) -> Tensor:
-        """Projects neither keys nor values of the tokens."""
+        """Tokens (B, N, D) -> attention of token 0, (B, 1, D); projects no token to a key or value."""
         (query, query_bias), (key, _), (value, value_bias) = self._projections()
         queries = F.linear(x[: 1 if self.alike else None, 0], query, query_bias)  # (B or 1, H*E)
         queries = absorbed_query(queries.T, key, self.heads).T.unflatten(1, (self.heads, -1))  # (B or 1, H, D)
@@ -153,7 +153,7 @@ class AbsorbedAttention(Attention):
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' `query`: `query` (H*E, X) is a weight, or a bias or query as column; key (H*E, D) -> (H*D, X)."""
+    """s Wk' `query` of each head: `query` (H*E, X), a weight or columns, and `key` (H*E, D) -> (H*D, X)."""
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)
@@ -174,7 +174,7 @@ def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: i
 
 
 class FeedForward(nn.Module):
-    """Without the residual: (B, N, D) -> (B, N, D).
+    """A norm and two linear layers, without the residual: (B, N, D) -> (B, N, D).
 
     `hidden_norm`: Yao et al., "Leveraging Batch Normalization for Vision Transformers", 2021.
     """
@@ -195,7 +195,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """(B, N, D) -> (B, N, D), or as many rows as tokens ask."""
+    """Attention and FFN with residuals: (B, N, D) -> (B, N, D), or (B, 1, D) if only token 0 has a query."""
 
     def __init__(self, attention: Attention, ffn: FeedForward) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from models.registry import Network
 
 
 def macs_per_image(model: nn.Module) -> int:
-    """Multiply-accumulates of all matrix products and convolutions, by PyTorch's count."""
+    """Multiply-accumulates of all matrix products and convolutions, by PyTorch's count. Raises TypeError."""
     if not isinstance(model, Network):
         raise TypeError(f"{type(model).__name__}: expected a network of this project")
     first = next(model.parameters())

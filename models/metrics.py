@@ -22,7 +22,7 @@ SHARES = (
 )
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
-DATASET = ("dataset", "data_dir", "pictures", "test_images")  # hold for every network made of the trained one
+DATASET = ("dataset", "data_dir", "pictures", "test_images")  # entries that a network keeps when adapted or cut
 
 
 class MetricsError(ValueError):
@@ -30,6 +30,7 @@ class MetricsError(ValueError):
 
 
 def to_json(metrics: Metrics) -> str:
+    """Raises MetricsError."""
     _check(metrics)
     try:
         return json.dumps(metrics, allow_nan=False)
@@ -38,6 +39,7 @@ def to_json(metrics: Metrics) -> str:
 
 
 def from_json(text: str) -> Metrics:
+    """Raises MetricsError."""
     try:
         metrics = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -35,11 +35,11 @@ class NeverAffine(NotAffine):
 class TokenNorm(nn.Module, ABC):
     @abstractmethod
     def eval_affine(self) -> Affine:
-        """Raises NotAffine."""
+        """Scale and shift of the norm in eval mode. Raises NotAffine."""
 
 
 class RowNorm(TokenNorm):
-    """Normalises rows (B*N, features): the statistics of a transpose to (B, D, N), without the copy.
+    """Normalises rows (B*N, features): the same statistics as after a transpose to (B, D, N), without its copy.
 
     Half precisions compute in float32.
     """
@@ -54,7 +54,7 @@ class RowNorm(TokenNorm):
 
     @abstractmethod
     def normalise(self, rows: Tensor) -> Tensor:
-        """Rows (R, features) -> the same."""
+        """Rows (R, features) -> normalised rows (R, features)."""
 
 
 class TokenBatchNorm(RowNorm):
@@ -191,11 +191,11 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,)."""
+        """Minimum and maximum (features,); in training updates the running ones."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)
-        seen = self.z_score.num_batches_tracked  # without this batch
+        seen = self.z_score.num_batches_tracked  # batches before this batch
         for running, bound in zip((self.running_min, self.running_max), bounds, strict=True):
             running.lerp_(bound.detach().to(running.dtype), 1.0 if seen == 0 else MOMENTUM)
         return bounds
@@ -210,7 +210,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """D and c of BN(x) = Dx + c."""
+    """Scale and shift of BatchNorm in eval mode. Raises NotAffine without running statistics."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()
@@ -221,7 +221,7 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
 
 
 def anneal(model: nn.Module, progress: float) -> None:
-    """`progress`: the finished share of the training."""
+    """Sets LayerNorm's share in every ProgressiveRepBN. `progress`: the finished share of the training."""
     for module in model.modules():
         if isinstance(module, ProgressiveRepBN):
             module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)

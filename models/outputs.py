@@ -12,8 +12,8 @@ CHECKPOINTS = Path("checkpoints")
 
 
 def check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """The callback of an option for a checkpoint."""
-    # The series replace the ending by .json: lr0.01 and lr0.02 would share a file.
+    """Callback of a checkpoint's --output: refuses other endings and folders."""
+    # The file of the series has .json in place of the ending: lr0.01 and lr0.02 would share lr0.json.
     try:
         free = path is None or path.is_file() or not path.exists()
     except OSError as error:

@@ -52,6 +52,7 @@ class UnknownLayoutError(ValueError):
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Raises UnknownLayoutError for other names or shapes, and ConfigError."""
     try:
         if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
             _check_dimensions(state, {"conv1.weight": 4})

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from models.wrapped_state import AmbiguousState, unwrap
 
-MAX_BYTES = 1 << 24  # four times a published ViT; a list of members of that size takes Python 1.5 s and 90 MB
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number with which such files start
+MAX_BYTES = 1 << 24  # four times a published ViT; to list the members of such an archive takes Python 1.5 s and 90 MB
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number at the start of files before PyTorch 1.6
 MAX_PICKLE_BYTES = 1 << 19  # a block takes 3 kB
 EXPECTED = "expected a state dict of only tensors"
 
@@ -27,7 +27,7 @@ class UnsafeFile(ValueError):
 
 
 def read_state_dict(path: Path) -> tuple[dict[str, Tensor], str]:
-    """With a note of what was taken out of a wrapper (models/wrapped_state.py).
+    """The tensors by name, and a note of the wrappers that were removed (models/wrapped_state.py).
 
     Raises UnsafeFile for any other file, before it allocates more than the file's size.
     """
@@ -62,7 +62,7 @@ def is_legacy(path: Path) -> bool:
 
 
 def unpickling_reason(error: Exception) -> str:
-    """Omits PyTorch's advice to load it anyway."""
+    """Why a pickle cannot be read, without PyTorch's advice to load it anyway."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
 

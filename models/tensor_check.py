@@ -16,7 +16,7 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.registry import build
 
-MAX_TABLE_BYTES = 1 << 26  # of constants in no file, such as sinusoidal positions
+MAX_TABLE_BYTES = 1 << 26  # of constants that the network computes, such as sinusoidal positions
 LEAST_TENSORS = 6  # of a block: queries, keys and values, and the FFN with its norm
 
 
@@ -25,7 +25,7 @@ class WrongTensors(ValueError):
 
 
 class Form(NamedTuple):
-    """`numbers`: `floating-point`, `integer`, or another type's name."""
+    """A tensor's shape and kind of numbers: `floating-point`, `integer`, or another type's name."""
 
     shape: tuple[int, ...]
     numbers: str
@@ -40,6 +40,7 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
+    """Raises WrongTensors for a missing or unknown tensor, and for another shape or type."""
     if config.is_transformer and LEAST_TENSORS * config.depth > len(found):
         raise WrongTensors(f"expected the tensors of {config.depth} blocks, found {len(found)} tensors")
     expected = _forms(config)
@@ -69,6 +70,6 @@ def _forms(config: ModelConfig) -> dict[str, Form]:
 
 
 def shown(text: str) -> str:
-    """A stranger's name, safe to print."""
+    """A name from an untrusted file, short and safe to print."""
     start = text if len(text) <= 80 else f"{text[:80]}…"
     return start if start.isprintable() else ascii(start)

@@ -62,7 +62,7 @@ class DynamicTokenNorm(GainedTokenNorm):
         mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
 
     P = softmax(R a) by rows, R_ij = (dx, dy, dx^2 + dy^2) between patches i and j, a (3,) learned per head. The CLS
-    token, which the paper lacks, has no place: it weighs all tokens alike, and no patch sees it.
+    token, which the paper lacks, has no position: it weighs all tokens alike, and no patch sees it.
     """
 
     reason = "it has statistics of each image"
@@ -105,7 +105,7 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h attends to the place (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """a (H, 3): each head attends to an offset c in a square around the token, as -(d - c)^2 = -d^2 + 2cd - c^2."""
     side = math.isqrt(heads)
     head = torch.arange(side * side)
     dy, dx = head // side - (side - 1) / 2, head % side - (side - 1) / 2
@@ -114,8 +114,8 @@ def first_gaze(heads: int) -> Tensor:
 
 
 def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Of N = height width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3); bool (N, N), whether
-    i sees j.
+    """For N = height * width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3), and whether token
+    i sees token j, bool (N, N).
     """
     height, width = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))

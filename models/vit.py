@@ -33,6 +33,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
+    """The number of statistics of a norm: one for each feature, or one for all."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -41,6 +42,8 @@ def by_feature(norm: type[RowNorm]) -> Norm:
 
 
 class Norms(NamedTuple):
+    """`tokens`: around the embedding, before attention and before the head; `ffn`: before the FFN; `hidden`: in it."""
+
     tokens: Norm
     ffn: Norm
     hidden: Norm = no_norm
@@ -77,7 +80,7 @@ def plain_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention
 
 
 def cheaper_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
-    """Absorbed where that is less work: the same answers and gradients."""
+    """Absorbed attention if that is less work, else plain attention: the same answers and gradients."""
     block, tokens = config.block(i), config.tokens(i)
     plain = attention_macs(tokens, config.dim, block.heads, block.dim_head)
     cheaper = absorbed_attention_macs(tokens, config.dim, block.heads) < plain
@@ -85,10 +88,10 @@ def cheaper_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attenti
 
 
 def row_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
-    """Of the last block only the row that the head reads, if it reads one; before it as `cheaper_attention`.
+    """The last block computes only the CLS row, if the head reads no other; blocks before it are `cheaper_attention`.
 
-    In eval mode the answers of the plain network, to 4e-7, with equal gradients. In training the last FFN's and the
-    last norm's statistics are then those of CLS rows.
+    In eval mode answers differ from the plain network's by up to 4e-7; gradients are equal. In training the last FFN
+    and the last norm have statistics of CLS rows. If the head reads all rows, every block is plain.
     """
     if not config.reads_row:
         return plain_attention(config, i, norm)
@@ -125,7 +128,7 @@ class VisionTransformer(nn.Module):
         return self.classify(last(self.join(x)))
 
     def embed(self, image: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> tokens (B, N, D)."""
+        """Images (B, C, H, W) -> tokens (B, N, D), or under class attention (B, N-1, D)."""
         x = self.to_patches(self.input_norm(image))  # (B, N-1, P)
         x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
         tokens: Tensor = self.embedding(x)

@@ -1,7 +1,7 @@
-"""State dicts of other training programs: the network in a dictionary of more, or under names with a prefix.
+"""Unwraps state dicts of other training programs: the network is an entry of a dictionary, or its names have a prefix.
 
-In: what a file holds. Out: name -> value of the network alone, and what was taken; or AmbiguousState. The wrappers add
-prefixes: DataParallel and AveragedModel `module.`, torch.compile `_orig_mod.`, Lightning mostly `model.`.
+In: a file's content. Out: name -> value of the network alone, and a note of what was removed; or AmbiguousState. The
+wrappers add prefixes: DataParallel and AveragedModel `module.`, torch.compile `_orig_mod.`, Lightning mostly `model.`.
 """
 
 from __future__ import annotations

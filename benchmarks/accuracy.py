@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 BATCH = 250
 BROUGHT = 400  # digits for each condition
-UNLABELLED = 200  # of the 8x8 digits, to adapt to; the others are asked
-EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
+UNLABELLED = 200  # 8x8 digits to adapt to; the others measure the result
+EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32; PyTorch, the reference, first
 
 
 @click.command()
@@ -141,7 +141,7 @@ def _check_digits(option: str, networks: Sequence[Own], data: Dataset) -> None:
 
 
 def _on_brought(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
-    """Shares of all pictures; a picture without ink is rejected."""
+    """Rows with shares of all pictures; a picture without ink counts as rejected."""
     import numpy as np
 
     from benchmarks.measure.brought import DIGITS, NOT_DIGITS, pictures
@@ -167,7 +167,7 @@ def _on_brought(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, An
 
 
 def _read(pictures: Iterable[Image.Image]) -> tuple[Images, NDArray[np.bool_]]:
-    """As clients do: inputs uint8 (n, 1, 28, 28), and whether each has ink (n,)."""
+    """Reads pictures as clients do: inputs uint8 (n, 1, 28, 28), and whether each has ink, bool (n,)."""
     import numpy as np
 
     from clients.preprocess import InvalidImage, to_model_input
@@ -183,7 +183,7 @@ def _read(pictures: Iterable[Image.Image]) -> tuple[Images, NDArray[np.bool_]]:
 
 
 def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
-    """As `vitbn adapt` adapts; None for a network without BatchNorm."""
+    """The network adapted to `images` as by `vitbn adapt`; None for a network without BatchNorm."""
     import torch
 
     from models.adaptation import AdaptationError, adapt, last_block_of_training
@@ -263,7 +263,7 @@ def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifie
     from export.precision import lower
 
     exported = export(checkpoint, Form("all")).artifact
-    return start(lower(exported, precision, data, max_drop_points=100)[0].data)  # no gate: the drop is the result
+    return start(lower(exported, precision, data, max_drop_points=100)[0].data)  # any drop passes: it is the result
 
 
 def _in_openvino(optimized: Callable[[], bytes], bfloat16: bool) -> Classifier:

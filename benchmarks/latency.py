@@ -138,7 +138,7 @@ def _compare(
     published: bool,
     record: Record,
 ) -> bool:
-    """Whether an answer was wrong, or nothing was measured."""
+    """Measures the candidates and prints the tables. Returns whether an answer was wrong, or nothing was measured."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import free
     from benchmarks.measure.roofline import Limits

@@ -1,1 +1,1 @@
-"""Faults of a real server, each a module or a function, and what its clients see."""
+"""Breaks a real server and counts what its clients see. Each fault is a module or a function."""

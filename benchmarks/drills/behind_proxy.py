@@ -31,13 +31,13 @@ from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
 
-STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0
-TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
-GOOD = 400
+STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0  # requests in flight; seconds of requests before and after an event
+TURNS, TURN = 10, 100  # turns, and requests of a turn, straight to a server and through the proxy
+GOOD = 400  # requests after the hostile ones
 
 
 class BehindProxy(ExitStack):
-    """Two servers with the shipped network of one block."""
+    """Two servers behind the proxy, with the shipped network of one block."""
 
     def __init__(self, requests: int = 10_000, overload_s: float = 10.0) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class BehindProxy(ExitStack):
         seconds: dict[str, list[float]] = {"straight": [], "through": []}
         for _ in range(TURNS):
             for name, asker in (("straight", straight), ("through", through)):
-                found = asker.closed_loop(1, times(TURN))
-                seconds[name] += [each for _, each in found.right]
+                verdicts = asker.closed_loop(1, times(TURN))
+                seconds[name] += [each for _, each in verdicts.right]
         p50 = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
         envoy = next(each for each in psutil.Process(self._fleet.child.pid).children() if each.name() == "envoy")
         return {
@@ -162,6 +162,7 @@ class BehindProxy(ExitStack):
         wait_until(lambda: all(probe_server(url, timeout_s=5).ok for url in urls) and self._full())
 
     def _full(self) -> bool:
+        """Whether the proxy counts both servers as healthy."""
         from urllib.request import ProxyHandler, build_opener
 
         url = f"http://{self._fleet.admin_url}/stats?filter=membership_healthy&format=json"
@@ -171,7 +172,7 @@ class BehindProxy(ExitStack):
 
 
 def _load(fleet: RunningFleet, model: str) -> None:
-    """In turn, as `vitbn repository` with several --server."""
+    """Loads the model on one server after the other, as `vitbn repository` with several --server."""
     for index in range(2):
         Control.at(fleet.server_url(index), fleet.server_url(index, "grpc")).load(model)
 
@@ -179,7 +180,7 @@ def _load(fleet: RunningFleet, model: str) -> None:
 def _kill_server(fleet: RunningFleet) -> None:
     server = fleet.triton(0)
     server.kill()
-    server.wait(HEAL_S)  # until then a probe may find it right
+    server.wait(HEAL_S)  # until the server has ended, a probe may still find it right
 
 
 def _kill_stub(fleet: RunningFleet) -> None:

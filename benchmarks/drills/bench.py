@@ -27,11 +27,11 @@ HEAL_S = 120.0
 BATCH = 64
 OVERLOADED = "vitbn"  # its requests cost the server more than the client, which sends OVERLOAD times its capacity
 OVERLOAD = 5.0
-RESTARTED, RELOADED = "started the server", "is loaded again"
+RESTARTED, RELOADED = "started the server", "is loaded again"  # words of the supervisor's log
 
 
 class DrillBench(ExitStack):
-    """`images` uint8 (BATCH, 1, 28, 28) and MODEL's `logits` of them."""
+    """A repository to copy and servers to break. `images`: uint8 (BATCH, 1, 28, 28); `logits`: MODEL's answers."""
 
     def __enter__(self) -> Self:
         self._folder = self.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
@@ -41,19 +41,19 @@ class DrillBench(ExitStack):
 
     @contextmanager
     def repository(self) -> Iterator[Path]:
-        """A copy, with two versions of MODEL, by default both served."""
+        """A copy of the repository, which has two versions of MODEL; by default both are served."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             yield Path(shutil.copytree(self._repository, Path(folder, "models")))
 
     @contextmanager
     def server(self, repository: Path | None = None) -> Iterator[Server]:
-        """Supervised; yields once the answers are right."""
+        """A supervised server; yields once its answers are right."""
         with self.repository() as copy, running_server(repository or copy, supervised=True, timeout_s=HEAL_S) as server:
             wait_until_right(server)
             yield server
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
-        """Checks every answer of MODEL."""
+        """Sends requests to MODEL until the block ends, and checks every answer."""
         asker = Asker(server.http_url, MODEL, [image_question(self.images[:1], self.logits[:1])])
         return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
@@ -90,10 +90,10 @@ def workers(server: Server) -> set[int]:
 
 
 def prober(server: Server) -> psutil.Process:
-    """The server may answer before its supervisor has started the prober."""
+    """Waits for the prober: the server may answer before its supervisor has started it."""
 
     def probers() -> list[psutil.Process]:
-        with suppress(psutil.Error):  # one has just ended
+        with suppress(psutil.Error):  # a child has just ended
             children = psutil.Process(server.pid).children()
             return [each for each in children if lives(each) and "clients.probe" in each.cmdline()]
         return []
@@ -111,7 +111,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def acts(server: Server) -> Row:
-    """Of the supervisor."""
+    """How often the supervisor restarted the server, and loaded a model again."""
     log = server.log()
     return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
 

@@ -60,7 +60,7 @@ def send(server_url: str, mark: Path, model: str = MODEL) -> dict[str, int]:
 
 
 def foreign_calls(bench: DrillBench) -> Row:
-    """Beside steady requests."""
+    """Sends the calls while other clients send steady requests."""
     with tempfile.TemporaryDirectory() as folder, bench.server() as server, bench.traffic(server) as verdicts:
         mark = Path(folder, "ran")
         statuses = send(server.http_url, mark)

@@ -24,13 +24,13 @@ from serving.processes import Family
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0
-TOGETHER_S = 1.5  # between the starts of a load's processes
-BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to connections
+TOGETHER_S = 1.5  # the stubs of one load start within this time
+BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # first ports, below those that Linux gives to connections
 
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """`own_url`: the fleet's metrics."""
+    """`own_url`: the fleet's metrics; `admin_url`: the proxy's administration."""
 
     child: Child
     repository: Path
@@ -48,10 +48,10 @@ class RunningFleet:
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:
-        """In the servers' order."""
+        """The supervisor of each server, in the servers' order."""
         members = []
         for child in psutil.Process(self.child.pid).children():
-            with suppress(psutil.NoSuchProcess):  # it just ended
+            with suppress(psutil.NoSuchProcess):  # the child has just ended
                 words = child.cmdline()
                 members += [(words[-1], child)] if "--supervised" in words else []
         return [child for _, child in sorted(members, key=lambda each: each[0])]
@@ -61,7 +61,7 @@ class RunningFleet:
         return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
     def stub(self, index: int) -> psutil.Process:
-        """The first of the newest load: the replaced live for seconds longer."""
+        """The first stub of the newest load: replaced stubs live for seconds longer."""
         started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).look()}
         newest = max(started.values()) - TOGETHER_S
         return next(process for process, at_s in started.items() if at_s > newest)
@@ -78,7 +78,7 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(repository: Path) -> Iterator[RunningFleet]:
-    """Of two servers."""
+    """A fleet of two servers. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(SERVERS), free_ports(2)
         own = first + PORTS_EACH * SERVERS

@@ -1,6 +1,6 @@
 """HTTP inferences that the proxy must refuse, because they end Triton or evade the guard; and good inferences.
 
-Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, a body of 2^63 bytes, or one in
+Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, a body of 2^63 bytes, or a body in
 600,000 chunks.
 """
 
@@ -24,7 +24,7 @@ CHUNKS = 600_000  # 300,000 do not end Triton
 def send(
     url: str, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Over a new connection; raises OSError and http.client.HTTPException."""
+    """The answer's status and content, over a new connection. Raises OSError and http.client.HTTPException."""
     with closing(http.client.HTTPConnection(url, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
@@ -32,7 +32,7 @@ def send(
 
 
 def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> Request:
-    """An inference of binary `images`; `header` replaces its JSON header, `more` fields of its tensor."""
+    """An inference of binary `images`. `header` replaces its JSON header, `more` changes fields of its tensor."""
     content = images.tobytes()
     tensor: dict[str, Any] = {"name": "image", "shape": list(images.shape), "datatype": "UINT8"}
     tensor |= {"parameters": {"binary_data_size": len(content)}, **more}
@@ -49,6 +49,7 @@ def chunked() -> Request:
 
 
 def requests() -> dict[str, Request]:
+    """Name -> body and headers of a request that the proxy must refuse."""
     image = np.zeros((1, 1, 28, 28), np.uint8)
     body, headers = good(image)
     text = body[: int(headers[LENGTH])].decode()

@@ -1,6 +1,6 @@
-"""Requests in sequence to a model with the default bound on its queue, and without a bound.
+"""Sends requests one after the other to a model with the default bound on its queue, and to the model without a bound.
 
-Out: counts with the bound; for both p50, p99 and worst latency in ms, and answers over LATE_MS.
+Out: counts with the bound; with and without it p50, p99 and worst latency in ms, and how many answers exceed LATE_MS.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Texts of different lengths to a packed encoder whose process is killed; every answer is compared with its own.
+"""Sends texts of different lengths to a packed encoder whose process is killed, and compares every answer.
 
-Out: counts of answers; `swapped`: wrong answers that are another text's; `texts_a_run`: how many the server joined.
+Out: counts of answers; `swapped`: wrong answers that are the answer of another text; `texts_a_run`: how many texts the
+server joined in a run, on average.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from serving.local_server import Server, running_server
 
 MODEL = "encoder"
 REQUESTS, KILLS, IN_FLIGHT = 100_000, 3, 16
-TEXTS = 1_000  # different ones
-TOLERANCE = 1e-4  # of numbers of about 1
+TEXTS = 1_000  # different texts
+TOLERANCE = 1e-4  # absolute; the answers are of about 1
 
 Answers = Mapping[str, NDArray[np.float32]]
 
@@ -47,7 +48,7 @@ def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
 
 
 def publish_packed(folder: Path) -> Path:
-    """The packed file; it is published in the repository `models`."""
+    """Writes the packed file, publishes it in the repository `models`, and returns it. Raises RuntimeError."""
     from export.publishing.beside import read_beside
     from export.publishing.joined import joining
     from export.publishing.publish import publish
@@ -64,7 +65,7 @@ def publish_packed(folder: Path) -> Path:
 
 
 class Texts:
-    """Drawn texts as questions; their answers come from `file` in this process, each text alone."""
+    """Random texts as questions. Their answers come from `file` in this process, one text a call."""
 
     def __init__(self, file: Path) -> None:
         import onnxruntime
@@ -92,7 +93,7 @@ class Texts:
         return all(is_close(found[name], expected, TOLERANCE) for name, expected in self.answers[number].items())
 
     def _check_apart(self) -> None:
-        """Raises RuntimeError if two texts have one answer: a swap would go unseen."""
+        """Raises RuntimeError if two texts have the same answer: a swap would go unseen."""
         pooled = np.concatenate([each[POOLED] for each in self.answers])
         apart = np.abs(pooled[:, None] - pooled[None]).max(axis=2) + np.eye(len(pooled))
         if apart.min() < 10 * TOLERANCE:
@@ -100,7 +101,7 @@ class Texts:
 
 
 def _wait_for(verdicts: Verdicts, count: int) -> None:
-    """Raises TimeoutError if no answer is right for HEAL_S."""
+    """Waits until `count` requests are sent. Raises TimeoutError if no answer is right for HEAL_S."""
     while verdicts.sent < count:
         right, started = len(verdicts.right), time.monotonic()
         while len(verdicts.right) == right and verdicts.sent < count:
@@ -110,7 +111,7 @@ def _wait_for(verdicts: Verdicts, count: int) -> None:
 
 
 def _kill(server: Server) -> None:
-    """The newest process: an older one may be about to end after a load."""
+    """Kills the newest stub: an older stub may be about to end after a load."""
     first = workers(server)
     max(stubs(server), key=lambda process: process.create_time()).kill()
     wait_until(lambda: workers(server) - first)
@@ -118,7 +119,7 @@ def _kill(server: Server) -> None:
 
 
 def _texts_a_run(server: Server) -> float:
-    """Since the model was last loaded."""
+    """Texts in a run of the model, on average since it was last loaded."""
     with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{MODEL}/stats", timeout=10) as answer:
         (counts,) = json.load(answer)["model_stats"]
     return float(counts["inference_count"] / counts["execution_count"])

@@ -1,4 +1,4 @@
-"""Machines that lack something: a home, descriptors.
+"""Drills on machines without a home folder, or with few file descriptors.
 
 In: a `DrillBench`. Out: counts of requests, what the supervisor did, and the bytes that it and the server wrote.
 """
@@ -21,12 +21,12 @@ from serving.local_server import Server
 from serving.ports import free_ports
 
 SETTLE_S, PAUSE_S = 3.0, 0.02
-TOO_FEW, FEW = 64, 160
+TOO_FEW, FEW = 64, 160  # descriptors: the server refuses to start; it starts
 IDLE_CONNECTIONS, HELD_S = 200, 5.0
 
 
 def no_home(bench: DrillBench) -> Row:
-    """As a user of a cluster without an entry among the users."""
+    """Serves without a home folder, as for a cluster's user who is not in /etc/passwd."""
     names = ("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -39,7 +39,7 @@ def no_home(bench: DrillBench) -> Row:
 
 
 def few_descriptors(bench: DrillBench) -> Row:
-    """A start below what a server needs is refused at once; later, idle connections take all that there are."""
+    """A start with too few descriptors is refused at once. With few, idle connections take all of a running server."""
     refused = _refused_start(bench)
     with _limit(FEW):
         block = bench.server()
@@ -60,13 +60,13 @@ def few_descriptors(bench: DrillBench) -> Row:
 
 
 def _is_told(server: Server, idle: ExitStack, filled: set[int]) -> bool:
-    """Whether the supervisor has told of the few descriptors; `idle` connections take those of each new server.
+    """Whether the supervisor's log tells of the descriptors; `idle` connections take those of each restarted server.
 
-    Triton 2.51 may crash as soon as it has none left, before the supervisor has counted.
+    Triton 2.51 may crash as soon as it has no descriptor left, before the supervisor has counted them.
     """
     number, (host, _, port) = acts(server)["restarts"], server.http_url.partition(":")
     if number not in filled:
-        with suppress(OSError):  # it does not listen yet, or has crashed already
+        with suppress(OSError):  # the server does not listen yet, or has crashed already
             for _ in range(IDLE_CONNECTIONS):
                 idle.enter_context(socket.create_connection((host, int(port))))
             filled.add(number)
@@ -86,7 +86,7 @@ def _refused_start(bench: DrillBench) -> Row:
 
 @contextmanager
 def _limit(count: int) -> Iterator[None]:
-    """Of open files, for children that start meanwhile."""
+    """Limits the open files of child processes that start in the block."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
     try:

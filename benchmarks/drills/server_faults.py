@@ -84,6 +84,7 @@ def drills(publications: int = 20, overload_s: float = 20.0, texts: int = TEXTS)
 
 
 def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
+    """Breaks a server under requests and waits until its answers are right again."""
     with bench.server() as server, bench.traffic(server) as verdicts:
         time.sleep(BEFORE_S)
         first = workers(server)
@@ -97,7 +98,7 @@ def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
 
 
 def _post(server: Server, name: str) -> None:
-    """A request that ends Triton 2.51."""
+    """Sends a request that ends Triton 2.51."""
     with suppress(OSError, HTTPException):
         hostile.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile.requests()[name])
 
@@ -176,7 +177,7 @@ def _has_answers(verdicts: Verdicts, count: int) -> bool:
 
 
 def soak(bench: DrillBench, hours: float) -> Row:
-    """Steady requests; slopes over the second half."""
+    """Steady requests for `hours`; the slopes of memory and descriptors are those of the second half."""
     looks: list[tuple[float, float, int]] = []
     with bench.server() as server, bench.traffic(server, SOAK_PAUSE_S) as verdicts:
         ends = time.monotonic() + 3600 * hours

@@ -1,4 +1,4 @@
-"""Slow connections to the page, which runs without Triton. Out: a row with another person's worst wait in ms."""
+"""Holds slow connections to the page, which runs without Triton. Out: a row with another person's worst wait in ms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import Any
 
-CONNECTIONS, STRANGER = 500, "127.0.0.2"
+CONNECTIONS, STRANGER = 500, "127.0.0.2"  # slow connections, and the address that they come from
 BEGUN = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\n"
 ASK_S = 5.0
 

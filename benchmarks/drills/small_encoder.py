@@ -1,7 +1,7 @@
-"""A transformer of two blocks for padded texts, with drawn weights, as an ONNX file.
+"""A transformer of two blocks for padded texts, with random weights, as an ONNX file.
 
 In: a folder. Out: a file. Inputs: `input_ids` and `attention_mask`, int64 (texts, tokens). Outputs: `hidden` float32
-(texts, tokens, WIDTH), and `pooled` float32 (texts, WIDTH), its mean over what the mask shows.
+(texts, tokens, WIDTH), and `pooled` float32 (texts, WIDTH), the mean of `hidden` over the tokens in the mask.
 """
 
 from __future__ import annotations

@@ -47,15 +47,15 @@ from serving.ports import answers
 SETTLE_S, LATER_S = 3.0, 5.0
 STANDSTILLS_S = (3.0, 3.0, 3.0)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-# With the monotonic clock left alone libfaketime 0.9.10 lets Python's own sleep fail.
+# While libfaketime 0.9.10 leaves the monotonic clock alone, Python's time.sleep fails.
 SLEEP = "import threading, time\ntime.sleep = lambda seconds: threading.Event().wait(seconds)\n"
-BLOCKED = "expected a free port"
+BLOCKED = "expected a free port"  # in the log of a supervisor whose port is taken
 DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
 MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 
 
 def answers_nan(bench: DrillBench) -> Row:
-    """The newest version is whole, loads, and answers NaN: an older version replaces it, the server stays."""
+    """The newest version has right hashes, loads and answers NaN: an older version replaces it without a restart."""
     with bench.repository() as repository:
         _fill_weights(repository / MODEL / "2", np.nan)
         started = time.perf_counter()
@@ -68,7 +68,7 @@ def answers_nan(bench: DrillBench) -> Row:
 
 
 def _fill_weights(version: Path, value: float) -> None:
-    """With a right hash."""
+    """Sets the version's largest tensor to `value`, and the file's hash in the manifest to the new hash."""
     import onnx
 
     path = version / "model.onnx"
@@ -82,7 +82,7 @@ def _fill_weights(version: Path, value: float) -> None:
 
 
 def lying_version(bench: DrillBench) -> Row:
-    """Somebody's tool lays a version beside the served ones and loads it; its logits are the same for all pictures.
+    """A foreign tool adds a version to the served ones and loads it; its logits are the same for all pictures.
 
     `wrong_later`: wrong answers more than LATER_S after the load began.
     """
@@ -129,6 +129,7 @@ def disk_full(bench: DrillBench) -> Row:
 
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[Path | None]:
+    """A file system of DISK_BYTES at `folder`; None if this user may not mount it."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
@@ -174,7 +175,7 @@ def clock_jump(bench: DrillBench) -> Row:
 
 
 def _hour(server: Server) -> str:
-    """By the clock of the prober, the supervisor's child."""
+    """The hour by the clock of the prober, a child of the supervisor."""
     with closing(http.client.HTTPConnection(server.health_url, timeout=HEAL_S)) as connection:
         connection.request("GET", "/")
         return connection.getresponse().headers["Date"][17:19]

@@ -38,7 +38,7 @@ def keep(record: Record, measured: Iterable[Row]) -> None:
 
 @dataclass
 class Verdicts:
-    """(start, seconds) of right answers, seconds of refusals (HTTP 503), counts of the others."""
+    """(start, seconds) of right answers, seconds of refusals (HTTP 503), counts of wrong and failed answers."""
 
     right: list[tuple[float, float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Verdicts:
         return len(self.right) + len(self.refused) + self.wrong + self.failed
 
     def recovery_s(self, fault: float) -> float | None:
-        """To the end of the longest silence after the fault; None without a right answer."""
+        """Seconds from the fault to the end of the longest time without a right answer; None if none came."""
         starts = sorted(start for start, _ in self.right if start > fault)  # `right` has the order of the answers
         gaps = [(later - earlier, later) for earlier, later in zip([fault, *starts], starts, strict=False)]
         return max(gaps)[1] - fault if gaps else None
@@ -72,7 +72,7 @@ class Verdicts:
 
 
 def times(count: int) -> Callable[[], bool]:
-    """An `until` of a closed loop that ends after `count` requests."""
+    """The `until` of a closed loop of `count` requests."""
     left = iter(range(count))
     return lambda: next(left, None) is None
 
@@ -101,7 +101,7 @@ def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator
 
 @dataclass(frozen=True)
 class Question:
-    """A request, the length of its JSON, and whether outputs (name -> float32) are its answer."""
+    """A request, the length of its JSON, and whether outputs (name -> float32) are the right answer."""
 
     body: bytes
     header: int
@@ -165,6 +165,7 @@ class Asker:
         return len(self.closed_loop(in_flight, lambda: time.monotonic() > ends).right) / CAPACITY_S
 
     def open_loop(self, rate: float, seconds: float) -> Verdicts:
+        """Sends `rate` requests a second, whether answers come or not."""
         verdicts = Verdicts()
         gc.collect()
         gc.freeze()  # a search of all older objects would stop the sender for a tenth of a second
@@ -217,10 +218,10 @@ class Asker:
 
 
 def outputs_in(content: bytes, header: int) -> dict[str, NDArray[np.float32]]:
-    """Of an answer whose JSON has `header` bytes."""
-    found, start = {}, header
+    """The outputs in an answer whose JSON has `header` bytes."""
+    outputs, start = {}, header
     for told in json.loads(content[:header])["outputs"]:
         end = start + told["parameters"]["binary_data_size"]
-        found[told["name"]] = np.frombuffer(content[start:end], np.float32).reshape(told["shape"])
+        outputs[told["name"]] = np.frombuffer(content[start:end], np.float32).reshape(told["shape"])
         start = end
-    return found
+    return outputs

@@ -1,4 +1,4 @@
-"""The runs of benchmarks/throughput.py --preset bulk: ONNX Runtime alone and vitbn bulk in turns, and killed twice.
+"""The runs of benchmarks/throughput.py --preset bulk: ONNX Runtime and vitbn bulk in turns; vitbn bulk killed twice.
 
 Rates are rows a second of wall time.
 """
@@ -29,7 +29,7 @@ BLOCK = 4096  # images of the repeated digits
 
 
 class BulkBench:
-    """Call `compared`, then `killed`."""
+    """Call `compared`, then `killed`, then `verdict`."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
         from export.graph import Form
@@ -48,9 +48,9 @@ class BulkBench:
 
         ONNX Runtime runs in two ways: as a program over the same file from start to end (`program_images_per_s`), and
         as a loop over one batch in memory (`plain_images_per_s`), before and after each run of vitbn bulk.
-        `share_of_program` compares whole runs, `share_of_plain` what follows the starts, and `whole_share` the whole
-        run with the loop. Memory is the peak of all processes in the second quarter and in the second half, the highest
-        of all runs.
+        `share_of_program` compares both from start to end. The loop is compared with vitbn bulk after its start
+        (`share_of_plain`), and from start to end (`whole_share`). Memory is the peak of all processes in the second
+        quarter and in the second half, the highest of all runs.
         """
         columns = zip(*(self._round(number) for number in range(ROUNDS)), strict=True)
         program, plain, whole, later, quarters, halves = (np.array(each) for each in columns)
@@ -139,14 +139,14 @@ class BulkBench:
 
 
 def _part_rows(rows: int) -> int:
-    """vitbn bulk's own, or less: each process needs parts after its first."""
+    """Rows of a part: vitbn bulk's default, or fewer, since each process needs parts after its first."""
     from clients.bulk.planning import PART_ROWS
 
     return min(PART_ROWS, rows // (4 * cores()))
 
 
 def _plain_rate(model: str) -> float:
-    """Images a second."""
+    """Images a second in a loop over one batch, on one thread."""
     import onnxruntime as ort
 
     from clients.bulk.network import BATCH_SIZE
@@ -222,7 +222,7 @@ def _wait_for_parts(output: Path, count: int, driver: subprocess.Popen[bytes]) -
 
 
 def _ended(driver: subprocess.Popen[bytes], wait_s: float) -> bool:
-    """Returns at the moment of its end, not at the next look."""
+    """Whether the driver ends within `wait_s`. Returns at the moment of its end, not at the next look."""
     descriptor = os.pidfd_open(driver.pid)
     try:
         return bool(select.select([descriptor], [], [], wait_s)[0])

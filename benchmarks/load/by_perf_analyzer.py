@@ -31,7 +31,7 @@ Text = Mapping[str, "NDArray[Any]"]  # inputs (1, tokens)
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"
 LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
 WINDOWS = 3  # the minimum for a report
-UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
+UNSTABLE = "Failed to obtain stable measurement"  # our calls do not limit the spread, so this means an empty window
 LONGEST_WORDS = 400  # characters of output in an error
 MAX_THREADS = 256
 # Triton's messages for a full queue and for too long a wait.
@@ -51,12 +51,12 @@ def program() -> Path:
 def measure(
     server: Server, candidate: Candidate, workload: Workload, images: Images, seconds: float, folder: Path
 ) -> dict[str, float]:
-    """Images uint8 (n, C, H, W)."""
-    name, whole = served_name(candidate, workload), candidate.engine == "openvino"  # its dims include the batch
+    """Images a second, latencies and the server's times in ms. `images`: uint8 (n, C, H, W). Raises Failed."""
+    name, batched = served_name(candidate, workload), candidate.engine == "openvino"  # its dims include the batch
     requests, intervals = (folder / f"{name}.{kind}" for kind in ("json", "intervals"))
     url, protocol = workload.address(server)
     words = ["-m", name, "-u", url, "-i", protocol, "--shared-memory", workload.shared_memory]
-    words += _in_batches(requests, workload.batch, images, whole)
+    words += _in_batches(requests, workload.batch, images, batched)
     if workload.rate is None:
         words += _closed_loop(workload.in_flight or 1)
     else:
@@ -64,7 +64,7 @@ def measure(
         threads = min(MAX_THREADS, max(1, workload.requests(1)))
         words += ["--request-intervals", str(intervals), "--max-threads", str(threads)]
     figures = _figures(words, seconds, folder / f"{name}.csv")
-    return {"images_per_s": (workload.batch if whole else 1) * figures.pop("inferences_per_s"), **figures}
+    return {"images_per_s": (workload.batch if batched else 1) * figures.pop("inferences_per_s"), **figures}
 
 
 def measure_texts(
@@ -75,7 +75,7 @@ def measure_texts(
     seconds: float,
     folder: Path,
 ) -> dict[str, float]:
-    """Over gRPC, a text a request, each with its own length."""
+    """Sends a text a request over gRPC, each with its length. Raises Failed."""
     requests = folder / f"{model}.json"
     data = [
         {name: {"content": array[0].tolist(), "shape": [array.shape[1]]} for name, array in text.items()}
@@ -98,17 +98,17 @@ def _figures(words: list[str], seconds: float, report: Path) -> dict[str, float]
     return _read(report)
 
 
-def _in_batches(requests: Path, batch: int, images: Images, whole: bool) -> list[str]:
-    """The options for requests that it writes; `whole`: the model leaves their shape open."""
+def _in_batches(requests: Path, batch: int, images: Images, batched: bool) -> list[str]:
+    """Writes the requests and returns the options for them; `batched`: the model's open shape includes the batch."""
     import numpy as np
 
     shape = (batch, *images.shape[1:])
-    about = {"shape": shape} if whole else {}
-    contents = np.resize(images, (1, *shape)) if whole else images
+    about = {"shape": shape} if batched else {}
+    contents = np.resize(images, (1, *shape)) if batched else images
     data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode(), **about}} for each in contents]
     requests.write_text(json.dumps({"data": data}))
     given = ["--input-data", str(requests)]
-    if not whole:
+    if not batched:
         return [*given, "-b", str(batch)]
     return [
         *given,
@@ -141,7 +141,7 @@ def _run(command: list[str], report: Path) -> None:
 
 
 def _read(report: Path) -> dict[str, float]:
-    """The report's times are microseconds."""
+    """The figures of a report, whose times are microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     return {

@@ -1,4 +1,4 @@
-"""Cells take turns, on the server and in process; a failure costs only its own figures.
+"""Measures cells in turns, on the server and in this process; a failed cell loses only its figures.
 
 In: cells, each a candidate under a workload. Out: the rows after each round.
 """
@@ -54,7 +54,7 @@ def run(cells: Sequence[Cell], seconds: float, rounds: int) -> Iterator[list[Row
 
 
 def turns(cells: Sequence[Cell]) -> list[Cell]:
-    """Each closed loop after its like in process, which several share."""
+    """The cells, each closed loop after the same load in process, which several closed loops may share."""
     order: list[Cell] = []
     for candidate, workload in cells:
         order += [(candidate, workload.alone())] if workload.in_flight else []
@@ -63,32 +63,34 @@ def turns(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def publish_all(cells: Sequence[Cell], repository: Path) -> tuple[dict[Candidate, Published], dict[Cell, Exception]]:
-    """Candidates that differ in their threads share an export."""
+    """What was published, by candidate, and why cells were lost. Candidates that differ in threads share an export."""
     published: dict[Candidate, Published] = {}
     lost: dict[Cell, Exception] = {}
     largest = max(workload.batch for _, workload in cells)
     for form in dict.fromkeys(replace(candidate, threads=0) for candidate, _ in cells):
-        own = [cell for cell in turns(cells) if replace(cell[0], threads=0) == form]
-        names = {served_name(*cell): (cell[1].instances, cell[0].threads) for cell in own}
+        alike = [cell for cell in turns(cells) if replace(cell[0], threads=0) == form]
+        names = {served_name(*cell): (cell[1].instances, cell[0].threads) for cell in alike}
         try:
             if reason := why_not(form):
                 raise Failed(reason)
             made = publish(form, repository, names, largest)
-            published |= {candidate: made for candidate, _ in own}
+            published |= {candidate: made for candidate, _ in alike}
         except Exception as error:  # engines raise anything; only this form is lost
-            lost |= dict.fromkeys(own, error)
+            lost |= dict.fromkeys(alike, error)
     return published, lost
 
 
 @dataclass(frozen=True)
 class Bench:
+    """A server with the published candidates. `copies`: instances in this process, by candidate and their number."""
+
     published: Mapping[Candidate, Published]
     server: Server
     folder: Path
     copies: dict[tuple[Candidate, int], list[in_process.Instance]] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> dict[Cell, Exception]:
-        """Compares answers, once for cells that differ only in their load."""
+        """The errors of cells with wrong answers. Compares once for cells that differ only in their load."""
         wrong: dict[Cell, Exception] = {}
         by_name: dict[str, list[Cell]] = {}
         for cell in cells:
@@ -96,7 +98,7 @@ class Bench:
         for alike in by_name.values():
             try:
                 self._check(*alike[0])
-            except Exception as error:  # as above
+            except Exception as error:  # engines raise anything
                 wrong |= dict.fromkeys(alike, error)
         return wrong
 
@@ -145,7 +147,7 @@ def take(
     rounds: int,
     lost: Mapping[Cell, Exception] = MappingProxyType({}),
 ) -> Iterator[Taken]:
-    """Yields all figures after each round; raises Failed if none is left."""
+    """Yields all figures after each round. Raises Failed if no cell is left."""
     taken: Taken = {cell: lost.get(cell) or [] for cell in order}
     for line in dict.fromkeys(f"{named(*cell)}: {one_line(error)}" for cell, error in lost.items()):
         note(f"Not measured: {line}")
@@ -154,7 +156,7 @@ def take(
         for cell, figures in steps(left, f"round {number + 1} of {rounds}"):
             try:
                 figures.append(measure(*cell, seconds))
-            except Exception as error:  # as above
+            except Exception as error:  # engines raise anything
                 taken[cell] = error
         if all(isinstance(figures, Exception) for figures in taken.values()):
             first = next(error for error in taken.values() if isinstance(error, Exception))

@@ -1,4 +1,4 @@
-"""The bounds of a load, why it has no figures, and how it is named."""
+"""The bounds, errors and names of loads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wire(row: Mapping[str, Any]) -> str:
 
 
 def engine_and_sharing(row: Mapping[str, Any]) -> str:
-    """Without the usual engine and precision."""
+    """Engine and precision, unless they are the usual ones, and the sharing of the cores."""
     usual = (row["engine"], row["precision"]) == ("onnxruntime", "fp32")
     engine = "" if usual else f"{ENGINES[row['engine']].label} {row['precision']}, "
     return f"{engine}{row['instances']} x {row['threads'] or 'all'}"

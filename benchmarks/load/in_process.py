@@ -1,4 +1,4 @@
-"""The server's file in this process, on the server's device."""
+"""Measures the server's file in this process, on the server's device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instance:
-    """A copy of the model, on a GPU with a stream of its own."""
+    """A copy of the model, on a GPU with its own stream, which a thread enters by `in_stream`."""
 
     run: Classify
     in_stream: Callable[[], AbstractContextManager[object]]
@@ -35,13 +35,13 @@ class Instance:
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
-        """On a GPU with copies to and from it, as on the server."""
+        """A function that classifies `images`. On a GPU it copies images there and logits back, as the server does."""
         from benchmarks.measure.calls import Calls
 
         call = Calls(self.run, images, len(images), self.device)
         if self.device == "cpu":
             return call
-        call.with_copies()  # pins memory
+        call.with_copies()  # the first call pins memory
         return call.with_copies
 
 
@@ -55,7 +55,7 @@ def _instance(published: Published, candidate: Candidate) -> Instance:
     import torch
 
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # other threads do not know the stream
+    with torch.cuda.stream(stream):  # a stream is current in this thread alone; others enter it by in_stream
         run = _start(published, candidate)
     return Instance(run, lambda: torch.cuda.stream(stream), candidate.device)
 
@@ -65,12 +65,12 @@ def _start(published: Published, candidate: Candidate) -> Classify:
     from benchmarks.measure.in_onnx import execution
 
     if published.plan is not None:
-        return execution(published.plan, lambda batch: 0)  # its only profile
+        return execution(published.plan, lambda batch: 0)  # the plan's only profile
     return start(published.data, candidate)
 
 
 def measure(copies: Sequence[Instance], workload: Workload, images: Images, seconds: float) -> dict[str, float]:
-    """A thread per instance; images uint8 (n, C, H, W)."""
+    """Images a second and latencies in ms of a thread per instance; images uint8 (n, C, H, W)."""
     import numpy as np
 
     batch = np.resize(images, (workload.batch, *images.shape[1:]))

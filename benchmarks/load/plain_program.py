@@ -1,4 +1,4 @@
-"""What a user would write with ONNX Runtime alone: share INDEX of COUNT of a file's images, answers thrown away.
+"""Classifies part INDEX of COUNT of a file's images with ONNX Runtime alone, as a user would, and drops the answers.
 
     python -m benchmarks.load.plain_program MODEL.onnx FILE INDEX COUNT
 

@@ -1,3 +1,5 @@
+"""Exports candidates and publishes them for the measured server."""
+
 from __future__ import annotations
 
 import os
@@ -24,7 +26,7 @@ IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file; `plan` only for TensorRT."""
+    """The ONNX file, and for TensorRT the `plan` built from it."""
 
     data: bytes
     config: ModelConfig
@@ -32,7 +34,7 @@ class Published:
 
 
 def device_of_server(wanted: str) -> Device:
-    """Only a native server computes on a GPU."""
+    """The device that the server computes on: a GPU only with a native server. Raises ClickException."""
     from benchmarks.measure.devices import choose
     from serving.launcher import native_server
 
@@ -44,7 +46,7 @@ def device_of_server(wanted: str) -> Device:
 
 
 def server_arguments(shares_memory: bool = False) -> list[str]:
-    """A model that does not load costs only itself; clients may share memory if asked for."""
+    """With these arguments the server starts without models that do not load; clients may share memory if asked for."""
     from serving.arguments import BY_PRIORITY
 
     alone = ["--exit-on-error=false", "--strict-readiness=false"]
@@ -71,9 +73,9 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 def publish(
     candidate: Candidate, repository: Path, names: Mapping[str, tuple[int, int] | None], largest: int = 1
 ) -> Published:
-    """Exports with all rewrites and publishes under each name with its instances and threads, or the usual ones.
+    """Exports with all rewrites, and publishes under each name with its instances and threads; None: the defaults.
 
-    Requests may have `largest` images.
+    Requests may have up to `largest` images.
 
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
@@ -113,7 +115,7 @@ def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    """Raises WrongAnswer for other logits than those in process."""
+    """Raises WrongAnswer if the logits differ from `expected`, those in process, by more than the tolerance."""
     from export import equivalence
 
     try:

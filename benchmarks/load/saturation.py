@@ -1,6 +1,6 @@
 """Saturation points, from the rows of benchmarks/throughput.py.
 
-- open loop: the largest carried rate; all but `SHORTFALL` answered, p99 within a bound.
+- open loop: the largest carried rate, at which all but `SHORTFALL` are answered and p99 is within a bound.
 - closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best.
 
 `beyond`: the largest load did not saturate the server.
@@ -26,7 +26,10 @@ def carried(row: Row) -> bool:
 
 
 def saturation(rows: Sequence[Row]) -> list[Row]:
-    """Rate None if no rate was carried; rows with a `reason` are loads left out."""
+    """A point for each set of rows that differ only in load. Its rate is None if no rate was carried.
+
+    Rows with a `reason` have no figures.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["protocol"] != "in process":

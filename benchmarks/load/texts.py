@@ -1,6 +1,6 @@
-"""Texts of different lengths to an encoder on a server, a text a request: padded or packed, joined or apart.
+"""Sends texts of different lengths to an encoder on a server, a text a request: padded or packed, joined or apart.
 
-In: the encoder's files and lengths. Out: rates and latencies of each way to serve it, whose rounds take turns.
+In: the encoder's files and lengths. Out: rates and latencies of each way to serve the encoder; the ways take turns.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from benchmarks.measure.progress import note, steps
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row
 
-TEXTS = 64  # different ones
+TEXTS = 64  # different texts
 CLIENTS = 8  # while answers are compared
 BASE = f"{PADDED}, joined"
-# Name -> file, whether its requests of different lengths run together.
+# Name -> file, and whether the server runs requests of different lengths together.
 WAYS: Mapping[str, tuple[str, bool]] = {
     BASE: (PADDED, True),
     f"{PADDED}, one text a call": (PADDED, False),
@@ -41,7 +41,7 @@ Text = Mapping[str, NDArray[np.int64]]
 
 
 def lengths() -> dict[str, NDArray[np.int64]]:
-    """Of TEXTS texts: spread evenly over the published quantiles of CHUNKS; or drawn."""
+    """Load -> lengths of TEXTS texts in tokens: spread evenly over the published quantiles of CHUNKS, or random."""
     rng, evenly = np.random.default_rng(0), (np.arange(TEXTS) + 0.5) / TEXTS
     return {
         "chunks of documents": rng.permutation(np.interp(evenly, *CHUNKS).astype(np.int64)),
@@ -81,7 +81,7 @@ def draw(tokens: Sequence[int] | NDArray[np.int64]) -> list[Text]:
 
 
 def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
-    """Raises Failed if requests together are not answered as alone."""
+    """Raises Failed if joined requests do not get the answers of single requests."""
     from export.publishing.foreign import foreign_artifact
     from export.publishing.joined import joining
     from export.publishing.publish import publish as publish_artifact
@@ -96,7 +96,10 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
 
 
 def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path) -> None:
-    """Each way's answers beside the padded file's, alone in this process. Raises WrongAnswer."""
+    """Compares each way's answers with those of the padded `file` in this process, one text a call.
+
+    Raises WrongAnswer.
+    """
     import onnxruntime
     import tritonclient.http as http
 

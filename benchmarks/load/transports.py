@@ -1,6 +1,6 @@
-"""Calls by every transport, against the same file in this process.
+"""Compares calls by every transport with calls of the same file in this process.
 
-The client's part is a request's duration minus the server's, from arrival until the network has the answer.
+The client's part is a request's duration minus the server's part, from arrival until the network has the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENT_CALLS = 300
 
 
 def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
-    """The transports take turns with single requests."""
+    """The client's part of each single request in ns, by transport; the transports take turns."""
 
     def served() -> tuple[int, int]:
         with urllib.request.urlopen(statistics_url) as answer:
@@ -49,7 +49,7 @@ def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, i
 
 
 def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
-    """Yields STREAM_STEPS measurements of this process's memory."""
+    """Streams `count` images and yields STREAM_STEPS measurements of this process's memory."""
     answers = classifier.stream(images[i % len(images)] for i in range(count))
     with count_bar("Streaming", count, "images") as advance:
         for step in range(1, STREAM_STEPS + 1 if count else 1):

@@ -96,7 +96,7 @@ NOT_DIGITS: dict[str, Callable[[], Iterator[Image.Image]]] = {"letters of four f
 
 
 def pictures(name: str, digits: Digit) -> Iterator[Image.Image]:
-    """Of a key of DIGITS, one of each digit (n, 28, 28)."""
+    """A picture of each digit, uint8 (n, 28, 28), by the function `name` of DIGITS."""
     rng = np.random.default_rng([0, *name.encode()])
     for digit in digits:
         yield DIGITS[name](digit, rng)
@@ -118,5 +118,5 @@ def _written(digit: Digit, rng: Rng, turn: float = 0.0) -> Levels:
 
 
 def _developed(levels: Levels, rng: Rng) -> Image.Image:
-    """With a camera's noise of two levels."""
+    """Adds a camera's noise of two grey levels."""
     return Image.fromarray(np.clip(np.rint(levels + rng.normal(0, 2, levels.shape)), 0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Candidates, built, called once and checked."""
+"""Builds candidates, calls them once and checks their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
 from export.precision_table import Device
 
-CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
+CHECKED = 512  # images; all 5,000 would take PyTorch eager a minute per model
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Called:
-    """With a workload. `warm_ns` is 0 if it needs another call before timing."""
+    """A candidate after its first call. `warm_ns`: time of a warm call; 0 if timing must start with another call."""
 
     built: Built
     calls: Calls
@@ -92,22 +92,22 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
 def first_calls(
     built: Sequence[Built], workload: Workload, title: str, missing: Missing, memory: bool = False
 ) -> list[Called]:
-    """`memory`: with the peak memory on the CPU, each in its own process."""
+    """The candidates that answer right. `memory`: measures the peak on the CPU, each candidate in its own process."""
     called = []
     with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
         for each in built:
             try:
                 called.append(first_call(each, workload, memory))
-            except Exception as reason:  # as above
+            except Exception as reason:  # engines raise anything
                 missing.add(each.candidate, reason)
             advance(1)
     return called
 
 
 def first_call(built: Built, workload: Workload, memory: bool = False) -> Called:
-    """Includes compilation; checks the logits. Raises EquivalenceError.
+    """Times the first call, compilation included, and checks its logits. Raises EquivalenceError.
 
-    PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
+    PyTorch eager on the CPU prepares nothing for a batch, so it gets at most `CHECKED` images.
     """
     candidate, batch = built.candidate, workload.batch
     device = candidate.device
@@ -119,8 +119,8 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Called
     logits = classify(built.run, part, batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
     # The other engines have their own allocators.
-    known = before is not None and ENGINES[candidate.engine].program == "network"
-    peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
+    measurable = before is not None and ENGINES[candidate.engine].program == "network"
+    peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if measurable else None
     error = built.reference.check(name_of(candidate), candidate.precision, len(part), logits)
     if memory and device == "cpu":
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -131,7 +131,7 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Called
 
 
 def _device_memory(device: Device) -> int | None:
-    """Bytes; resets the peak."""
+    """Allocated bytes of the GPU, None on the CPU. Resets the peak."""
     if device == "cpu":
         return None
     torch.cuda.reset_peak_memory_stats()
@@ -139,7 +139,7 @@ def _device_memory(device: Device) -> int | None:
 
 
 def _peak_memory_mb(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> float:
-    """Of this process, libraries included, after it has classified the images."""
+    """The peak of this process, libraries included, after it has classified the images."""
     classify(start(program, candidate, sizes), images, len(images), candidate.device)
     # Not getrusage: its maximum includes the parent's memory at the fork.
     status = Path("/proc/self/status").read_text()

@@ -26,7 +26,7 @@ class Calls:
         self.pinned: Any = None
         self.ahead: Any = None
         self.device_ms: list[float] = []
-        """On CUDA, between two events around each call; the host's clock also sees the launches and the wait."""
+        """On CUDA the time of each call between two events; the host's clock also counts the launches and the wait."""
         self.counted = 0
 
     def __call__(self) -> Any:
@@ -47,6 +47,7 @@ class Calls:
         self.counted = 0
 
     def end_round(self, counts: bool) -> None:
+        """Drops the round's `device_ms` if the round does not count."""
         if not counts:
             del self.device_ms[self.counted :]
         self.counted = len(self.device_ms)
@@ -60,7 +61,7 @@ class Calls:
         torch.cuda.current_stream().synchronize()
 
     def overlapped(self) -> None:
-        """As `with_copies`, but the images of the next call are copied on a stream of their own meanwhile."""
+        """As `with_copies`, but another stream copies the images of the next call meanwhile."""
         import torch
 
         if self.ahead is None:

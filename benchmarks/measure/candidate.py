@@ -1,4 +1,4 @@
-"""What is measured: a network after rewrites in an engine. Data alone; `engines.py` starts it."""
+"""What is measured: a network after rewrites in an engine. Only data; `engines.py` starts an engine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Classify = Callable[[Any], Any]
 On CUDA it may return before the device has done its work.
 """
 Sizes = tuple[int, ...]
-"""Images of the calls to come; TensorRT has a profile for each."""
+"""The batch sizes of the calls to come; TensorRT gets a profile for each."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` of the CPU, 0 for all cores. `geometry`: of another network than the shipped one of that name.
+    """`threads` of the CPU, 0 for all cores. `geometry`: the configuration, if not that of the shipped network `model`.
 
-    `own`: a checkpoint of the user's, instead of a shipped one.
+    `own`: a checkpoint of the user's, instead of a shipped network.
     """
 
     model: str = ModelConfig.model
@@ -52,11 +52,11 @@ class Candidate:
 
     @property
     def path(self) -> Path:
-        """Of the checkpoint."""
+        """The checkpoint's file."""
         return self.own.path if self.own else shipped(self.model)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Its fields in a result."""
+        """The candidate's fields in a row of a result."""
         names = ("model", "engine", "precision", "threads", "device", "rewrites")
         return {name: getattr(self, name) for name in names}

@@ -1,3 +1,5 @@
+"""Options that several benchmark commands share, and their presets."""
+
 from __future__ import annotations
 
 import tempfile
@@ -23,7 +25,7 @@ T = TypeVar("T")
 class WithPresets(click.Command):
     """`--preset NAME` passes the other arguments to the command NAME of benchmarks/presets/NAME.py.
 
-    Or to this command with other defaults.
+    Without that file, the preset runs this command with other defaults.
     """
 
     presets: Mapping[str, Mapping[str, Any] | None]
@@ -36,15 +38,15 @@ class WithPresets(click.Command):
         name = next(iter(words[place + 1 :]), "")
         if name not in self.presets:
             return super().make_context(info_name, args, parent, **extra)
-        own = words[:place] + words[place + 2 :]
+        others = words[:place] + words[place + 2 :]
         command, defaults = self.preset(name), self.presets[name]
         make = super().make_context if command is self else command.make_context
-        context = make(f"{info_name} --preset {name}", own, parent, default_map=defaults, **extra)
+        context = make(f"{info_name} --preset {name}", others, parent, default_map=defaults, **extra)
         context.meta[PROGRAM] = f"python benchmarks/{self.name}.py --preset {name}"
         return context
 
     def preset(self, name: str) -> click.Command:
-        """The command that runs."""
+        """The command that the preset runs."""
         command = self if self.presets[name] else getattr(import_module(f"benchmarks.presets.{name}"), name)
         return cast("click.Command", command)
 
@@ -53,7 +55,7 @@ class WithPresets(click.Command):
 
 
 def presets(*names: str, **defaults: Mapping[str, Any]) -> Callable[[WithPresets], WithPresets]:
-    """`names` have a command of their own, `defaults` are by name and parameter."""
+    """`names`: presets with a command in benchmarks/presets/. `defaults`: other presets -> parameter -> default."""
 
     def decorate(command: WithPresets) -> WithPresets:
         command.presets = {**defaults, **dict.fromkeys(names)}
@@ -69,7 +71,7 @@ PRECISION_HELP = "Repeatable.  [CPU: fp32; GPU: fp32, tf32, fp16]"
 
 
 def chosen(names: Sequence[T], every: Iterable[T]) -> tuple[T, ...]:
-    """Each once, in the order asked for; `all` means `every`."""
+    """The names without repeats, in the order asked for; `all` means `every`."""
     return tuple(every) if ALL in names else tuple(dict.fromkeys(names))
 
 
@@ -92,7 +94,7 @@ def repeated(
 
 
 class FiniteRange(click.FloatRange):
-    """click's FloatRange accepts NaN."""
+    """Refuses NaN and infinity, which click's FloatRange accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -102,7 +104,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Result(click.Path):
-    """Checked before the measurement; missing folders are made later."""
+    """The file of a result. It is checked before the measurement; missing folders are made later."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -133,7 +135,7 @@ def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
 
 
 def device_option(command: Command) -> Command:
-    """`auto`: a GPU if there is one."""
+    """Adds --device; `auto` is a GPU if there is one."""
     names = click.Choice(["auto", "cpu", "cuda"])
     option: Callable[[Command], Command] = click.option(
         "--device", "wanted", type=names, default="auto", show_default=True
@@ -142,7 +144,7 @@ def device_option(command: Command) -> Command:
 
 
 def own_options(command: Command) -> Command:
-    """What `own_checkpoints` takes."""
+    """Adds the options that `own_checkpoints` takes."""
     file = click.option(
         "--checkpoint",
         "checkpoints",
@@ -157,19 +159,19 @@ def own_options(command: Command) -> Command:
 
 
 def own_checkpoints(paths: Sequence[Path], dataset: str | None, data_dir: Path | None) -> list[Own]:
-    """Raises UsageError where results could not tell two networks apart."""
+    """The user's checkpoints. Raises UsageError if two networks would have the same name in results."""
     own = [Own(path, dataset, data_dir) for path in paths]
-    known = {*MODEL_NAMES, *SHIPPED}
+    names = {*MODEL_NAMES, *SHIPPED}
     for each in own:
-        if each.name in known:
+        if each.name in names:
             taken = "expected a name that no other network has; rename the file"
             raise click.UsageError(f"--checkpoint {each.path}: {taken}")
-        known.add(each.name)
+        names.add(each.name)
     return own
 
 
 def models_or_own(models: Sequence[str], own: Sequence[Own]) -> tuple[str, ...]:
-    """Without the default models where only checkpoints are asked for."""
+    """The models to measure: no default models if the user named only checkpoints."""
     default = click.get_current_context().get_parameter_source("models") is ParameterSource.DEFAULT
     return () if default and own else tuple(models)
 

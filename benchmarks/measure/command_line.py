@@ -1,4 +1,4 @@
-"""The command that runs, as a result states it: the options that were given, FILE and DIR for local paths."""
+"""The running command as a result states it: with the options that were given, and FILE or DIR for local paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = "benchmarks.program"
 
 
 def command(unsaid: Collection[str] = ()) -> str:
-    """Without the parameters `unsaid`."""
+    """The command as one line, without the parameters `unsaid`."""
     context = click.get_current_context()
     words = [context.meta.get(PROGRAM, f"python benchmarks/{context.command.name}.py")]
     for parameter in context.command.params:

@@ -1,7 +1,7 @@
-"""Decoders as ONNX files, from configurations of transformers with drawn weights.
+"""Writes decoders with random weights as ONNX files, from configurations of the package transformers.
 
-In: a name and a folder. Out: the folder's part of that name, with a model's folder for each candidate: as exported,
-rewritten, and built with `prune_lm_head` by onnxruntime-genai's own builder.
+In: a `Decoder` and a folder. Out: in it a model's folder for each candidate: as exported, rewritten, and built with
+`prune_lm_head` by onnxruntime-genai's builder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PrepareError(Exception):
 
 @dataclass(frozen=True)
 class Decoder:
-    """`precision`: that of onnxruntime-genai's builder; empty: PyTorch exports the file, without a past."""
+    """`precision`: of onnxruntime-genai's builder; empty: PyTorch exports the file, without past keys and values."""
 
     title: str
     family: str
@@ -60,7 +60,7 @@ BASES = {"full_attention": BASE, "sliding_attention": BASE | {"rope_theta": 1e4}
 GEMMA3 = SPECIAL | {
     **{"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18},
     **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512},
-    **{"rope_parameters": BASE | BASES},  # the builder 0.18 wants one base beside those of each kind
+    **{"rope_parameters": BASE | BASES},  # the builder 0.18 wants one base beside those of each kind of layer
 }
 QWEN3 = SPECIAL | {
     **{"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6},
@@ -76,7 +76,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 def prepare(decoder: Decoder, folder: Path) -> None:
-    """Writes `folder`, which holds all or does not exist. Raises PrepareError, ForeignError, ImportError, OSError."""
+    """Writes all candidates to `folder`, if it is missing. Raises PrepareError, ForeignError, ImportError, OSError."""
     from export.rewrite_file import Request, rewrite_file
 
     if folder.is_dir():
@@ -115,12 +115,12 @@ def draw(decoder: Decoder) -> Any:
 
 
 def files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Candidate -> its folder, of those that were prepared."""
+    """The candidates that were prepared, each with its folder."""
     return ((name, folder / name) for name in (PLAIN, OURS, PRUNED) if (folder / name).is_dir())
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """The builder copies one; nothing is measured with it."""
+    """Writes a tokenizer, which the builder copies; nothing is measured with it."""
     from tokenizers import Tokenizer, models
 
     words = models.WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>")

@@ -1,3 +1,5 @@
+"""Chooses the measured device and frees its memory."""
+
 from __future__ import annotations
 
 import gc

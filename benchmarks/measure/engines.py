@@ -1,4 +1,4 @@
-"""All engines, a function each. Imports no library of them: the commands' help needs this module.
+"""All engines, a function each. Imports none of their libraries: the commands' help needs this module.
 
 A new engine is a function, a row in ENGINES and, if its kind is new, its name in `export/precision_table.py`.
 """
@@ -58,11 +58,11 @@ def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 
 @dataclass(frozen=True)
 class Engine:
-    """`kind`: its name in the table of precisions. `devices`: where `start` knows it.
+    """`kind`: the engine's name in the table of precisions. `devices`: where `start` can start it.
 
     `fused`: attention in the form that GPU kernels fuse. `graph`: a call is one CUDA graph.
 
-    `runtimes`: of each name for `--runtime` the rewrites and the words for them.
+    `runtimes`: name for `--runtime` -> the rewrites, and how tables call them.
     """
 
     label: str
@@ -157,7 +157,10 @@ USUAL = Candidate()
 
 
 def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -> Classify:
-    """For calls with `sizes` images. Raises Unavailable without the library or the device."""
+    """Starts the candidate's engine for calls with `sizes` images.
+
+    Raises Unavailable without the library or the device.
+    """
     return ENGINES[candidate.engine].start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
 
 
@@ -185,7 +188,7 @@ def name_of(candidate: Candidate) -> str:
 
 
 def runtime_of(candidate: Candidate) -> str:
-    """Its name for `--runtime`."""
+    """The candidate's name for `--runtime`."""
     return next(name for name, form in RUNTIMES.items() if form == (candidate.engine, candidate.rewrites))
 
 
@@ -195,7 +198,7 @@ def label_of(candidate: Candidate) -> str:
 
 
 def why_not(candidate: Candidate) -> str | None:
-    """None if it can be measured, as far as is known without a try."""
+    """Why the candidate cannot be measured; None if only a try can tell."""
     engine, precision, device = ENGINES[candidate.engine], candidate.precision, candidate.device
     precisions = engine.precisions(device)
     if not precisions:

@@ -33,7 +33,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def candidates(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """`read` picks the read part of a plain file's outputs."""
+    """A call of each candidate, and why others are left out. `read` picks the compared part of plain outputs."""
     from export.compiler.proof.runs import session
     from export.errors import ExportError
 
@@ -63,7 +63,7 @@ def candidates(
 
 
 def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[str, int]]:
-    """The file, and the number of fused nodes by kind."""
+    """The file that ONNX Runtime's optimiser writes, and the number of fused nodes by kind."""
     from onnxruntime.transformers import optimizer
 
     path = folder / "optimised.onnx"

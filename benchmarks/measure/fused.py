@@ -21,7 +21,7 @@ def fused_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention
 
 
 def with_fused_attention(model: nn.Module, config: ModelConfig) -> nn.Module:
-    """The same network in eval mode; a network without attention as it is."""
+    """A copy in eval mode with fused attention; a network without attention stays as it is."""
     fused = build(config, fused_attention).eval()
     fused.load_state_dict(model.state_dict())
     return fused

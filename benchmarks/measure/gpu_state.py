@@ -34,7 +34,7 @@ class Monitor:
         self.device = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def undisturbed(self) -> bool:
-        """Takes a reading; False for a reason in SLOWED_BY: the round does not count."""
+        """Takes a reading. False if the GPU is slowed for a reason in SLOWED_BY: the round does not count."""
         nvml, device = self.nvml, self.device
         reading = Reading(
             nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
@@ -47,10 +47,10 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """[minimum, median, maximum] of each quantity, and numbers of turns."""
+        """[minimum, median, maximum] of each quantity, and how many turns were rejected or capped by power."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
-            key: [fold(row[key] for row in table) for fold in (min, median, max)]
+            key: [statistic(row[key] for row in table) for statistic in (min, median, max)]
             for key in ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
             if table
         }

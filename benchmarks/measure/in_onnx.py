@@ -1,4 +1,4 @@
-"""An ONNX file in ONNX Runtime and TensorRT."""
+"""Runs an ONNX file in ONNX Runtime and TensorRT."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     _share_memory()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = candidate.threads
-    options.enable_mem_pattern = False  # a second arena per shape, and no faster
+    options.enable_mem_pattern = False  # it would keep a second arena per shape and be no faster
     options.add_session_config_entry("session.use_env_allocators", "1")
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
@@ -56,8 +56,8 @@ def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
 
 
 def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
-    """float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which
-    also want channels last.
+    """float32 uses TF32 only by request. float16 needs the option, too: else convolutions stay off the tensor cores.
+    Tensor cores also want channels last.
     """
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",

@@ -1,3 +1,5 @@
+"""Runs a PyTorch network eager, compiled or as CUDA graphs."""
+
 from __future__ import annotations
 
 import copy
@@ -16,14 +18,14 @@ from benchmarks.measure.candidate import Candidate
 from export.errors import Unavailable
 from export.graph import Served
 
-SHAPES = 64  # compiled forms: one per batch size, model and precision
+SHAPES = 64  # most compiled forms: one per batch size, model and precision
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
 
 Forward = Callable[[Tensor], Tensor]
 
 
 def in_torch(network: Served, candidate: Candidate, make: Callable[[Served], Forward]) -> Callable[[Any], Any]:
-    """`make` gets a copy of `network` on the device."""
+    """A function from images to float32 logits. `make` gets a copy of `network` on the device."""
     network = copy.deepcopy(network).to(candidate.device)
     if candidate.device == "cuda" and not candidate.config.is_transformer:
         network = channels_last(network)
@@ -37,7 +39,7 @@ def in_torch(network: Served, candidate: Candidate, make: Callable[[Served], For
             return forward(images).float()
 
     def on_cpu(images: Any) -> Any:
-        torch.set_num_threads(candidate.threads)  # of the calling thread
+        torch.set_num_threads(candidate.threads)  # a setting of the calling thread
         with torch.inference_mode():
             return forward(torch.from_numpy(images)).float().numpy()
 
@@ -51,7 +53,7 @@ def channels_last(network: Served) -> Served:
 
 
 def compile_network(network: Served) -> Forward:
-    """Compiled at its first call with each batch size; a failure or no compiler is Unavailable, not eager."""
+    """Compiles at the first call with each batch size. Raises Unavailable if that fails, never runs eager instead."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")

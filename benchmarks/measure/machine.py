@@ -4,4 +4,5 @@ import os
 
 
 def cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

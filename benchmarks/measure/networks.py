@@ -35,7 +35,7 @@ REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 class Reference:
     """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images.
 
-    `data`: for the conversion to int8.
+    `data`: calibrates the conversion to int8.
     """
 
     config: ModelConfig
@@ -50,7 +50,7 @@ class Reference:
         return to_onnx(self.network, self.config, DEFAULT_OPSET)
 
     def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
-        """In float32, with its multiply-accumulates an image; made once."""
+        """The rewritten float32 graph and its multiply-accumulates an image; each form is made once."""
         if form not in self._graphs:
             rewritten = rewrite(self.plain, form)
             if rewritten.steps:
@@ -60,7 +60,7 @@ class Reference:
         return self._graphs[form]
 
     def images(self, count: int) -> Images:
-        """uint8 (count, C, H, W)."""
+        """The proof images, repeated: uint8 (count, C, H, W)."""
         return np.resize(self.proof, (count, *self.proof.shape[1:]))
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
@@ -73,7 +73,7 @@ class Reference:
 
 
 def reference(config: ModelConfig, own: Own | None = None) -> Reference:
-    """Time does not depend on weights: without a checkpoint they are random."""
+    """A network with the user's or a shipped checkpoint's weights, else random: time does not depend on weights."""
     if path := own.path if own else matching(config):
         model = load(path).model
     else:
@@ -108,7 +108,7 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
 
 
 def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
-    """After some of the compiler's passes, in its order."""
+    """The ONNX file after these passes, in the compiler's order, and its multiply-accumulates an image."""
     rewritten = optimise(of.plain, passes, sizes=ONE_IMAGE)
     macs = rewritten.steps[-1].macs if passes else rewritten.macs
     return _file(of, finished(of.plain, rewritten), precision, "onnxruntime"), macs

@@ -23,7 +23,7 @@ class Own:
 
     @property
     def name(self) -> str:
-        """In results, and as a served model."""
+        """The network's name in results and on a server."""
         return self.path.stem
 
     @property
@@ -38,7 +38,7 @@ class Own:
 
     @property
     def place(self) -> Path | None:
-        """Of the dataset, for the exporter."""
+        """The dataset's folder for the exporter; None if the user named no folder."""
         folder = Path(self.dataset) if self.dataset else None
         return self.data_dir or (folder if folder and folder.is_dir() else None)
 

@@ -54,7 +54,10 @@ LOADS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def packed_files(plain: Path, folder: Path, reads: Sequence[str] = ()) -> dict[str, Path]:
-    """The file, it packed, and with every other pass before. Proved on the files alone: float64 takes minutes."""
+    """The plain file, the packed file, and the file packed after every other pass.
+
+    The proof runs in float32: float64 takes minutes.
+    """
     from export.rewrite_file import Request, rewrite_file
 
     files = {PADDED: plain, PACKED: folder / "packed.onnx", CUT: folder / "cut.onnx"}
@@ -65,7 +68,7 @@ def packed_files(plain: Path, folder: Path, reads: Sequence[str] = ()) -> dict[s
 
 
 def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
-    """Raises click.ClickException if the answers differ."""
+    """A call for each way, with random texts of these `lengths`. Raises click.ClickException if the answers differ."""
     import numpy as np
     import onnxruntime
 
@@ -80,11 +83,11 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
 
-    def whole(name: str) -> Any:
+    def in_one_call(name: str) -> Any:
         answer = sessions[name].run(None, {"input_ids": ids, MASK: mask})[0]
         return read.of(answer) if name == PADDED else answer
 
-    def apart(together: int) -> Any:
+    def in_groups(together: int) -> Any:
         order, answers = np.argsort(lengths, kind="stable"), []
         for start in range(0, len(order), together):
             chosen = order[start : start + together]
@@ -93,8 +96,8 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
             answers.append(read.of(sessions[PADDED].run(None, feeds)[0]))
         return np.concatenate(answers)[np.argsort(order)]
 
-    made: dict[str, Call] = {name: partial(whole, name) for name in files}
-    made |= {ALONE: partial(apart, 1), SORTED: partial(apart, TOGETHER)}
+    made: dict[str, Call] = {name: partial(in_one_call, name) for name in files}
+    made |= {ALONE: partial(in_groups, 1), SORTED: partial(in_groups, TOGETHER)}
     expected = made[PADDED]()
     for name, call in made.items():
         try:

@@ -1,3 +1,5 @@
+"""Times the operators of an ONNX graph in ONNX Runtime on the CPU."""
+
 from __future__ import annotations
 
 import json
@@ -17,12 +19,12 @@ from export.equivalence import Images
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
-    """JSON-ready; `alone` runs without the profiler."""
+    """Median times of the graph, its operators and its nodes; JSON-ready. `alone`: without the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
         runs = {"profiled": lambda: profiled.run(None, feeds), "alone": lambda: alone.run(None, feeds)}
-        every = replace(ON_A_CPU, one_state=False)  # the profiler's events are of all rounds
+        every = replace(ON_A_CPU, one_state=False)  # keeps all rounds: the profiler records events of all
         measured = time_interleaved(runs, 0.001, "profiling", calls, protocol=every)
         events = json.loads(Path(profiled.end_profiling()).read_text())
     nodes = list(nodes_of(events, calls))
@@ -87,7 +89,7 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
 
 
 def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per group, slowest first."""
+    """A row per group of nodes with equal `keys`, slowest first."""
     total_us = sum(node["p50_us"] for node in nodes)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, elsewhere a line for each; notes on standard error."""
+"""Progress bars on a terminal, elsewhere lines; notes on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _begin(title: str) -> None:
 
 
 class _Quarters:
-    """A line for each quarter that is done."""
+    """Prints a line for each quarter that is done."""
 
     def __init__(self, title: str) -> None:
         self._title, self._told = title, 0
@@ -35,7 +35,7 @@ class _Quarters:
 
 
 def is_ours(error: Exception) -> bool:
-    """Defined by the project, so its message is for users."""
+    """Whether the project defines the error: its message is for users."""
     return type(error).__module__.partition(".")[0] in OURS
 
 

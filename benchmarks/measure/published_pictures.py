@@ -1,4 +1,4 @@
-"""A published model on labelled pictures, which it sees as clients show it any other.
+"""Measures a published model on labelled pictures, prepared as clients prepare any picture.
 
 In: a model's folder in a repository, and a dataset's name or a folder of pictures by class. Out: a row of its accuracy,
 and of the temperature that fits a half of the pictures, judged by the other half.
@@ -27,7 +27,7 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
     from clients.bulk.network import Network, find_model
 
     network = Network(find_model(folder))
-    logits, labels = _asked(network, _shown(network, dataset, data_dir))
+    logits, labels = _logits_and_labels(network, _shown(network, dataset, data_dir))
     row = {
         "dataset": dataset,
         "images": len(labels),
@@ -38,7 +38,7 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
     return row | (calibration(logits, labels) if len(labels) >= FEWEST else {})
 
 
-def _asked(network: Network, shown: Iterator[Shown]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _logits_and_labels(network: Network, shown: Iterator[Shown]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     answers, labels, waiting = list[NDArray[np.float32]](), list[int](), list[NDArray[np.uint8]]()
     for image, label in shown:
         waiting.append(image)
@@ -76,7 +76,7 @@ def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterat
 
 
 def _of_folder(network: Network, folder: Path) -> Iterator[Shown]:
-    """Its part for tests; without parts all pictures: none of them trained the network that anybody published."""
+    """The folder's test part; without parts all pictures, on the assumption that none of them trained the network."""
     from clients.errors import InvalidImage
     from clients.images.decode import read_image
     from models.data import DataError
@@ -107,7 +107,7 @@ def _coloured(image: NDArray[np.uint8]) -> Any:
 
 
 def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]:
-    """Where the model has the dataset's classes; raises DataError."""
+    """The model's number for each class of the dataset. Raises DataError for an unknown class."""
     from models.data import DataError
 
     if unknown := sorted({*classes} - {*network.labels}):
@@ -117,7 +117,7 @@ def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
-    """The temperature of all pictures; both errors are those of one half with the temperature of the other."""
+    """The temperature that fits all pictures. The errors are those of one half, without and with the other half's."""
     import torch
 
     from models.evaluation import calibration_error, fit_temperature

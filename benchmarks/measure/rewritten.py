@@ -1,4 +1,4 @@
-"""Networks before and after the exact rewrites, as one call and in their best way."""
+"""Times networks before and after the exact rewrites, as one call and in their best way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
 
-IMAGES, SEARCHED = 5000, 1280  # that are timed, and that the search for the best way takes
+IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images of the search for the best way
 ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
@@ -82,7 +82,7 @@ def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
 
 
 def passes_of(form: str) -> tuple[str, ...]:
-    """Of the compiler."""
+    """The compiler's passes of a form."""
     from export.compiler.pipeline import PASSES
     from export.graph import Form
 

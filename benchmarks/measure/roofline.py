@@ -60,7 +60,7 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
 
 
 class Limits:
-    """Of a machine, asked before and after calls: two cores may work as one for minutes. The best of each counts."""
+    """The machine's limits, measured before and after calls: two cores may work as one for minutes. The best count."""
 
     def __init__(self, device: Device, threads: int, precisions: tuple[Precision, ...]) -> None:
         self._asked = device, threads, precisions
@@ -72,7 +72,7 @@ class Limits:
 
 
 def best(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two results of `limits`, each limit."""
+    """The better value of each limit in two results of `limits`."""
     found = dict(max(one, other, key=lambda limits: limits["gemm_gflops_per_s"]))
     found |= {key: max(one[key], other[key]) for key in found if key.endswith("_per_s")}
     rates = "gemm_gflops_per_s_by_precision"
@@ -80,11 +80,11 @@ def best(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _int8_gemm_rate() -> dict[str, float]:
-    """GFLOP/s of a GPU; empty if it has no kernels."""
+    """GFLOP/s of int8 on a GPU; empty if PyTorch has no kernels for it."""
     side = SIDE["cuda"]
-    whole = torch.ones((side, side), dtype=torch.int8).to("cuda")
+    matrix = torch.ones((side, side), dtype=torch.int8).to("cuda")
     with suppress(RuntimeError):
-        return {"int8": 2 * side**3 / _best_ns(lambda: torch._int_mm(whole, whole.t()))}
+        return {"int8": 2 * side**3 / _best_ns(lambda: torch._int_mm(matrix, matrix.t()))}
     return {}
 
 

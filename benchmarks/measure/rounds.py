@@ -49,8 +49,8 @@ def measure(
 ) -> None:
     """Adds a JSON-ready row per candidate, also at Ctrl-C. Asks for the machine's `limits` after the rounds.
 
-    A candidate that fails goes to `missing`, and the others begin again. All go there if the device slows itself down
-    in every round.
+    A candidate that fails goes to `missing`, and the others begin again. All candidates go to `missing` if the device
+    slows itself down in every round.
     """
     called = {str(i): each for i, each in enumerate(first_calls(built, workload, title, missing, memory))}
     rounds = Rounds(called, workload, seconds, limits, title, missing)
@@ -58,14 +58,15 @@ def measure(
 
 
 def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
+    """Writes all rows. Raises ClickException if no candidate was measured or missing."""
     if not record.rows:
         raise click.ClickException("nothing to measure: expected one of --runtime on this machine, found none")
-    record.update([*rows, *missing.rows])  # also of a network without candidates
+    record.update([*rows, *missing.rows])  # also the rows of a network that lacks all candidates
 
 
 @dataclass
 class Rounds:
-    """Of candidates on one device."""
+    """The timed rounds of candidates on one device."""
 
     _called: dict[str, Called]
     _workload: Workload
@@ -128,7 +129,7 @@ class Rounds:
         )
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:
-        """PyTorch eager of the same network."""
+        """The name of PyTorch eager for the same network; None if it is not measured."""
         network = _network(self._called[name])
         same = (i for i, each in self._called.items() if _network(each) == network)
         forms = {i: self._called[i].built.candidate for i in same}
@@ -143,7 +144,7 @@ class Rounds:
             each.calls.end_round(counts)
 
     def _forget(self) -> None:
-        """The readings of an aborted attempt."""
+        """Drops the readings of an aborted attempt."""
         for each in self._called.values():
             each.calls.forget()
         if self._watch:

@@ -20,12 +20,12 @@ from benchmarks.measure.command_line import command
 from benchmarks.measure.progress import is_ours
 
 Row = Mapping[str, Any]
-"""A measured cell, or with `reason` one that was left out.
+"""A measured cell, or with `reason` a cell that was left out.
 
-No dataclass: the kinds of measurement share little. The schema names the fields of timed calls and of loads.
+No dataclass: the kinds of measurement share few fields. The schema names the fields of timed calls and of loads.
 """
 
-STEADY = "steady.json"  # of benchmarks/steady.py, beside the results that it speaks of
+STEADY = "steady.json"  # written by benchmarks/steady.py beside the results of the same machine
 DIRTY = "measured from a working tree with uncommitted changes"
 NO_COMMIT = "measured outside a git repository"
 
@@ -48,7 +48,7 @@ class Run:
     doubt: str | None = None
 
     def text(self) -> str:
-        """Raises RunError if it does not fit the schema."""
+        """The file's JSON. Raises RunError if the run does not fit the schema."""
         optional = ("interrupted", "doubt")
         fields = {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
         content: dict[str, Any] = json.loads(text := json.dumps(fields, indent=1))
@@ -85,7 +85,7 @@ def _validator() -> Any:
 
 
 class Record:
-    """`path` None: nothing is written."""
+    """The rows of the running command, written to `path`; None: to no file."""
 
     def __init__(self, path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
@@ -113,7 +113,7 @@ class Record:
         return Run(self.command, commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
 
     def _steadiness(self) -> dict[str, Any]:
-        """Of the machine, where a file beside the result tells it."""
+        """Whether the machine is steady, if a file beside the result says so."""
         beside = self.path.with_name(STEADY) if self.path else None
         if beside is None or beside == self.path or not beside.is_file():
             return {}
@@ -138,7 +138,7 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
         raise click.exceptions.Exit(130) from None
     except Exception as error:
         if record.rows:
-            with suppress(OSError):  # of a full disk; the first error says more
+            with suppress(OSError):  # the disk may be full; the first error says more
                 record.update(record.rows, interrupted=True)
         if isinstance(error, OSError) or is_ours(error):
             raise click.ClickException(str(error)) from error

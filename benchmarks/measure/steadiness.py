@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-GEMM_S, SINGLES = 0.4, 200  # of a window: seconds of products for each number of threads, single images
-SPEEDUP = 0.8  # of the number of threads
-WINDOWS_SPREAD = 0.1  # of the median, between the tenth and the ninetieth percentile of the windows
-SINGLES_SPREAD = 1.3  # p90 over p50 of single images, in the median window
+GEMM_S, SINGLES = 0.4, 200  # in a window: seconds of products for each number of threads, single images
+SPEEDUP = 0.8  # at least, as a share of the number of threads
+WINDOWS_SPREAD = 0.1  # at most, as a share of the median: from the tenth to the ninetieth percentile of the windows
+SINGLES_SPREAD = 1.3  # at most: p90 over p50 of single images, in the median window
 
 
 @dataclass(frozen=True)
 class Steadiness:
-    """`gemm_*`: GFLOP/s of 2048^3 in float32, a figure a window. `singles_spread`: p90 over p50 of a window's calls."""
+    """A figure for each window. `gemm_*`: GFLOP/s of a float32 product of 2048^3. `singles_spread`: p90 over p50."""
 
     threads: int
     gemm_one_thread: tuple[float, ...]
@@ -54,7 +54,7 @@ class Steadiness:
         return told
 
     def row(self) -> dict[str, Any]:
-        """Its row in a result."""
+        """The machine's row in a result."""
         return {"steady": not self.reasons(), "reasons": self.reasons(), "speedup": self.speedup, **asdict(self)}
 
 

@@ -1,4 +1,4 @@
-"""A TensorRT engine through its own execution context, as a server runs it.
+"""Runs a TensorRT engine through an execution context, as a server does.
 
 In: an engine, the profile for each batch size, and a CUDA stream other than the default. Out: a function of images on
 the device; it allocates memory once per batch size.
@@ -70,6 +70,7 @@ class Execution:
 
 
 def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
+    """`enqueue` as a CUDA graph. Raises RuntimeError."""
     import torch
 
     static, graph = images.clone(), torch.cuda.CUDAGraph()

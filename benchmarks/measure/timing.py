@@ -1,7 +1,7 @@
 """Times candidates in interleaved rounds: a drift of the machine affects all equally.
 
-Beside `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C what was
-finished.
+More than `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C the
+finished rounds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from export.interleaved import Schedule, time_ns, turn_ns
 from export.intervals import Ratio, ratio_of_rounds
 
 MIN_ROUNDS = 3
-QUICK_NS = 200_000_000
+QUICK_NS = 200_000_000  # a quicker candidate gets an untimed call before its turn
 STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
-STATE_WIDTH = 1.15  # of a state's rounds; see in_quickest_state
+STATE_WIDTH = 1.15  # a round that is slower by more belongs to another state; see in_quickest_state
 SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next candidate
 
 ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
-"""Environment variable: the most rounds of any measurement, the minimum included. For tests; figures need all."""
+"""Environment variable for tests: limits the rounds of any measurement, even its minimum. Figures need all rounds."""
 
 
 @dataclass(frozen=True)
 class Durations:
-    """`samples_ns`: a round each, for ratios. `calls_ns`: all calls, if a round has several.
+    """`samples_ns`: a value for each round, for ratios. `calls_ns`: a value for each call, if a round has several.
 
-    `slower_rounds`: how many more were left out, because the machine was slower in them.
+    `slower_rounds`: how many further rounds were left out, because the machine was slower in them.
     """
 
     samples_ns: tuple[int, ...]
@@ -51,7 +51,7 @@ class Durations:
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
 
     def row(self) -> dict[str, Any]:
-        """Its fields in a result."""
+        """The fields in a row of a result."""
         slower = {"slower_rounds": self.slower_rounds}
         return {**self.percentiles(50, 90, 99), **slower, "samples_ns": list(self.samples_ns)}
 
@@ -62,7 +62,8 @@ class Protocol:
     candidates evict the caches.
 
     All run for `load_s` before the first round. A turn is as many calls as take `turn_s`, at least one; ratios take
-    their median. A round counts if `accept` is true after each turn; `ended` learns whether it counts.
+    their median. A round counts if `accept` is true after each turn; `ended` learns whether it counts. `one_state`:
+    only rounds in the machine's quickest state count.
     """
 
     settle_s: float = SETTLE_S
@@ -74,8 +75,8 @@ class Protocol:
     one_state: bool = True
 
 
-# Single calls of 0.1 to 1 ms after a sleep: the median interval of six ratios was 0.07 and 0.16 wide after 75 and 139
-# rounds; of turns of 50 ms 0.03 and 0.04 after 7 and 15.
+# The median interval of six ratios was 0.07 and 0.16 wide after 75 and 139 rounds of single calls of 0.1 to 1 ms, and
+# 0.03 and 0.04 wide after 7 and 15 rounds of turns of 50 ms.
 ON_A_CPU = Protocol(turn_s=0.05)
 # A GPU's clock rises under load and falls in a sleep.
 ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1, one_state=False)
@@ -95,16 +96,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """Of samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
+    """The ratio of samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
     return ratio_of_rounds(numerator.samples_ns, denominator.samples_ns)
 
 
 def in_quickest_state(samples_ns: Sequence[Sequence[int]]) -> list[int]:
-    """Places of the rounds in the quickest state that the machine kept for a third of them and for STABLE_ROUNDS.
+    """Indices of the rounds in the quickest state that the machine kept for a third of them and for STABLE_ROUNDS.
 
-    `samples_ns`: of each candidate, a round each. Two cores may work as one for seconds to minutes: of 21 rounds of 76
-    candidates nine took 1.3 times as long as the others in the median, PyTorch 1.3 times and quick graphs 1.9 times, so
-    rounds of both states had no common ratio. Within a state the median candidate differs by 3 %.
+    `samples_ns`: for each candidate, a value for each round. Two cores may work as one for seconds to minutes. Of 21
+    rounds of 76 candidates nine took 1.3 times as long as the others in the median. PyTorch took 1.3 times as long and
+    quick graphs 1.9 times, so no ratio held for both states. Within a state the median candidate differs by 3 %.
     """
     taken_ns = np.asarray(samples_ns, np.float64)
     levels = np.median(taken_ns / np.median(taken_ns, axis=1, keepdims=True), axis=0)
@@ -114,7 +115,7 @@ def in_quickest_state(samples_ns: Sequence[Sequence[int]]) -> list[int]:
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:
-    """Whether the ratio to `baseline` has a narrow interval; for the baseline, its median."""
+    """Whether the ratio to `baseline` has a narrow interval; for the baseline itself, whether its median has."""
     if len(durations.samples_ns) < STABLE_ROUNDS:
         return False
     if durations == baseline:
@@ -134,8 +135,8 @@ def time_interleaved(
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Stops early if the samples are `enough`; candidates in `warm_up_ns` are warm and took that long. Raises Interrupted
-    at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
+    Stops early if the samples are `enough`. Candidates in `warm_up_ns` are warm already; their call took that long.
+    Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses all rounds.
     """
     if not candidates:
         return {}
@@ -150,7 +151,7 @@ def time_interleaved(
     if title:
         least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
-    _load(candidates, protocol.load_s)
+    _keep_busy(candidates, protocol.load_s)
     rounds = _Rounds(candidates, quick, protocol)
     start, next_question = time.perf_counter(), schedule.least
     with share_bar(title) as show:
@@ -187,7 +188,7 @@ class _Rounds:
         self.counted = self.refused = 0
 
     def add(self) -> bool:
-        """A round, a turn each. Whether it counts."""
+        """Runs a round, a turn of each candidate. Returns whether the round counts."""
         taken, counts = dict[str, list[int]](), True
         for name, run in self._candidates.items():
             time.sleep(self._protocol.settle_s)
@@ -205,7 +206,7 @@ class _Rounds:
         return True
 
     def durations(self) -> dict[str, Durations]:
-        """Of the finished rounds, also where a Ctrl-C came between two turns of the same round."""
+        """Durations of the finished rounds alone, even if Ctrl-C came while the turns of a round were stored."""
         every = {name: _durations(taken[: self.counted]) for name, taken in self._turns.items()}
         if not self._protocol.one_state or self.counted <= STABLE_ROUNDS:
             return every
@@ -240,7 +241,7 @@ def _durations(turns: Sequence[Sequence[int]]) -> Durations:
     return Durations(tuple(int(np.median(turn)) for turn in turns), calls_ns)
 
 
-def _load(candidates: Mapping[str, Callable[[], object]], seconds: float) -> None:
+def _keep_busy(candidates: Mapping[str, Callable[[], object]], seconds: float) -> None:
     begin = time.perf_counter()
     while time.perf_counter() < begin + seconds:
         for run in candidates.values():

@@ -1,4 +1,4 @@
-"""How a candidate is asked; a short search gives the best way in this process."""
+"""How many images a candidate gets at once and by which way; a short search gives the best way in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from serving.local_server import Server
 
 IN_PROCESS: Literal["in process"] = "in process"
-SEED = 0  # of an open loop
+SEED = 0  # of the times at which an open loop sends
 MICRO_BATCHES = (16, 32, 64, 128, 256)
 SEARCH_IMAGES = 2560
 SEARCH_ROUNDS = 3
@@ -30,9 +30,9 @@ SEARCH_ROUNDS = 3
 class Workload:
     """Requests of `batch` images to `instances` copies of a candidate, by a client's `protocol` or in this process.
 
-    A closed loop keeps requests `in_flight` (None: one); an open loop sends `rate` images a second, each request when
-    due. In process, `micro_batch` images are a call (None: all). `shared_memory` of
-    client and server holds images and logits.
+    A closed loop keeps requests `in_flight` (None: one). An open loop sends `rate` images a second, each request when
+    it is due. In process, a call has `micro_batch` images (None: all). `shared_memory` of client and server holds
+    images and logits.
     """
 
     batch: int
@@ -47,11 +47,11 @@ class Workload:
         return round((self.rate or 0) * seconds / self.batch)
 
     def address(self, server: Server) -> tuple[str, Protocol]:
-        """For a client."""
+        """The URL and protocol for a client."""
         return (server.grpc_url, "grpc") if self.protocol == "grpc" else (server.http_url, "http")
 
     def alone(self) -> Workload:
-        """In process, for comparison; more requests than instances would only wait."""
+        """The same load in process, for comparison. No more requests than instances: the others would only wait."""
         in_flight = min(self.in_flight or 1, self.instances)
         return replace(self, in_flight=in_flight, protocol=IN_PROCESS, shared_memory="none")
 
@@ -70,7 +70,7 @@ class Workload:
 
 
 def best_workload(program: Program, candidate: Candidate, images: Images) -> Workload:
-    """Of calls by one thread or a thread per core."""
+    """The fastest of MICRO_BATCHES with calls by one thread or by a thread per core."""
     from benchmarks.measure.timing import time_interleaved
 
     ways = [Workload(len(images), at_once, size) for size in MICRO_BATCHES for at_once in sorted({1, cores()})]
@@ -81,7 +81,7 @@ def best_workload(program: Program, candidate: Candidate, images: Images) -> Wor
 
 
 def runner(program: Program, candidate: Candidate, workload: Workload, images: Images) -> Callable[[], None]:
-    """A call in flight has a copy of the program and its share of the cores."""
+    """A function that classifies `images`. A call in flight has a copy of the program and its share of the cores."""
     size, at_once = workload.micro_batch or len(images), workload.in_flight or 1
     batches = [images[i : i + size] for i in range(0, len(images), size)]
     copy = replace(candidate, threads=cores() // at_once)

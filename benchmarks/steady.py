@@ -1,4 +1,4 @@
-"""In: a machine. Out: whether it gives the same times again, which `make benchmarks` asks before it measures."""
+"""In: a machine. Out: whether it gives the same times again; `make benchmarks` checks that before it measures."""
 
 from __future__ import annotations
 

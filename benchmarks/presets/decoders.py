@@ -19,7 +19,7 @@ from benchmarks.measure.run import Row
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens; Gemma 3 needs the 512 of its window
 PREFILL, FIRST_TOKEN, DECODING = "prefill", "first token", "decoding"
-SAME_TOKENS = 20
+SAME_TOKENS = 20  # tokens that must be the same in all float32 files
 TOLERANCE = 1e-3  # of the size of the logits
 
 Call = Callable[[], object]
@@ -85,7 +85,7 @@ def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Ro
 
 
 def multiplications(path: Path) -> int:
-    """Of a prompt."""
+    """Multiply-accumulates of a prompt."""
     import onnx_ir as ir
 
     from export.compiler.graph.shapes import Shapes
@@ -97,7 +97,7 @@ def multiplications(path: Path) -> int:
 
 
 def sizes(graph: Any) -> dict[str, int]:
-    """Of a prompt without a past."""
+    """The sizes of free dimensions for a prompt without past keys and values."""
     from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions
 
     lengths = {symbol: 0 if symbol.startswith("past") else PROMPT for symbol in free_dimensions(graph)}
@@ -105,7 +105,7 @@ def sizes(graph: Any) -> dict[str, int]:
 
 
 def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
-    """Raises click.ClickException if the answers differ."""
+    """Kind -> candidate -> call. Raises click.ClickException if the answers differ."""
     import onnx_ir as ir
     import onnxruntime
 
@@ -135,7 +135,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
 
 
 def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
-    """Raises click.ClickException if the tokens of float32 files differ."""
+    """Kind -> candidate -> call. Raises click.ClickException if the tokens of float32 files differ."""
     import numpy as np
     import onnxruntime_genai as og
 
@@ -156,7 +156,7 @@ def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict
             return generator
 
         def go_on(generator: Any) -> None:
-            """After all tokens of the prompt but one."""
+            """Goes back to the prompt's last token and generates DECODED tokens."""
             generator.rewind_to(PROMPT - 1)
             generator.append_tokens(prompt[-1:])
             for _ in range(DECODED):

@@ -1,4 +1,4 @@
-"""The requests run through the backend's code without the server."""
+"""Compares engines on the same file. Requests run through the backend's code, without the server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
 
 
 class LoadedModel:
+    """A classifier as the backend's code takes it."""
+
     inputs: Mapping[str, Tensor] = {}
     outputs: Mapping[str, Tensor] = {}
 

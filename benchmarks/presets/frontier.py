@@ -42,7 +42,7 @@ def frontier(folders: Sequence[Path], dataset: str | None, seconds: float, json_
 
 
 def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Checkpoint]:
-    """The first checkpoint of each architecture, if named of a dataset; of the shipped ones MNIST's.
+    """The first checkpoint of each architecture, of `dataset` if given; of the shipped checkpoints MNIST's by default.
 
     Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """

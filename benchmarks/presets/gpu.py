@@ -1,4 +1,4 @@
-"""All GPU measurements in at most an hour, each step with its own limit."""
+"""Runs all GPU measurements in at most an hour, each step with a time limit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RUNTIMES = (
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
-# Of two networks, beside PyTorch eager: ONNX Runtime's CUDA graphs; and lower precisions.
+# For SERVED_MODELS, beside PyTorch eager: ONNX Runtime's CUDA graphs; and lower precisions.
 WIDER = {
     "others": (("onnx-cudagraph",), PRECISIONS),
     "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8")),
 }
-GRACE_S = 30.0  # of a step that is stopped
+GRACE_S = 30.0  # in which a stopped step may end by itself
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Step:
 
 
 def steps(output: Path) -> Iterator[Step]:
-    """The most wanted first; each writes its result at once."""
+    """The most wanted steps first; each writes its result at once."""
     names = (*_each("--model", *COMPARED), *_each("--runtime", *RUNTIMES), *_each("--precision", *PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
     yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 27)
@@ -100,7 +100,7 @@ def gpu(output: Path) -> None:
 
 
 def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], list[str]]:
-    """The checked steps, and what this machine lacks for them. `fetch`: MNIST."""
+    """The checked steps, and what this machine lacks for them. `fetch`: downloads MNIST."""
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
 
@@ -118,6 +118,7 @@ def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], list[str]]:
 
 
 def check(step: Step) -> None:
+    """Raises ClickException if the step's command does not exist or refuses its arguments."""
     try:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
         command.make_context(step.name, [*step.arguments])
@@ -135,7 +136,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
-    """Without the images only the last steps would fail, after a quarter of an hour."""
+    """What the server's steps lack. Without MNIST only the last steps would fail, after a quarter of an hour."""
     from benchmarks.load.by_perf_analyzer import program
     from benchmarks.load.figures import Failed
     from models.data import DataError, find_idx
@@ -155,7 +156,7 @@ def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
 
 def _run(step: Step) -> bool:
     click.echo(f"\n$ {shlex.join(step.words)}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # else steps of a job in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else the steps of a background job ignore SIGINT
     process = subprocess.Popen([sys.executable, *step.words[1:]], cwd=ROOT)
     try:
         return process.wait(60 * step.minutes) == 0

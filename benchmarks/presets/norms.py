@@ -55,7 +55,10 @@ def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """By model, of the first seed at the usual rate: checkpoint, accuracy, and whether its norms fold."""
+    """Model -> checkpoint, accuracy and whether its norms fold, of the first seed at the usual rate.
+
+    Raises NormsError.
+    """
     path = study / "norms.json"
     try:
         runs = {

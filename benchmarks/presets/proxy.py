@@ -1,7 +1,7 @@
 """In: scenarios against a local `vitbn serve --servers 2`.
 
-Out: a JSON row each: requests sent, right, wrong, refused and failed, and latencies in ms; others for `hostile` and
-`added`.
+Out: a JSON row each: requests sent, right, wrong, refused and failed, and latencies in ms; other figures for `hostile`
+and `added`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same candidates at many batch sizes, depths and widths."""
+"""Times the same candidates at many batch sizes, depths and widths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.run import Row
 
 RUNTIMES = ("torch", "onnx-optimized")
-DEPTH = 6  # on the other axes
+DEPTH = 6  # blocks on the axes of batch size and width
 BATCHES = (1, 4, 16, 64, 256, 1024)
 DEPTHS = (1, 2, 3, 6, 9, 12)
 DIMS = (32, 64, 128, 256)
@@ -74,6 +74,6 @@ def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]
 
 
 def _networks(config: ModelConfig, is_middle: bool) -> list[tuple[str, ModelConfig]]:
-    """Networks without depth only once an axis."""
+    """The compared networks; the CNN, which has neither depth nor width, only in the middle configuration."""
     configs = [replace(config, model=model) for model in COMPARED]
     return [(each.model, each) for each in configs if each.is_transformer or is_middle]

@@ -1,4 +1,4 @@
-"""An encoder on a server under texts of different lengths: padded and packed, joined and apart."""
+"""Loads an encoder on a server with texts of different lengths: padded and packed, joined and apart."""
 
 from __future__ import annotations
 

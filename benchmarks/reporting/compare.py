@@ -1,7 +1,7 @@
 """Compares two results of one benchmark: changes beyond noise.
 
-Each file's samples are resampled separately, in runs of neighbours: the files come from different runs. Of two runs of
-one program at most 2 % of the rows differ (tests/benchmarks/test_compare.py), so the interval is wider than 95 %.
+Each file's samples are resampled separately, in blocks of neighbours: the files come from different runs. The interval
+is wider than 95 %: of two runs of the same program at most 2 % of the rows differ (tests/benchmarks/test_compare.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SIZES = (
 )
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
 MIN_ROUNDS = 10
-COVERED, WIDENED = 99.5, 2.0  # per cent of the resampled ratios, then this factor around the ratio
+COVERED, WIDENED = 99.5, 2.0  # per cent of the resampled ratios; then this power widens the interval around the ratio
 
 HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (interval)")
 
 
 def changes(before: Path, after: Path) -> Table:
-    """In the second file's order; raises RunError for incomparable files."""
+    """A row for each row of the files, in the second file's order. Raises RunError if the files share no row."""
     olds, news = (dict(_samples(read(path))) for path in (before, after))
     common = [name for name in news if name in olds]
     if not common:
@@ -51,6 +51,7 @@ def changes(before: Path, after: Path) -> Table:
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
+    """Lines on machines and packages that differ, and on interrupted runs."""
     runs = [read(path) for path in (before, after)]
     for path, run in zip((before, after), runs, strict=True):
         if run.interrupted:

@@ -65,7 +65,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Labels x and y include units."""
+    """A figure with a panel for each title. Labels x and y include units."""
     from matplotlib.figure import Figure
 
     columns = min(len(titles), PANELS_IN_A_ROW)
@@ -190,7 +190,7 @@ def accuracy_over_cost(
 
 
 def png(figure: Figure, source: str = "") -> bytes:
-    """A third of the bytes by 256 colours, rare ones among them. `source` is kept in the file, under "Source"."""
+    """A PNG of 256 colours, rare colours included: a third of the bytes. `source` stands in the file under "Source"."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -245,7 +245,7 @@ class Picture:
     panels: Mapping[str, Sequence[Line]]
 
     def digest(self) -> str:
-        """Of all that is drawn: a PNG that carries it needs no drawing anew."""
+        """A hash of all that is drawn: a PNG that carries the hash need not be drawn again."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def draw(self) -> Figure:
@@ -267,7 +267,7 @@ class Picture:
 
 
 def _unlike(others: Collection[Mapping[str, Any]], look: dict[str, Any]) -> dict[str, Any]:
-    """The look, or that of another model where a line of the picture has it."""
+    """The look, or the look of a free model if another line of the picture has it."""
     free = (style(model) for model in STYLES if all(style(model)["color"] != other["color"] for other in others))
     return look | next(free, {}) if look in others else look
 

@@ -28,7 +28,7 @@ class PageError(Exception):
 
 
 def find(folder: Path) -> dict[str, Run]:
-    """File name -> run. Raises RunError for another form, PageError without a result."""
+    """File name -> run. Raises RunError for a file of another form, PageError for a folder without results."""
     runs = {path.name: read(path) for path in sorted(folder.glob("*.json"))}
     if not runs:
         raise PageError(f"{folder}: expected JSON files of the benchmarks, found none; `make benchmarks` writes them")
@@ -78,7 +78,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
 
 
 def console(page: str, runs: Mapping[str, Run]) -> str:
-    """The README's output of the fourth command."""
+    """The README's page with the output of `latency.py --batch 5000` that the results give."""
     from benchmarks.reporting.tables.calls import batch_table, limits_line
 
     run = runs.get("latency-5000.json")
@@ -100,7 +100,7 @@ def contents(folder: Path) -> dict[Path, str]:
 
 
 def pictures(folder: Path) -> Iterator[tuple[Path, Callable[[], bytes]]]:
-    """A path, and what draws the picture."""
+    """The path of each picture, and a function that draws it as PNG."""
     from benchmarks.reporting import pictures as drawn
 
     runs = find(folder)

@@ -33,7 +33,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def worth(run: Run) -> bytes:
-    """The README's: the gain of each rewrite of ViTBN, beside the CNN."""
+    """The README's picture: the gain of each rewrite of ViTBN, beside the CNN."""
     images = run.rows[0]["images"]
     title = f"What the exact rewrites of ViTBN are worth: {images:,} images, {_machine(run)}"
     footnote = (

@@ -28,6 +28,6 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
 
 
 def show(run: Run, *names: str) -> str:
-    """For a terminal."""
+    """The tables as text for a terminal."""
     made = (TABLES[name](run) for name in names)
     return "\n".join(text for each in made if (text := each.plain if isinstance(each, Table) else each))

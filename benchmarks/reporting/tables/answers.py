@@ -25,7 +25,7 @@ def conditions(run: Run) -> Table:
 
 
 def brought(run: Run) -> Table:
-    """Of digits the right answers, in brackets right and wrong with `--reject-below auto`; of others the rejected."""
+    """Digits: right answers; in brackets right and wrong answers with `--reject-below auto`. Others: rejected share."""
     every: dict[str, dict[str, str]] = {}
     for row in run.rows:
         cells = every.setdefault(row["model"], {"%": f"`{row['model']}`"})

@@ -1,4 +1,4 @@
-"""Tables of timed calls. The terminal's and the page's are one; a star marks an unstable median."""
+"""Tables of timed calls. Terminal and page show the same table; a star marks an unstable median."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temp
 
 
 def latency(run: Run) -> Table:
-    """Of all batches."""
+    """The calls of all batches."""
     rows = measured(run)
     batches = ({"images a call": f"{row['batch']:,}"} for row in rows)
     return Table([{**batch, **cells} for batch, cells in zip(batches, _calls(rows), strict=True)], 3)
 
 
 def rewritten(run: Run) -> Table:
-    """Of ViTBN and the CNN, after all rewrites: an engine and precision a row."""
+    """ViTBN and the CNN after all rewrites, a row for each engine and precision."""
     wanted = [row for row in measured(run) if row["label"] in REWRITTEN and row["model"] in ("vitbn", "cnn")]
     rows: dict[str, dict[str, str]] = {}
     for row in wanted:
@@ -42,7 +42,7 @@ def rewritten(run: Run) -> Table:
 
 
 def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
-    """Of a batch, for a terminal."""
+    """The calls of one batch, for a terminal."""
     if not rows:
         return "nothing measured"
     first = rows[0]

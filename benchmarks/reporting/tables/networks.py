@@ -81,7 +81,7 @@ def limit(run: Run) -> Table:
 
 
 def worth(run: Run) -> Table:
-    """The README's."""
+    """The README's table of what the rewrites bring."""
     lines = (
         ("ViTBN, plain export", "vitbn", PLAIN),
         ("ViTBN, BatchNorm folded (`--fuse-bn`)", "vitbn", "fold"),
@@ -101,7 +101,7 @@ def worth(run: Run) -> Table:
 
 
 def test_accuracy(row: Row) -> float:
-    """Of the shipped checkpoint of that name: its weights may be newer than the run, whose speed is the same."""
+    """The accuracy of the shipped checkpoint of that name, else the row's: newer weights have the same speed."""
     from models.catalog import SHIPPED, shipped
     from models.checkpoint import load
 
@@ -121,7 +121,7 @@ def frontier(run: Run) -> Table:
 
 
 def choice(digits: Run, garments: Run) -> Table:
-    """The README's; accuracies are those of the shipped checkpoints."""
+    """The README's table of networks to choose; accuracies are those of the shipped checkpoints."""
     return Table([*_choice(digits, CHOICE), *_choice(garments, GARMENTS)], 2)
 
 

@@ -9,7 +9,7 @@ from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, number, times_faster
 
-RESERVE, CORES, WANTED = 0.6, 16, 100_000  # load, cores of a machine, images a second
+RESERVE, CORES, WANTED = 0.6, 16, 100_000  # highest load of a machine, its cores, images a second
 DRILLS = {
     "stub-killed": "SIGKILL of a model's process",
     "stub-stopped": "SIGSTOP of a model's process",
@@ -85,7 +85,7 @@ def _said(point: Row) -> str:
 
 
 def beside(added: Run, loaded: Run) -> Table:
-    """Of docs/results.md: vitbn in process beside the server."""
+    """A table of docs/results.md: vitbn in process beside the server."""
     timed = [row for row in added.rows if "transport" in row]
     many = max(row["images_a_call"] for row in timed)
     rows = []
@@ -106,7 +106,7 @@ def beside(added: Run, loaded: Run) -> Table:
 
 
 def machines(run: Run) -> Table:
-    """Of the better sharing of the cores."""
+    """How many machines carry WANTED images a second, one spare included, with the better sharing of the cores."""
     threads, rows = run.machine["threads"], []
     for model in ("vitbn", "vitbn-tiny", "cnn"):
         for batch in (1, 64):
@@ -120,7 +120,7 @@ def machines(run: Run) -> Table:
 
 
 def drills(run: Run) -> Table:
-    """Of docs/results.md."""
+    """A table of docs/results.md: what faults cost clients."""
     rows = []
     for row in (row for row in run.rows if row["scenario"] in DRILLS):
         cells = {"scenario": DRILLS[row["scenario"]], "sent": f"{row['sent']:,}", "failed": str(row["failed"])}
@@ -130,7 +130,7 @@ def drills(run: Run) -> Table:
 
 
 def shares(run: Run) -> Table:
-    """Of docs/scale.md: vitbn bulk's share of ONNX Runtime's rate."""
+    """A table of docs/scale.md: vitbn bulk's share of ONNX Runtime's rate."""
     (row,) = (row for row in run.rows if "whole_share" in row)
     lines = {
         "a loop over one batch in memory, without any start": "whole_share",
@@ -147,7 +147,7 @@ def shares(run: Run) -> Table:
 
 
 def counts(run: Run) -> Table:
-    """Rows of plain figures as they are."""
+    """All rows of a run, a column for each plain figure."""
     rows: list[Cells] = []
     for row in run.rows:
         rows.append({name.replace("_", " "): _shown(value) for name, value in row.items() if _is_plain(value)})

@@ -49,11 +49,12 @@ def measured(run: Run) -> list[Row]:
 
 
 def find(rows: Sequence[Row], **wanted: object) -> Row:
+    """The first row that has all `wanted` values."""
     return next(row for row in rows if wanted.items() <= row.items())
 
 
 def times_faster(row: Row, than: Row) -> Ratio:
-    """The samples must come from the same rounds."""
+    """How many times as fast `row` is as `than`. Their samples must come from the same rounds."""
     return ratio_with_interval(Durations(tuple(than["samples_ns"])), Durations(tuple(row["samples_ns"])))
 
 

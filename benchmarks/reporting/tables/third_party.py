@@ -36,7 +36,7 @@ def foreign(run: Run, intervals: bool = True) -> Table:
 
 
 def decoders(run: Run, intervals: bool = True) -> Table:
-    """Times as fast as the file as exported; of decoding the ratio alone."""
+    """How many times as fast as the exported file."""
     rows = []
     for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
         own = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
@@ -55,7 +55,7 @@ def decoders(run: Run, intervals: bool = True) -> Table:
 
 
 def packed(run: Run, intervals: bool = True) -> Table:
-    """Times as fast as the padded file."""
+    """How many times as fast as the padded file."""
     rows = []
     for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured(run)):
         own = [row for row in measured(run) if (row["network"], row["load"]) == (name, load)]
@@ -71,7 +71,7 @@ def packed(run: Run, intervals: bool = True) -> Table:
 
 
 def texts(run: Run) -> Table:
-    """On a server; beside the padded file whose requests are joined, with the lowest and highest of the rounds."""
+    """Ways to serve texts, relative to the padded file with joined requests: median, lowest and highest round."""
     rows = []
     for row in measured(run):
         cells = {"load": row["load"], "served": row["candidate"], "texts/s": number(row["texts_per_s"])}

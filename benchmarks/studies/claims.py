@@ -1,4 +1,4 @@
-"""docs/claims.md: its tables and pictures.
+"""Writes the tables and pictures of docs/claims.md.
 
 In: the page, whose prose and verdicts are written by hand, and the studies' JSON files. Out: the page with the tables
 of `benchmarks.studies.published` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
@@ -48,7 +48,7 @@ def write(page: Path, folder: Path) -> list[Path]:
 
 
 def drawn_from(path: Path) -> str | None:
-    """The digest of the data of a picture."""
+    """The digest of the data that the picture shows; None without the file."""
     from PIL import Image
 
     if not path.exists():

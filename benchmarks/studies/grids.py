@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from models.config import ModelName
 
 Fields = dict[str, Any]
-"""Of ModelConfig and of TrainingOptions; `teacher` may name a shipped checkpoint."""
+"""Field of ModelConfig or TrainingOptions -> value; `teacher` may name a shipped checkpoint."""
 Axis = dict[str, Fields]
-"""Choices by name."""
+"""Name of a choice -> its fields."""
 
 
 class Extent(NamedTuple):
@@ -27,10 +27,11 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """`axes`: by the option that picks choices, outermost first; `fixed`: fields of all runs.
+    """`axes`: option that picks choices -> axis, outermost first; `fixed`: fields of all runs.
 
     `hours`: of all runs with one seed, on one thread. `reference`: the choices whose times are divided by the others'.
-    `x`: the axis of the pictures, if not the epoch; the first of several axes has a panel for each choice.
+    `x`: the pictures' horizontal axis. If there are several axes, the pictures have a panel for each choice of the
+    first.
     """
 
     question: str
@@ -55,7 +56,7 @@ def models(*names: ModelName) -> Axis:
 
 BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
-LATE = {"class_attention": (32, 16)}
+LATE = {"class_attention": (32, 16)}  # the CLS token joins in the last block
 RECIPE: Fields = {
     "batch_size": 128,
     "schedule": "one-cycle",
@@ -178,4 +179,4 @@ STUDIES: dict[str, Study] = {
         reference={"network": "vit"},
     ),
 }
-"""`optimised` takes fields from files."""
+"""The fields of `optimised` come from the files of `vitbn tune`."""

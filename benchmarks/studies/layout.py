@@ -1,4 +1,4 @@
-"""Times of the published layout: BatchNorm2d on tokens transposed to (B, D, N, 1), beside our rows (B*N, D).
+"""Times the published layout, BatchNorm2d on tokens transposed to (B, D, N, 1), beside our rows (B*N, D).
 
 The networks take turns, so other work slows all alike. Source of the layout: `Batch_Norm` in model/vitbn.py of
 github.com/anindyahepth/BatchNorm_in_Transformers_CV.
@@ -63,7 +63,7 @@ def transposed(model: nn.Module) -> nn.Module:
 
 
 def networks(dataset: Dataset) -> dict[tuple[str, int], nn.Module]:
-    """By model and depth; a BatchNorm network also in the published layout.
+    """The networks by model and depth; a BatchNorm network also in the published layout.
 
     Raises StudyError if the logits of the layouts differ.
     """
@@ -80,8 +80,9 @@ def networks(dataset: Dataset) -> dict[tuple[str, int], nn.Module]:
 
 
 def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> None:
+    """Raises StudyError if the logits of the layouts differ."""
     with torch.no_grad():
-        before, after = (network(images).numpy() for network in (ours, published))  # with the batch's statistics
+        before, after = (network(images).numpy() for network in (ours, published))  # training mode: batch statistics
     try:
         equivalence.check(f"{name}, both layouts", before, after, TOLERANCE)
     except EquivalenceError as error:
@@ -89,7 +90,7 @@ def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> N
 
 
 def measure(dataset: Dataset, rounds: int = ROUNDS, device: str = "cpu") -> list[dict[str, Any]]:
-    """A run for each network; its series has the seconds of STEPS training steps and of a test in each round."""
+    """A run for each network; each round of its series has the seconds of STEPS training steps and of a test."""
     count = min(TEST_BATCH, len(dataset.test_labels))
     images = (torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE).to(device)
     labels = torch.tensor(dataset.train_labels[:BATCH]).to(device)

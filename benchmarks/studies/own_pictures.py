@@ -1,7 +1,7 @@
-"""What `vitbn train --dataset FOLDER` reaches without an option, beside scikit-learn on the same pixels.
+"""Compares what `vitbn train --dataset FOLDER` reaches without an option with scikit-learn on the same pixels.
 
-In: a dataset with a name and numbers of pictures. A folder of that size is drawn from it, with as many pictures in each
-class. Out: a table. The folder's training pictures train all three; the dataset's own test images judge them.
+In: a named dataset and numbers of pictures. A folder of that size gets training pictures of the dataset, as many in
+each class. Out: a table. The folder's training part trains all three methods; the dataset's test images judge them.
 
 python benchmarks/studies/own_pictures.py --pictures 60 --pictures 300 --seeds 3
 """
@@ -42,7 +42,7 @@ def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:
 
 
 def _write(data: Dataset, count: int, seed: int, folder: Path) -> None:
-    """`count` training pictures, each class alike."""
+    """Writes `count` random training pictures to `folder`, as many for each class."""
     from PIL import Image
 
     order, classes = np.random.default_rng(seed).permutation(len(data.train_labels)), len(data.labels)

@@ -1,6 +1,7 @@
-"""The files of a study: NAME.json, and NAME.md and pictures from it alone.
+"""Writes the files of a study: NAME.json, and from the JSON alone NAME.md and pictures.
 
-In the JSON `scope` is what was run (`reduced` describes the rest); `runs` have config, options and series.
+In the JSON `scope` is what was run, and its `reduced` how much of the full study that is; `runs` have config, options
+and series.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _cell(value: object, decimals: int | None) -> str:
 def result(
     study: str, question: str, command: str, scope: Mapping[str, Any], timing: str, device: str, **measured: Any
 ) -> Result:
-    """`measured`: `runs` or `rows`."""
+    """The content of the JSON file. `measured`: `runs` or `rows`."""
     import torch
 
     from models.environment import describe
@@ -110,7 +111,7 @@ def _page(result: Result, tables: Mapping[str, Table], notes: Sequence[str], pic
 
 
 def _last_blocks(result: Result) -> list[str]:
-    """Runs of before there was a choice computed all rows."""
+    """Which rows of the last block the runs computed. Runs from before --last-block computed all rows."""
     names = {"all": "all rows", "row": "the CLS row"}
     return sorted({names[run["options"].get("last_block", "all")] for run in result.get("runs", [])})
 
@@ -122,7 +123,7 @@ def _machine(result: Result) -> str:
 
 
 def footnote(result: Result) -> str:
-    """Of its pictures."""
+    """The footnote of the study's pictures."""
     missing = result["scope"]["reduced"]
     reduced = f"NOT THE WHOLE STUDY: {missing}.\n" if missing else ""
     return f"{reduced}{result['timing']}\n{_machine(result)}."

@@ -52,7 +52,7 @@ def by_model(
 
 
 def against_one(rate: float) -> list[Key]:
-    """ViT of six blocks and the others of one, at the published size; ViT's forms are one network."""
+    """ViT of six blocks and the others of one, at the published size. ViT is the same with --last-block row and all."""
     six = LONG if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks/learning-rates"
     one = f"learning-rates-{rate:g}-one-block/learning-rates"
     return [(six, "vit", 6, rate), *((one, model, 1, rate) for model in MODELS[1:])]
@@ -73,7 +73,7 @@ def at_rate(rate: float, *published: str) -> list[Row]:
 def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
     return [
         ("time of ViT over the network's", *(f"rate {rate:g}" for rate in RATES), "size"),
-        *((*its, ON_L4) for its in published),
+        *((*row, ON_L4) for row in published),
         *(
             (
                 f"{NAMES[model]}, {name}",
@@ -86,7 +86,7 @@ def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
 
 
 def by_depth(rate: float, published: dict[int, str]) -> list[Row]:
-    """`published`: what ViTBNFFN is at a depth."""
+    """`published`: depth -> how the publication describes ViTBNFFN against ViT."""
     rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
     for depth, said in published.items():
         vit, other = ((f"depths-{rate:g}/depths", model, depth, rate) for model in PAIR)
@@ -95,7 +95,7 @@ def by_depth(rate: float, published: dict[int, str]) -> list[Row]:
 
 
 def by_depth_whole(rate: float, published: dict[int, str]) -> list[Row]:
-    """A column a depth."""
+    """As `by_depth` at the published size, a column a depth."""
     pairs = [[(WHOLE_STUDIES[rate][depth], model, depth, rate) for model in PAIR] for depth in published]
     return [
         ("blocks", *map(str, published), "size"),
@@ -236,14 +236,14 @@ TABLES: dict[str, list[Row]] = {
 
 
 def curve(results: Results, key: Key, figure: str = "test_accuracy", label: str = "", hollow: bool = False) -> Line:
-    """By epoch; an accuracy in %."""
+    """A line by epoch; accuracies in %."""
     factor = 100 if figure == "test_accuracy" else 1
     columns = by_epoch(results.of(key), figure, factor)
     return line(cast(ModelName, key[1]), range(1, len(columns) + 1), columns, label, hollow)
 
 
 def at_rate_picture(rate: float, *published: float, each: str = SMALL) -> Callable[[Results], Picture]:
-    """`each`: the study of six blocks each."""
+    """`each`: the study in which all networks have six blocks."""
 
     def picture(results: Results) -> Picture:
         left: list[Key] = [(each, model, 6, rate) for model in MODELS]

@@ -1,4 +1,4 @@
-"""The committed results of the studies, and figures of a network's seeds."""
+"""Reads the committed results of the studies, and computes figures of a network's seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Seeds = list[list[dict[str, Any]]]
 Key = tuple[str, str, int | None, float | None]
 """File of the result, model, depth, rate; None for any."""
 Row = tuple[Any, ...]
-"""A cell is a text, or a function to a text and the keys of its arguments."""
+"""A cell is a text, or a tuple of a function that gives a text, and the keys of its arguments."""
 
 
 class Results:
@@ -60,7 +60,7 @@ class Results:
         return ", ".join(parts)
 
     def row(self, row: Row) -> list[str]:
-        """With the size of the study that its figures come from, of several the last."""
+        """The cells as texts, and the size of the study of the last figure."""
         texts = [cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:])) for cell in row]
         studies = [key[0] for cell in row if not isinstance(cell, str) for key in cell[1:]]
         return [*texts, *map(self.size, studies[-1:])]
@@ -71,7 +71,7 @@ def ends(seeds: Seeds) -> list[float]:
 
 
 def by_epoch(seeds: Seeds, figure: str, factor: float = 1) -> list[list[float]]:
-    """The seeds' values of each epoch, as long as every seed lasts."""
+    """The seeds' values in each epoch, up to the last epoch that all seeds have."""
     return [[factor * epoch[figure] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
 
 
@@ -89,7 +89,7 @@ def first(seeds: Seeds) -> str:
 
 
 def average(seeds: Seeds) -> str:
-    """Of the epochs: higher for a network that converges sooner."""
+    """The mean accuracy of all epochs, which is higher for a network that converges sooner."""
     return spread([100 * mean(epoch["test_accuracy"] for epoch in series) for series in seeds])
 
 
@@ -99,6 +99,7 @@ def last_ten(seeds: Seeds) -> str:
 
 
 def lead(seeds: Seeds, others: Seeds) -> str:
+    """By how many points the last accuracy of `others` is higher."""
     return f"{mean(ends(others)) - mean(ends(seeds)):+.1f}"
 
 
@@ -107,7 +108,7 @@ def from_to(seeds: Seeds, others: Seeds) -> str:
 
 
 def critical(first_depth: int) -> Callable[..., str]:
-    """Of ViT and ViTBNFFN of each depth in turn: the depth from which on the lead is 5 points or more."""
+    """A figure of the seeds of ViT and ViTBNFFN, depth by depth: from which depth on ViTBNFFN leads by 5 points."""
 
     def figure(*seeds: Seeds) -> str:
         leads = [mean(ends(other)) - mean(ends(vit)) for vit, other in zip(seeds[::2], seeds[1::2], strict=True)]
@@ -139,6 +140,6 @@ def test_ratio(vit: Seeds, other: Seeds) -> str:
 
 
 def saved(*seeds: Seeds) -> str:
-    """ViT and the other network at each rate."""
+    """The training time saved against ViT in %. `seeds`: of ViT and the other network, rate by rate."""
     pairs = zip(seeds[::2], seeds[1::2], strict=True)
     return f"{100 * mean(1 - time_s(other, 'training') / time_s(vit, 'training') for vit, other in pairs):.0f}"

@@ -1,8 +1,8 @@
-"""A study from its grid to its result: trainings that take turns, an epoch each.
+"""Carries out a study from its grid to its result: the trainings take turns, an epoch each.
 
 In: a `Study` and its images. Out: the result, with every run's config, options and series. A drift of the machine
-affects all runs equally. An epoch starts from the files of the one before, so a study that goes on and one that was
-stopped take the same way, and one run at a time is in memory.
+affects all runs equally. Every epoch starts from the files of the epoch before. So a stopped study continues as if it
+had never stopped, and only one run is in memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cut(
     train_images: int | None = None,
     seeds: int = 1,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The images in use, and the result's `scope`, whose `reduced` says in words what of the whole study is left."""
+    """The images in use, and the result's `scope`, whose `reduced` says in words how much of the full study is run."""
     whole = Extent(study.epochs, len(dataset.train_labels), len(dataset.test_labels))
     if (train_images or 0) > whole.train_images:
         raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
@@ -79,7 +79,7 @@ def runs(
     options: Fields,
     chosen: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Run]:
-    """Compared runs stand beside each other. `options`: of all runs; `chosen`: choices by axis, all without."""
+    """Compared runs stand beside each other. `options`: of all runs; `chosen`: axis -> choices, by default all."""
     names = [
         [name for name in axis if not (chosen or {}).get(option) or name in (chosen or {})[option]]
         for option, axis in study.axes.items()
@@ -94,19 +94,20 @@ def runs(
 
 
 def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str]) -> Run:
+    """The run with the choices `at`. Raises StudyError for options that no run can have."""
     from models.recipe import configure
 
-    own: Fields = dict(study.fixed)
+    fields: Fields = dict(study.fixed)
     for option, name in at.items():
-        own |= study.axes[option][name]
-    if "hold_out" in own:
-        own["hold_out"] = min(own["hold_out"], len(dataset.train_labels) // 12)
-    if own.get("teacher") in SHIPPED:
-        own["teacher"] = str(relative(shipped(own["teacher"])))
+        fields |= study.axes[option][name]
+    if "hold_out" in fields:
+        fields["hold_out"] = min(fields["hold_out"], len(dataset.train_labels) // 12)
+    if fields.get("teacher") in SHIPPED:
+        fields["teacher"] = str(relative(shipped(fields["teacher"])))
     try:
-        if taken := own.keys() & {"epochs", "seed", "device"}:
+        if taken := fields.keys() & {"epochs", "seed", "device"}:
             raise TypeError(f"{min(taken)}, which the study sets")
-        config, training = configure(dataset, {"model": "vitbn", "batch_size": 100, **options, **own})
+        config, training = configure(dataset, {"model": "vitbn", "batch_size": 100, **options, **fields})
     except (TypeError, ConfigError) as error:
         raise StudyError(f"expected options of models/train.py, found {error}") from error
     parts = [name if name[0].isalpha() else f"{option}-{name}" for option, name in reversed([*at.items()])]
@@ -130,7 +131,7 @@ def carry_out(
     import torch
 
     for kind in (np.float32, np.float64):
-        np.finfo(kind)  # kept by NumPy, which warns if it works them out without denormals
+        np.finfo(kind)  # NumPy keeps these limits; it would warn if it computed them without denormals
     torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
     try:
         trained = advance(name, every, dataset, study.test_batch, output / "runs", on_epoch, track)
@@ -162,8 +163,8 @@ def advance(
 ) -> list[dict[str, Any]]:
     """Trains all `runs` in `folder` to their last epoch, and returns them as the result has them.
 
-    When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
-    more epochs; TrainingError for a failed training.
+    When a run diverges, the others continue. A folder may get further runs later. Raises StudyError for a folder with
+    another plan or more epochs, TrainingError for a failed training.
     """
     from models.recipe import Diverged
 
@@ -205,8 +206,8 @@ def _finished(folder: Path, run: Run) -> int:
 
 
 def _read(folder: Path, run: Run) -> dict[str, Any]:
-    """A diverged run has fewer epochs, perhaps 0. `test_accuracy` of runs with held-out images alone: the series of
-    the others ends with it.
+    """A run as the result has it. A diverged run has fewer epochs, perhaps 0. Only runs with held-out images have
+    `test_accuracy`: the series of the others ends with it.
     """
     path, metrics, series = folder / f"{run.label}.json", {}, []
     if path.exists() or _state(folder, run).exists():
@@ -226,7 +227,7 @@ def _read(folder: Path, run: Run) -> dict[str, Any]:
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """What must agree to continue."""
+    """What must agree to continue a study."""
     from models.recipe import depends_on_epochs
 
     plan: dict[str, Any] = {
@@ -247,7 +248,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Also refuses fewer runs: their result would replace the larger study."""
+    """Raises StudyError for another plan, and for fewer runs: their result would replace the larger study."""
     if path.exists():
         try:
             earlier = dict(json.loads(path.read_bytes()))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Value = int | float | str
 Values = Mapping[str, Value]
 
-# Batch statistics allow higher rates.
+# Networks without batch statistics need lower rates.
 NARROW: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
     name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
@@ -44,7 +44,7 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from the first to the last, real ones on a logarithmic scale; `listed`: these alone."""
+    """Values from the first to the last, floats on a logarithmic scale; `listed`: only the values themselves."""
 
     values: tuple[Value, ...]
     listed: bool = False
@@ -102,7 +102,10 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Values:
-    """The same seed gives the same values, up to rounding. A failed trial counts as the worst."""
+    """The values for the next trial; the same seed gives the same values, up to rounding.
+
+    A failed trial counts as the worst.
+    """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     slowest = min((trial.images_per_s for trial in trials if trial.images_per_s is not None), default=1.0)
     with _quiet():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
     from models.recipe import Epoch
 
-# Facts of a machine, not of a study.
+# Options that are facts of a machine, not of a study.
 UNSAID = {"teacher_cache", "data_dir", "params", "device", "track"}
 BEST = ".best.json"
 
@@ -70,7 +70,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _add(name: str, grid: Study) -> None:
-    """The command of a grid."""
+    """Adds the command of a grid."""
     options: list[Callable[..., Any]] = [
         click.option(
             f"--{axis}", type=click.Choice(list(choices)), multiple=True, help=f"Only this {axis}, repeatable."
@@ -158,14 +158,14 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
 
 
 def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
-    """Of a file of `vitbn tune`; refuses what no run can have."""
+    """The fields in a file of `vitbn tune`. Raises StudyError for options that no run can have."""
     from benchmarks.studies.running import run_at
 
     try:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
         if (found := values.pop("dataset", data.name)) != data.name:
             raise StudyError(f"expected options for {data.name}, found options for {found}")
-        if values.get("lr") is None:  # of a search; the default would be another study
+        if values.get("lr") is None:  # every search has a rate; the default would be another study
             raise StudyError("expected lr, found none")
         run_at(replace(grid, axes={}, fixed=values), data, {}, {})
     except (OSError, ValueError, TypeError) as error:

@@ -20,7 +20,7 @@ DRAWN = {
     "test_accuracy": ("Test accuracy", "images right (%)", "accuracy", 100),
     "training_loss": ("Training loss", "cross-entropy (nats)", "log", 1),
 }
-"""Title, label, scale and factor."""
+"""Figure -> title, label, scale and factor of its picture."""
 
 
 def write(folder: Path, result: Result) -> list[Path]:
@@ -98,7 +98,7 @@ def _test(run: JsonRun) -> float:
 
 
 def _fall(run: JsonRun) -> float:
-    """Below an earlier epoch."""
+    """The largest fall of accuracy below an earlier epoch, in points."""
     best = fall = 0.0
     for epoch in run["series"]:
         fall, best = max(fall, best - epoch["test_accuracy"]), max(best, epoch["test_accuracy"])
@@ -128,7 +128,7 @@ def pictures(result: Result) -> dict[str, Picture]:
 
 
 def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
-    """By epoch as long as every seed lasts, or the last epochs along the axis `x`, of the runs that did not diverge."""
+    """By epoch, up to the last epoch of all seeds; or the last epochs along the axis `x`, without diverged runs."""
     title, y, scale, factor = DRAWN[figure]
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
     first: dict[tuple[str, ...], JsonRun] = {}

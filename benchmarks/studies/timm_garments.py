@@ -1,8 +1,8 @@
-"""timm's own ViT on garments, from training to the published file: with its LayerNorms, and with BatchNorm instead.
+"""Takes timm's ViT for garments from training to the published file: with its LayerNorms, and with BatchNorm instead.
 
 In: Fashion-MNIST and the extra `foreign`. Out: for both norms accuracy, agreement with timm and interleaved times of
-timm in PyTorch, of its export, and of what `vitbn repository publish --pictures` makes of that. `--work` keeps each
-epoch, so an interrupted run goes on.
+timm in PyTorch, of its export, and of what `vitbn repository publish --pictures` makes of that. The folder `--work`
+keeps the state after each epoch, so an interrupted run goes on.
 
 python benchmarks/studies/timm_garments.py --work garments --epochs 3
 """
@@ -82,7 +82,7 @@ def network(norm: str, depth: int) -> Any:
 
 
 def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
-    """`kept`: the file that holds each finished epoch. Raises ClickException for that of another training."""
+    """`kept`: the file of the state after the last epoch. Raises ClickException if it is of another training."""
     import torch
 
     torch.manual_seed(0)
@@ -154,7 +154,10 @@ def export(model: Any, path: Path) -> Path:
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
-    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`; its folder."""
+    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`.
+
+    Returns the model's folder.
+    """
     from export.pictures.make import make
     from export.pictures.processor import from_options
     from export.publishing.publish import publish as add
@@ -168,7 +171,7 @@ def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator
 
     file = export(model, folder / "exported.onnx")
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
-    scores = {name: _asked(ask, data.test_images) for name, ask in candidates.items()}
+    scores = {name: _scores_of(ask, data.test_images) for name, ask in candidates.items()}
     quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
     for batch in TIMED:
         calls = {name: partial(ask, data.test_images[:batch]) for name, ask in candidates.items()}
@@ -179,7 +182,10 @@ def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator
 
 
 def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
-    """Scores of images uint8 (n, 1, 28, 28) on one thread; the published file gets them as clients frame them."""
+    """Candidate -> function from images uint8 (n, 1, 28, 28) to scores, on one thread.
+
+    The published file gets the images as clients frame them.
+    """
     import torch
     from PIL import Image
 
@@ -209,7 +215,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
     return {TIMM: by_timm, EXPORTED: by_export, PUBLISHED: as_published}
 
 
-def _asked(ask: Scores, images: Images) -> NDArray[np.float32]:
+def _scores_of(ask: Scores, images: Images) -> NDArray[np.float32]:
     return np.concatenate([ask(images[start : start + ASKED]) for start in range(0, len(images), ASKED)])
 
 

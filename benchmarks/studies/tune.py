@@ -37,7 +37,7 @@ from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, l
 from models.recipe import DEVICES
 
 SEARCHES = Path("searches")
-HEADS_FEATURES = 32  # of a head, which costs the same whatever its width once the attention is absorbed
+HEADS_FEATURES = 32  # of a head; absorbed attention costs the same for any number
 GEOMETRY = {
     "patch": Axis((4, 7, 14), listed=True),
     "depth": Axis((1, 8)),
@@ -142,6 +142,7 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
+    """The first `train_images` that are not held out; the held-out images are the test part. Raises DataError."""
     part = hold_out(data, min(5000, len(data.train_labels) // 5))
     left = len(part.train_labels)
     if train_images is not None and train_images > left:
@@ -186,7 +187,7 @@ def run_trials(
     measure: Measure,
     track: bool = False,
 ) -> Iterator[Trial]:
-    """`count` includes the earlier trials; yields each once `path` has it. Keeps the checkpoints if speed counts."""
+    """Yields each trial once `path` has it; `count` includes the earlier trials. Keeps checkpoints if speed counts."""
     import torch
 
     from models.environment import describe
@@ -207,7 +208,7 @@ def run_trials(
 def run_trial(
     search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, measure: Measure, track: bool
 ) -> Trial:
-    """With `track` MLflow keeps the network."""
+    """Trains and measures a network; a failed training is a trial, too. With `track` MLflow keeps the network."""
     from models import tracking
     from models.recipe import TrainingError, configure
     from models.training import train

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FEW = 2000  # pictures to train on
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
-SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures with repeats; transformers must learn what neighbours are
+SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures with repeats; transformers must learn which patches touch
 EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}  # least and most
 AVERAGED = 10  # the moving average spans the last tenth of the steps
 

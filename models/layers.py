@@ -153,7 +153,10 @@ class AbsorbedAttention(Attention):
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' `query` of each head: `query` (H*E, X), a weight or columns, and `key` (H*E, D) -> (H*D, X)."""
+    """s Wk' `query` of each head: `query` (H*E, X) and `key` (H*E, D) -> (H*D, X).
+
+    `query` is the queries' weight, or a bias or queries as columns.
+    """
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)

@@ -22,7 +22,7 @@ SHARES = (
 )
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
-DATASET = ("dataset", "data_dir", "pictures", "test_images")  # entries that a network keeps when adapted or cut
+DATASET = ("dataset", "data_dir", "pictures", "test_images")  # entries that stay when a network is adapted or cut
 
 
 class MetricsError(ValueError):

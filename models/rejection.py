@@ -1,7 +1,7 @@
 """Fits the least evidence with which a model accepts a picture as one of its classes.
 
 In: logits of held-out pictures and of drawings of something else. Out: a threshold on the evidence
-log(sum(exp(logits))), which is high if anything speaks for any class: Liu et al., "Energy-based Out-of-distribution
+log(sum(exp(logits))), which is high if the picture looks like any class: Liu et al., "Energy-based Out-of-distribution
 Detection", NeurIPS 2020.
 """
 

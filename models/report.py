@@ -62,7 +62,7 @@ class Result:
 
 
 def measure(path: Path, dataset: Dataset, device: str) -> Result:
-    """Asks the checkpoint at `path` for the dataset's test part. Raises CheckpointError and OSError."""
+    """Measures the checkpoint at `path` on the dataset's test part. Raises CheckpointError and OSError."""
     from models.checkpoint import load
     from models.evaluation import classify, on_device
 

@@ -25,7 +25,7 @@ class WrongTensors(ValueError):
 
 
 class Form(NamedTuple):
-    """A tensor's shape and kind of numbers: `floating-point`, `integer`, or another type's name."""
+    """A tensor's shape and kind. `numbers`: `floating-point`, `integer`, or the name of another type."""
 
     shape: tuple[int, ...]
     numbers: str

@@ -117,7 +117,7 @@ def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
-    """The temperature that fits all pictures. The errors are those of one half, without and with the other half's."""
+    """The temperature that fits all pictures. The errors are of one half, without and with a fit on the other half."""
     import torch
 
     from models.evaluation import calibration_error, fit_temperature

@@ -1,6 +1,6 @@
 """Times candidates in interleaved rounds: a drift of the machine affects all equally.
 
-More than `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C the
+Adds to `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C the
 finished rounds.
 """
 

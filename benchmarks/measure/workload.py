@@ -1,4 +1,4 @@
-"""How many images a candidate gets at once and by which way; a short search gives the best way in this process."""
+"""How images reach a candidate: by which protocol, and how many at once. A short search gives the best way here."""
 
 from __future__ import annotations
 

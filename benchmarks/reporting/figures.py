@@ -267,7 +267,7 @@ class Picture:
 
 
 def _unlike(others: Collection[Mapping[str, Any]], look: dict[str, Any]) -> dict[str, Any]:
-    """The look, or the look of a free model if another line of the picture has it."""
+    """The look; or, if another line has it, the look of a model that no line has."""
     free = (style(model) for model in STYLES if all(style(model)["color"] != other["color"] for other in others))
     return look | next(free, {}) if look in others else look
 

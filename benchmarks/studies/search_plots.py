@@ -87,7 +87,7 @@ def _finished(figure: Figure, axes: Axes) -> bytes:
 def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
     """Numbers of the finished trials, their errors in %, and numbers of the failed trials.
 
-    No mistake counts as half a mistake: a logarithmic scale has no zero.
+    Zero mistakes count as half a mistake: a logarithmic scale has no zero.
     """
     half_a_mistake = 0.5 / search.held_out_images
     finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}

@@ -203,6 +203,8 @@ def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
     if found != state.key:
         differ = _lacking(state.key, str(found)), _lacking(str(found), state.key)
         raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+    if missing := {"model", "average", "optimizer", "schedule", "order", "random", "series"} - saved.keys():
+        raise TrainingError(f"{path}: expected the state of an earlier run, found no {min(missing)!r} in it")
     images = len(dataset.train_labels)
     if saved.get("images", images) != images:
         raise TrainingError(f"{path}: expected a run of {images} training images, found {saved['images']}")

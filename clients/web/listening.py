@@ -15,7 +15,7 @@ from clients.errors import CannotListen
 
 THREADS, CONNECTIONS = 4, 600
 IDLE_S = 30  # a connection without a byte for so long is closed
-HEADER_BYTES, BODY_BYTES = 32_768, 20_000_000  # waitress' limits; the application's is lower
+HEADER_BYTES, LARGEST_BODY = 32_768, 20_000_000  # waitress refuses larger bodies; the application does so before
 BACKLOG = 1024  # unaccepted connections
 
 
@@ -36,7 +36,7 @@ def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) ->
         cleanup_interval=5,  # seconds
         asyncore_use_poll=True,  # select() ends at 1,024 descriptors
         max_request_header_size=HEADER_BYTES,
-        max_request_body_size=BODY_BYTES,
+        max_request_body_size=LARGEST_BODY,
         log_socket_errors=False,  # clients come and go
         ident=None,
         **(trusted if behind_proxy else {}),

@@ -14,7 +14,7 @@ from clients.connection import connection, connection_options
 @click.option(
     "--behind-proxy",
     metavar="NAME",
-    help="The proxy's name for browsers. It alone must reach HOST: its X-Forwarded-For is believed.",
+    help="The proxy's name for browsers. It alone must reach HOST: its X-Forwarded-For is believed.  [default: none]",
 )
 @click.option("--model", help="The model selected at first.  [default: the best transformer there]")
 @connection_options(timeout_s=5.0)  # the browser waits longer, and retries

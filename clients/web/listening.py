@@ -15,7 +15,7 @@ from clients.errors import CannotListen
 
 THREADS, CONNECTIONS = 4, 600
 IDLE_S = 30  # a connection without a byte for so long is closed
-HEADER_BYTES, LARGEST_BODY = 32_768, 20_000_000  # waitress refuses larger bodies; the application does so before
+HEADER_BYTES, LARGEST_BODY = 32_768, 50_000_000  # waitress refuses larger bodies; the application does so before
 BACKLOG = 1024  # unaccepted connections
 
 

@@ -42,6 +42,7 @@ PASSES: Mapping[str, Pass] = {
 }
 MOVING = frozenset({"read-rows", "split-products"})  # passes that compute no new weights
 NORM = "BatchNormalization"
+QUICKER = frozenset({"split-products"})  # passes that save copies, which costs do not count
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 
 
@@ -158,8 +159,8 @@ def rewrite(
         if done.steps[-1].left_out:
             raise NothingToRewrite(f"pack: {done.steps[-1].left_out}")
         return done
-    norms = [site for step in done.steps for site in step.sites if site.operator == NORM]
-    if not norms and (not done.steps or done.steps[-1].work.total >= done.work.total):
+    quicker = [step.name for step in done.steps for site in step.sites if step.name in QUICKER or site.operator == NORM]
+    if not quicker and (not done.steps or done.steps[-1].work.total >= done.work.total):
         told = [step for step in done.steps if step.sites or step.stopped] or done.steps
         raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in told))
     return done

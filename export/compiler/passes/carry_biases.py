@@ -24,6 +24,7 @@ from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 
 ROUNDING = 1e4 * np.finfo(np.float64).eps  # of a solution, relative to the bias
+SOME = 1e-3  # a constant that stands for any
 
 
 def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -71,13 +72,20 @@ def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) 
     if weight.shape[0] >= weight.shape[1] and not _asks(node, tokens):
         return None
     bias = term[1].reshape(-1)
+    _shifted(shapes, tokens, np.full(weight.shape[0], SOME))  # refuses most graphs before the costly solution
     shift = _solution(weight.astype(np.float64), -bias)
     if shift is None:
         raise Refused.at(node, "no constant of the tokens gives this bias")
+    shifts = _shifted(shapes, tokens, shift)
+    shifts.constants[node] = np.zeros(bias.size)
+    return shifts
+
+
+def _shifted(shapes: Shapes, tokens: ir.Value, shift: Array) -> Shifts:
+    """What follows if the tokens lose `shift`, a constant of their features. Raises Refused."""
     shifts = Shifts(shapes)
     _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
     shifts.follow(shapes.graph)
-    shifts.constants[node] = np.zeros(bias.size)
     return shifts
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
-from export.compiler.graph.constants import UNROUNDED, Array, Constants, is_constant, of_type, stored
+from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, of_type, stored
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
@@ -119,7 +119,7 @@ class Materialiser:
         name, dtype, dims = f"{value.name}_rows", value.dtype, self.shapes.dims(value)
         parts = dict(wanted)
         shape = [len(parts[axis]) if axis in parts else dim for axis, dim in enumerate(dims) if isinstance(dim, int)]
-        if dtype in UNROUNDED and math.prod(shape) > LARGEST_HELD:
+        if dtype in FLOATS and math.prod(shape) > LARGEST_HELD:
             return self.constants.add_computed(lambda: taken().astype(np.float64), shape, name, dtype)
         return self.constants.add(taken(), name, dtype)
 

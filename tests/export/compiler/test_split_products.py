@@ -12,7 +12,7 @@ from foreign_networks import parse
 
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.pipeline import Rewritten, optimise
+from export.compiler.pipeline import Rewritten, optimise, rewrite
 
 ATTENTION = "k2 = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, k2) p = Softmax<axis = -1>(s) y = MatMul(p, v)"
 HEADS = "k2 = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, k2) p = Softmax<axis = -1>(s) y = MatMul(p, v)"
@@ -120,6 +120,12 @@ def test_each_part_has_a_layer_and_the_answers_stay(nodes: str, layers: int) -> 
     assert not {"Split", "Gather", "Slice"} & set(kinds)
     assert done.steps[0].work == done.work
     assert apart(original, done.model) < 1e-13
+
+
+def test_a_file_of_joint_layers_is_worth_a_rewrite_though_it_multiplies_as_much() -> None:
+    done = rewrite(network(SPLIT["queries, keys and values"][0]))
+    assert [step.name for step in done.steps if step.sites] == ["split-products"]
+    assert done.steps[-1].macs == done.macs
 
 
 @pytest.mark.parametrize("nodes", STAYS.values(), ids=STAYS)

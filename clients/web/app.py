@@ -1,6 +1,7 @@
 """`vitbn web`: serves the page. It also starts without a Triton server and finds one later."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -26,6 +27,8 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
     from clients.web.listening import address_of, is_loopback, open_server
     from clients.web.pages import create_app
 
+    if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
+        raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")
     triton = Triton(connection(retry_s=0, **options), model)
     try:
         app = create_app(triton, RateLimit(), behind_proxy or host)

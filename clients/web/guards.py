@@ -33,7 +33,7 @@ def foreign_host(host: str, name: str) -> str | None:
             return None
     except ValueError:
         pass
-    return f"Host: expected an address or localhost, found {host!r}"
+    return f"Host: expected an address, localhost or {name}, found {host!r}"
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:

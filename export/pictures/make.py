@@ -125,6 +125,8 @@ def _check_fits(file: Path, processor: Processor, found: Interface) -> None:
     for numbers in (processor.mean, processor.std):
         if len(numbers) not in (1, found.channels) and len(set(numbers)) > 1:
             raise PublishError(f"{file}: expected numbers for {found.channels} channels, found {len(numbers)}")
+    if processor.bgr and found.reads_bytes:
+        raise PublishError(f"{file}: expected no do_flip_channel_order beside a network that reads bytes")
     if processor.bgr and found.channels != 3:
         raise PublishError(f"{file}: expected three channels to flip, found {found.channels}")
     if found.size not in (None, processor.size):

@@ -16,7 +16,8 @@ from export.pictures.processor import BYTE, Held, Processor, Size
 PLAIN = ("ViT", "Pvt", "Siglip", "Segformer")  # no crop unless they ask for it
 CROPPING = ("DeiT", "Beit", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
 SHARED = ("ConvNext", "PoolFormer")  # with crop_pct
-SQUARE = (*PLAIN, "DeiT", "Beit")  # of a size that is a single number
+SQUARE = ("ViT", "Pvt", "Segformer", "DeiT", "Beit")  # of a size that is a single number
+POOLFORMER_SHARE = 0.9  # where crop_pct is missing
 TYPES = tuple(dict.fromkeys((*PLAIN, *CROPPING, *SHARED)))
 CROPS = dict.fromkeys(CROPPING, 224) | {"MobileViT": 256}  # where crop_size is missing
 LARGE = 384  # from this side on ConvNext squashes
@@ -51,6 +52,10 @@ def read(source: str, given: Mapping[str, Any]) -> Processor:
         if held.values.get(key) not in (None, False, allowed):
             raise held.refusal(key, "a step that is made here", repr(held.values[key]))
     framing, size = _framing(held, kind)
+    if kind == "MobileViT" and held.flag("do_normalize", False):
+        raise held.refusal("do_normalize", "false for MobileViT, whose processor never normalises", "true")
+    if kind not in ("", "MobileViT") and held.flag("do_flip_channel_order", False):
+        raise held.refusal("do_flip_channel_order", f"false for {kind}, whose processor never flips", "true")
     normalised = held.flag("do_normalize", kind != "MobileViT")
     mean, std = (held.numbers("image_mean"), held.numbers("image_std")) if normalised else ((0.0,), (1.0,))
     factor = held.number("rescale_factor", BYTE) if held.flag("do_rescale", True) else 1.0
@@ -72,7 +77,11 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
     """And the size of what it leaves."""
     if kind in SHARED and (shared := _shared(held, kind)):
         return shared
+    if not kind and held.values.get("crop_pct") is not None:
+        raise held.refusal("crop_pct", "an image_processor_type beside it", "none")
     cropped = held.flag("do_center_crop", kind in CROPPING)
+    if kind == "Segformer" and cropped:
+        raise held.refusal("do_center_crop", "false for Segformer, whose processor never crops", "true")
     crop = _crop(held, kind) if cropped else None
     if not held.flag("do_resize", True):
         if crop is None:
@@ -92,8 +101,9 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
 
 
 def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
-    """Of crop_pct: the shorter side becomes the size divided by it. None for PoolFormer without it."""
-    if not held.flag("do_resize", True) or (kind == "PoolFormer" and held.values.get("crop_pct") is None):
+    """Of crop_pct: the shorter side becomes the size divided by it. None for PoolFormer whose crop_pct is null."""
+    usual = POOLFORMER_SHARE if kind == "PoolFormer" else None
+    if not held.flag("do_resize", True) or (usual and held.values.get("crop_pct", usual) is None):
         return None
     fit, size = _size(held, "size", square=False)
     if fit == "squash" and (kind == "ConvNext" or size[0] != size[1]):
@@ -101,11 +111,13 @@ def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
     if kind == "ConvNext" and size[0] >= LARGE:
         wide, fit = size, "squash"
     else:
-        share = held.number("crop_pct")
+        share = held.number("crop_pct", usual)
         wide, fit = (int(size[0] / share),) * 2, "short side"
         if share > 1:
             raise held.refusal("crop_pct", "a share of at most 1", share)
     cropped = held.flag("do_center_crop", kind == "PoolFormer")
+    if kind == "PoolFormer" and not cropped:
+        raise held.refusal("do_center_crop", "true beside crop_pct, which leaves any width", "false")
     crop = _crop(held, kind) if cropped else size
     if (kind == "ConvNext" and crop != size) or max(crop) > wide[0]:
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")

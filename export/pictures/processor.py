@@ -59,6 +59,8 @@ class Processor:
 
 
 def _wide(numbers: Array) -> Array:
+    """(1, channels, 1, 1), or (1, 1, 1, 1) for equal numbers, which fit any number of channels."""
+    numbers = numbers[:1] if len(set(numbers.tolist())) == 1 else numbers
     return numbers.astype(np.float64).reshape(1, -1, 1, 1)
 
 

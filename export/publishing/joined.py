@@ -108,6 +108,8 @@ def _lengths(
         [name for name, each in tensors.items() if _is_free(each, 1) and arrays[name].shape[1] == tokens]
         for tensors, arrays in ((inputs, sample.inputs), (outputs, sample.outputs))
     ]
+    if picking := [name for name, each in inputs.items() if name not in by_token[0] and "int" in each.dtype.lower()]:
+        raise NotJoined(f"{picking[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
     shapes = [tensors[name].shape for tensors, names in zip((inputs, outputs), by_token, strict=True) for name in names]
     features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
     return Lengths(mask, tuple(by_token[0]), tuple(by_token[1]), left, features)

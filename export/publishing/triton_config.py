@@ -151,7 +151,9 @@ def is_batched(manifest: Manifest) -> bool:
         if not form.shape:
             raise PublishError(f"{name}: expected at least one axis, found none: Triton takes no scalars")
     first = {form.shape[0] for form in forms.values()}
-    return len(first) == 1 and isinstance(next(iter(first)), str)
+    batch = next(iter(first))
+    square = any(batch in form.shape[1:] for form in forms.values())  # an answer has a column for each row of the batch
+    return len(first) == 1 and isinstance(batch, str) and not square
 
 
 def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[str, Any]]:

@@ -94,9 +94,9 @@ def _answer_group(
 ) -> Sequence[Outputs | RunFailed]:
     try:
         return _run(engine, outputs, calls, joining)
-    except RunFailed as failure:
+    except (RunFailed, MemoryError) as failure:
         if len(calls) == 1:
-            return [failure]
+            return [failure if isinstance(failure, RunFailed) else RunFailed("expected enough memory")]
         return [each for call in calls for each in _answer_group(engine, outputs, [call], joining)]
 
 
@@ -110,10 +110,10 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     for name, value in zip(names, values, strict=True):
         if len(value) != sum(rows):
             raise RunFailed(f"output '{name}' has {len(value)} rows for a batch of {sum(rows)}")
+    if len(calls) == 1:  # nothing was padded
+        return [dict(zip(names, values, strict=True))]
     ends = [*accumulate(rows)][:-1]
-    pieces = {
-        name: np.split(value, ends) if len(calls) > 1 else [value] for name, value in zip(names, values, strict=True)
-    }
+    pieces = {name: np.split(value, ends) for name, value in zip(names, values, strict=True)}
     return [
         joining.own(call.inputs, {name: piece[i] for name, piece in pieces.items() if name in call.requested})
         for i, call in enumerate(calls)

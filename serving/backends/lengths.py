@@ -11,9 +11,11 @@ import json
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
+from common.repository import MANIFEST_FILE, Damaged, read_manifest
 from serving.backends.batching import Array, Inputs, Outputs
 
 PARAMETER = "joined_lengths"
@@ -54,9 +56,13 @@ class Lengths:
     def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
         """Positions of requests that run together. A group's padded tensors have at most MOST_PADDED numbers."""
         like: dict[Hashable, list[int]] = defaultdict(list)
+        alone: list[list[int]] = []
         for position, inputs in enumerate(requests):
-            like[self._kind(inputs)].append(position)
-        return [group for positions in like.values() for group in self._bounded(requests, positions)]
+            if self._is_even(inputs):
+                like[self._kind(inputs)].append(position)
+            else:
+                alone.append([position])
+        return alone + [group for positions in like.values() for group in self._bounded(requests, positions)]
 
     def joined(self, requests: Sequence[Inputs]) -> Inputs:
         """The requests' inputs in one batch, padded with zeros to the longest request."""
@@ -90,11 +96,15 @@ class Lengths:
 
     def _kind(self, inputs: Inputs) -> Hashable:
         """A key that requests share if they differ only in rows and, where their masks hide only padding, in tokens."""
-        pads = len({inputs[name].shape[1] for name in self.inputs}) == 1 and self._is_padded(inputs[self.mask] != 0)
+        pads = self._is_padded(inputs[self.mask] != 0)
         return pads, tuple(
             (name, value.shape[2:] if pads and name in self.inputs else value.shape[1:])
             for name, value in sorted(inputs.items())
         )
+
+    def _is_even(self, inputs: Inputs) -> bool:
+        """Whether all inputs have as many texts and tokens as the mask; Triton hands over other requests, too."""
+        return inputs[self.mask].ndim == 2 and len({inputs[name].shape[:2] for name in self.inputs}) == 1
 
     def _is_padded(self, shown: Array) -> bool:
         """Whether each text begins with a shown token and has hidden tokens only at its end; `left`: from its end."""
@@ -109,8 +119,18 @@ class Lengths:
         for position in sorted(positions, key=lambda each: self._length(requests[each])):
             mask = requests[position][self.mask]
             rows += len(mask)
-            if not groups or rows * mask.shape[1] * self.features > MOST_PADDED:
+            tokens = mask.shape[1]  # attention masks of a text have the square of it
+            if not groups or rows * tokens * max(self.features, tokens) > MOST_PADDED:
                 groups.append([])
                 rows = len(mask)
             groups[-1].append(position)
         return groups
+
+
+def is_proved(lengths: Lengths, version_dir: Path) -> bool:
+    """Whether the publication of this version proved it: config.pbtxt may tell of other versions of the model."""
+    try:
+        told = read_manifest(version_dir / MANIFEST_FILE).get(PARAMETER)
+        return told is not None and Lengths.from_json(told) == lengths
+    except (Damaged, ValueError, KeyError, TypeError):
+        return False

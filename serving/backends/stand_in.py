@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
 from serving.backends.contract import Config, ModelRefused, check_features, check_tensors, parameter
-from serving.backends.lengths import PARAMETER, Lengths
+from serving.backends.lengths import PARAMETER, Lengths, is_proved
 
 
 class StandIn(ABC):
@@ -55,7 +55,9 @@ class StandIn(ABC):
         except ModelRefused as refusal:
             message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
-        self.joining: Joining | None = (lengths or EqualShapes()) if config["max_batch_size"] > 0 else None
+        version = Path(args["model_repository"], args["model_version"])
+        proved = lengths if lengths and is_proved(lengths, version) else None
+        self.joining: Joining | None = (proved or EqualShapes()) if config["max_batch_size"] > 0 else None
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from serving.arguments import PORTS
 HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
 IN_FLIGHT = 8  # requests at a server, fewer than its queue holds: the proxy refuses before the server does
 HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
-EVERY_INTERFACE = ("0.0.0.0", "::")
+EVERY_INTERFACE, LOOPBACK = ("0.0.0.0", "::"), ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Settings:
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         places = self._places()
         if self.page is not None and self.keys:
-            raise ValueError("expected a page or keys, found both: browsers send no key; a proxy of its own shows it")
+            raise ValueError("expected a page or keys, found both: browsers send no key")
+        here = self.host in EVERY_INTERFACE and self.page is not None and self.page.host in LOOPBACK
+        if here and self.page is not None and self.page.http in self.ports:
+            raise ValueError(f"port {self.page.http} of the page: expected another port than the proxy's")
         if twice := [f"{host}:{port}" for host, port in places if places.count((host, port)) > 1]:
             raise ValueError(f"expected different servers and ports, found {twice[0]} twice")
         if len({each.is_address for each in self.backends}) > 1:

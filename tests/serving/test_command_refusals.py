@@ -47,6 +47,7 @@ ROWS = {
     "proxy 10.0.0.1 --host 0.0.0.0 --port 9901": (1, "port 9901: expected another port than the proxy's admin"),
     "proxy 10.0.0.1 --metrics-port 9901": (1, "port 9901: expected another port than the proxy's admin"),
     "proxy 10.0.0.1 --page 10.0.0.1:8000": (1, "expected different servers and ports, found 10.0.0.1:8000 twice"),
+    "proxy 10.0.0.1 --host 0.0.0.0 --port 8080 --page 127.0.0.1": (1, "port 8080 of the page: expected another port"),
     "proxy 10.0.0.1 server-1": (1, "expected IP addresses or names, found both"),
     "proxy 10.0.0.1:http": (1, f"{PORTS} '10.0.0.1:http'"),
     "proxy 10.0.0.1:99999": (1, f"{PORTS} '10.0.0.1:99999'"),

@@ -85,6 +85,22 @@ def test_inputs_of_unequal_lengths_are_not_mended() -> None:
     assert not engine.shapes
 
 
+def test_malformed_requests_fail_nobody_else_s() -> None:
+    """Two of one kind, and a request that comes without its first axis, as Triton hands over no rows."""
+    bad = {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1]])}
+    flat = {"ids": np.array([1, 2, 3]), "mask": np.array([1, 1, 1])}
+    good = {"ids": np.array([[1, 2]]), "mask": np.array([[1, 1]])}
+    longer = {"ids": np.array([[1, 2, 3, 4]]), "mask": np.array([[1, 1, 1, 1]])}
+    assert lengths().groups([bad, good, flat, bad, longer]) == [[0], [2], [3], [1, 4]]
+
+
+def test_a_long_text_is_not_joined_by_many_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of an attention has the square of a text's tokens."""
+    monkeypatch.setattr(lengths_module, "MOST_PADDED", 400)
+    texts = [{"ids": np.ones((1, n), int), "mask": np.ones((1, n), int)} for n in (2, 2, 2, 2, 18)]
+    assert lengths().groups(texts) == [[0, 1, 2, 3], [4]]
+
+
 def test_no_tokens_and_no_texts() -> None:
     none = {"ids": np.zeros((1, 0), np.int64), "mask": np.zeros((1, 0), np.int64)}
     empty = {"ids": np.zeros((0, 3), np.int64), "mask": np.zeros((0, 3), np.int64)}

@@ -99,8 +99,9 @@ class TritonPythonModel(StandIn):
         lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # a single thread waits for no other
         try:
             file = path / "model.onnx" if path.is_dir() else path
-            session = ort.InferenceSession(file, quiet, wanted)
-            lone = ort.InferenceSession(file, spinning, wanted) if lone_rows else None
+            # No fallback: after an error a GPU's session would go on on the CPU without a word.
+            session = ort.InferenceSession(file, quiet, wanted, enable_fallback=0)
+            lone = ort.InferenceSession(file, spinning, wanted, enable_fallback=0) if lone_rows else None
         except ORT_ERRORS as error:
             raise ModelRefused(f"ONNX Runtime cannot read the model: {error}") from error
         check_provider(session.get_providers(), kind)

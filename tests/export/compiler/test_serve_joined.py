@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from export.publishing.joined import NotJoined, prove_joined
 from export.publishing.publish import read_config
 from export.repository import repository as command
 from export.rewrite_file import Request, rewrite_file
-from serving.backends.lengths import Lengths
+from serving.backends.lengths import Lengths, is_proved
 from serving.local_server import running_server
 
 pytestmark = pytest.mark.slow
@@ -73,6 +75,18 @@ def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(p
     printed = publish(file, tmp_path / "models")
     assert "Requests of different lengths run apart: with padding behind a text y is off by" in printed
     assert "joined_lengths" not in read_config(tmp_path / "models" / "encoder").parameters
+
+
+def test_a_version_joins_only_what_its_own_publication_proved(packed: Packed, tmp_path: Path) -> None:
+    publish(packed("absolute", "mean"), tmp_path / "models")
+    version = tmp_path / "models" / "encoder" / "1"
+    told = Lengths.from_json(read_config(version.parent).parameters["joined_lengths"].string_value)
+    assert is_proved(told, version)
+    assert not is_proved(replace(told, left=True), version)
+    manifest = json.loads((version / "manifest.json").read_text())
+    del manifest["joined_lengths"]
+    (version / "manifest.json").write_text(json.dumps(manifest))
+    assert not is_proved(told, version)
 
 
 def test_a_file_that_reads_its_padding_is_found_out(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ STAYS = [
     ("m = MatMul(x, w) y = Add(m, bias)", "nothing of its kind"),
     (f"t = Relu(x) {QUERIES} {POOLED} y = MatMul(j, values)", "t (Relu): makes the tokens and adds no constant"),
     (
-        f"t = Add(x, table) {QUERIES} {POOLED} y = MatMul(j, values)".replace("asked", "other"),
+        f"t = Add(x, table) {QUERIES} {POOLED} v = MatMul(j, values) y = Add(v, bias)".replace("asked", "other"),
         "no constant of the tokens gives this bias",
     ),
 ]

@@ -194,6 +194,12 @@ SIZE = {"size": {"height": 224, "width": 224}}
 CFG = {"input_size": [3, 224, 224], "mean": MEAN, "std": STD}
 
 
+MOBILEVIT, VIT, SEGFORMER, POOLFORMER = (
+    {"image_processor_type": f"{name}ImageProcessor"} for name in ("MobileViT", "ViT", "Segformer", "PoolFormer")
+)
+SIDE = {"size": {"shortest_edge": 224}}
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -217,6 +223,14 @@ CFG = {"input_size": [3, 224, 224], "mean": MEAN, "std": STD}
         (USUAL | SIZE | {"do_center_crop": True, "crop_size": 256}, "crop_size: expected at most the size 224x224"),
         (USUAL | {"do_resize": False}, "do_resize: expected true, or do_center_crop, found neither"),
         ({"do_resize": True, **SIZE, "resample": 2, "image_std": STD}, "image_mean: expected one number"),
+        (USUAL | SIZE | {"crop_pct": 0.9}, "crop_pct: expected an image_processor_type beside it, found none"),
+        (
+            USUAL | SIZE | {**MOBILEVIT, "crop_size": 224, "do_normalize": True},
+            "do_normalize: expected false for MobileViT",
+        ),
+        (USUAL | SIZE | {**VIT, "do_flip_channel_order": True}, "do_flip_channel_order: expected false for ViT"),
+        (USUAL | SIZE | {**SEGFORMER, "do_center_crop": True}, "do_center_crop: expected false for Segformer"),
+        (USUAL | SIDE | {**POOLFORMER, "do_center_crop": False}, "do_center_crop: expected true beside crop_pct"),
         (CFG | {"crop_mode": "diagonal"}, "crop_mode: expected one of center, squash, border, found 'diagonal'"),
         (CFG | {"interpolation": "random"}, "interpolation: expected one of bicubic"),
         (CFG | {"crop_pct": 1.2}, "crop_pct: expected a share of at most 1, found 1.2"),
@@ -230,6 +244,12 @@ def test_what_is_unknown_or_contradictory_is_refused_in_a_line(content: object, 
         read(tmp_path, content)
     assert found in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_poolformer_crops_a_tenth_where_its_file_does_not_say(tmp_path: Path) -> None:
+    silent = USUAL | SIDE | POOLFORMER
+    assert read(tmp_path, silent).framing == read(tmp_path, silent | {"crop_pct": 0.9}).framing
+    assert read(tmp_path, silent).framing != read(tmp_path, silent | {"crop_pct": 1.0}).framing
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.write_bytes(b"\xff\xfe")])

@@ -9,21 +9,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
-from clients.images.grey import eight_bits
+from clients.images.grey import eight_bits, on_white
 from common.framing import Framing
 
 _MOST_PIXELS = 1 << 24  # of an image between the steps: a long thin picture would fill memory
 
 
 def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) -> NDArray[np.uint8]:
-    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); transparency is dropped, as those processors do.
+    """Upright picture, any mode and size -> uint8 `shape` (C, H, W).
+
+    As in transformers, transparent pixels become white; as in timm, transparency is dropped.
 
     Raises InvalidImage for a colour space without RGB, for too thin a picture, and for too small a picture.
     """
     channels, height, width = shape
     name = getattr(image, "filename", "") or "image"
     try:
-        coloured = eight_bits(image).convert("L" if channels == 1 else "RGB")
+        opaque = on_white(eight_bits(image)) if framing.like == "transformers" else eight_bits(image)
+        coloured = opaque.convert("L" if channels == 1 else "RGB")
     except ValueError as error:
         raise InvalidImage(f"{name}: expected grey or colour, found the mode {image.mode}: {error}") from error
     rows, columns = _resized(coloured.height, coloured.width, framing)

@@ -58,3 +58,10 @@ def _most_telling(colours: Image.Image) -> Image.Image:
     if spreads.max() > _TELLING * brightness:
         return colours.getchannel(int(spreads.argmax()))
     return colours.convert("L")
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """The picture on white where it is transparent."""
+    if not image.has_transparency_data:
+        return image
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from clients.errors import InvalidImage
-from clients.images.grey import eight_bits
+from clients.images.grey import eight_bits, on_white
 
 
 def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -23,16 +23,9 @@ def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDA
     if channels not in (1, 3):
         raise InvalidImage(f"image: expected a model of 1 or 3 channels, found {channels}")
     try:
-        coloured = _without_transparency(eight_bits(image)).convert("L" if channels == 1 else "RGB")
+        coloured = on_white(eight_bits(image)).convert("L" if channels == 1 else "RGB")
     except ValueError as error:
         name = getattr(image, "filename", "") or "image"
         raise InvalidImage(f"{name}: expected grey or colour, found the mode {image.mode}: {error}") from error
     pixels = np.asarray(ImageOps.fit(coloured, (width, height)))  # (H, W) or (H, W, 3)
     return np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1))  # (C, H, W)
-
-
-def _without_transparency(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image
-    layered = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), layered)

@@ -216,7 +216,7 @@ def _given(name: str) -> Any:
 def _default_output(dataset: str) -> Path:
     """The default of --output. It names a folder's model only if the user did: else the pictures choose it later."""
     model = click.get_current_context().params["model"] if dataset in DATASETS else _given("model")
-    parts = [*([model] if model else []), Path(dataset).absolute().name]
+    parts = [*([model] if model else []), Path(dataset).resolve().name]
     return CHECKPOINTS / f"{'-'.join(parts)}.safetensors"
 
 
@@ -282,7 +282,7 @@ def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> N
     from models.report import measure
     from models.report_page import page
 
-    write_atomically(path, page(measure(checkpoint, data, device)).encode())
+    write_atomically(path, page(measure(checkpoint, data, device)).encode(errors="backslashreplace"))
     click.echo(f"Wrote {path}: open it in a browser")
 
 

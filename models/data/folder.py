@@ -20,11 +20,13 @@ from PIL import Image, ImageOps
 from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
-from models.data.split import Record, split, split_again
+from models.data.split import Record, Split, split, split_again
 
 SIDE = 28  # pixels
 PATCHES = 7  # per side, about
 MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
+# As clients/images/decode.py. Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 GREY_MODES = frozenset(("1", "L", "LA", "I", "F"))
 COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
 
@@ -39,14 +41,18 @@ def load_folder(
     `record`: reads the pictures of an earlier training, each into the same part. The images are grey if all pictures
     are, else RGB. Raises DataError, which names every picture that cannot be read.
     """
-    if not str(folder).isprintable():  # the path names the dataset in checkpoints
+    if not str(folder.absolute()).isprintable():  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     files = find_files(folder)
     chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
     parts = (chosen.train, chosen.held_out, chosen.test)
     paths = [file.path for part in parts for file in part]
     channels = 1 if all(_read_all(folder, paths, _is_grey)) else 3
-    images = np.stack(_read_all(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
+    try:
+        images = np.stack(_read_all(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
+    except MemoryError as error:
+        found = f"{len(paths)} of {size[0]}x{size[1]}"
+        raise DataError(f"{folder}: expected pictures that fit the memory, found {found} pixels") from error
     train, held, test = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
     return Dataset(
         name=str(folder),
@@ -60,9 +66,16 @@ def load_folder(
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=chosen.record(files.classes),
-        notes=files.notes,
+        notes=(*files.notes, *_copies(chosen)),
         test_files=tuple(str(file.path.relative_to(folder)) for file in chosen.test),
     )
+
+
+def _copies(chosen: Split) -> tuple[str, ...]:
+    if not chosen.copies:
+        return ()
+    told = f"{chosen.copies} of {len(chosen.test)} test pictures are copies of pictures to train on"
+    return (f"{told}: the accuracy is too high; remove the copies",)
 
 
 def _labels(files: Sequence[PictureFile]) -> NDArray[np.int64]:
@@ -150,12 +163,14 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as picture:
+            with Image.open(path, formats=FORMATS) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     size = f"{picture.width} x {picture.height}"
                     raise DataError(f"{path}: expected up to {MAX_PIXELS} pixels, found {size}")
                 if picture.mode not in GREY_MODES | COLOUR_MODES and not picture.mode.startswith("I;16"):
                     raise DataError(f"{path}: expected grey or colour, found the mode {picture.mode}")
                 yield picture
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's decoders raise many types for damaged bytes
         raise DataError(f"{path}: expected a picture, found {type(error).__name__}: {error}") from error

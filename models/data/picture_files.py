@@ -6,8 +6,9 @@ labels by part, and what was left out; or DataError.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SUFFIXES = frozenset(
     (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
 TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")
+PART_NAMES = frozenset(("train", "training", "testing", *TEST_NAMES))
 DIGEST_CHARACTERS = 12  # 48 bits tell 100,000 pictures apart; checkpoints stay small
 
 
@@ -59,6 +61,9 @@ def find_files(folder: Path) -> PictureFiles:
         raise DataError(
             f"{parts['train']}: expected a sub-folder of pictures for each of two classes or more, found {len(classes)}"
         )
+    for name in classes:
+        if not (name.isprintable() and name.strip()):
+            raise DataError(f"{parts['train']}: expected sub-folders with printable names, found {name!r}; rename it")
     for part, found in names.items():
         if found != classes:
             differ = ", ".join(sorted(set(found) ^ set(classes)))
@@ -81,8 +86,10 @@ def _parts(folder: Path) -> dict[str, Path]:
     names = {place.name for place in _folders(folder)}
     tests = [name for name in TEST_NAMES if name in names]
     if "train" not in names or not tests or names - {"train", *TEST_NAMES}:
+        _expect_classes(folder, names)
         return {"train": folder}
     if not all(_folders(folder / name) for name in names):  # these are classes that have such names
+        _expect_classes(folder, names)
         return {"train": folder}
     if (len(tests) > 1 and tests[0] != "test") or len(tests) > 2:
         raise DataError(
@@ -90,6 +97,16 @@ def _parts(folder: Path) -> dict[str, Path]:
         )
     parts = {"train": folder / "train", "test": folder / tests[0]}
     return parts | ({"held_out": folder / tests[1]} if len(tests) > 1 else {})
+
+
+def _expect_classes(folder: Path, names: Collection[str]) -> None:
+    """Raises DataError for parts that would be read as classes: `Train` and `Test`, or a `test` without sub-folders."""
+    parts = sorted(name for name in names if name.casefold() in PART_NAMES)
+    if len(parts) > 1 and any(len(_folders(folder / name)) > 1 for name in parts):
+        raise DataError(
+            f"{folder}: expected train, and test or val, each with the same classes' sub-folders, "
+            f"found {', '.join(sorted(names))}; or name a folder of classes, such as {folder / parts[-1]}"
+        )
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -110,7 +127,8 @@ def _files(folder: Path, below: bool) -> Iterable[Path]:
         if path.name.startswith("."):
             continue
         if not path.is_dir():
-            yield path
+            if path.is_file() or not path.exists():  # a pipe would wait; a broken link is named when it is read
+                yield path
         elif below and not path.is_symlink():  # a link may lead back
             yield from _files(path, below)
 
@@ -125,10 +143,16 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         notes.append(f"Left out, as their suffix is of no picture that is read here: {others.total()} files ({kinds})")
     beside = list(_files(folder, below=False))
     if beside:
-        notes.append(
-            f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {beside[0].name}"
-        )
+        named = _shown(beside[0].name)
+        notes.append(f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {named}")
+    if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(".")):
+        notes.append(f"Left out, as hidden: {', '.join(map(_shown, hidden))}")
     if deeper:
-        first = min(deeper).relative_to(folder)
+        first = _shown(str(min(deeper).relative_to(folder)))
         notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
     return tuple(notes)
+
+
+def _shown(name: str) -> str:
+    """A name that any terminal can show: bytes that are no text are escaped."""
+    return os.fsencode(name).decode(errors="backslashreplace")

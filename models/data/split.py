@@ -28,6 +28,12 @@ class Split:
     held_out: Sequence[PictureFile]
     test: Sequence[PictureFile]
 
+    @property
+    def copies(self) -> int:
+        """The test pictures that are also among those to train on or held out, byte for byte."""
+        trained = {file.digest() for file in (*self.train, *self.held_out)}
+        return sum(file.digest() in trained for file in self.test)
+
     def record(self, classes: Sequence[str]) -> dict[str, dict[str, str]]:
         return {
             part: {
@@ -41,15 +47,17 @@ class Split:
 def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
     """Each part gets the same share of every class, always the same pictures. Without a test folder, a fifth is tested.
 
-    `held_out`: number of training pictures; None: a tenth if there are MANY, else none. Raises DataError.
+    `held_out`: number of training pictures; None: a tenth if there are MANY and no class has a single picture, else
+    none. Raises DataError.
     """
     if files.held_out and held_out:
         raise DataError(f"{folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
     train, test, held = files.train, files.test, files.held_out
     if not files.is_parted:
         train, test = _hold_apart(folder, train, files.classes, max(len(files.classes), len(train) // 5))
-    if held_out is None and not held and len(train) >= MANY:
-        held_out = len(train) // 10
+    fewest = min(Counter(file.label for file in train).values())
+    if held_out is None and not held and len(train) >= MANY and fewest > 1:
+        held_out = max(len(files.classes), len(train) // 10)
     if held_out:
         train, held = _hold_apart(folder, train, files.classes, held_out)
     return Split(train, held, test)

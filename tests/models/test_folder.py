@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -11,7 +12,7 @@ from PIL import Image
 from clients.images import paths
 from clients.images.photo import photo_to_model_input
 from models.checkpoint import load
-from models.data import DataError
+from models.data import DataError, split
 from models.data.folder import MAX_PIXELS, load_folder, read_picture
 from models.data.picture_files import SUFFIXES
 from models.train import train
@@ -156,11 +157,14 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
     (folder / "stripes/phone.heic").write_bytes(b"no picture that is read here")
     (folder / "labels.csv").write_text("beside")
     data = load_folder(folder)
-    assert (len(data.train_labels) + len(data.test_labels), data.notes) == (
+    *notes, copies = data.notes  # the stripes are a few pictures, repeated
+    assert copies.startswith("8 of 12 test pictures are copies")
+    assert (len(data.train_labels) + len(data.test_labels), tuple(notes)) == (
         62,
         (
             "Left out, as their suffix is of no picture that is read here: 4 files (.heic 1, .txt 3)",
             "Left out, as they are in no class: 1 files beside the classes, such as labels.csv",
+            "Left out, as hidden: .hidden",
             "Read from sub-folders of classes: 1 pictures in 1, such as stripes/2024/may",
         ),
     )
@@ -261,3 +265,53 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
 def test_a_size_is_for_folders(tmp_path):
     said = failure(train, "--dataset", "digits", "--image-size", 32, 32, "--output", tmp_path / "x.safetensors")
     assert said == ("Error: --image-size: expected a folder as --dataset, found digits", 1)
+
+
+def test_names_of_parts_that_would_be_classes_are_refused(folder, tmp_path):
+    """Else the classes would be "test" and "train", and the real classes sub-folders of them."""
+    (tmp_path / "pictures").mkdir()
+    shutil.copytree(folder, tmp_path / "pictures/Train")
+    shutil.copytree(folder, tmp_path / "pictures/Test")
+    with pytest.raises(DataError, match=r"expected train, and test or val, .* found Test, Train; or name a folder"):
+        load_folder(tmp_path / "pictures")
+    shutil.move(tmp_path / "pictures/Train", tmp_path / "pictures/train")
+    shutil.rmtree(tmp_path / "pictures/Test")
+    (tmp_path / "pictures/test").mkdir()
+    striped(0, 0).save(tmp_path / "pictures/test/0.png")
+    with pytest.raises(DataError, match="expected train, and test or val"):
+        load_folder(tmp_path / "pictures")
+
+
+def test_many_pictures_of_classes_with_few(folder, monkeypatch):
+    """The automatic hold-out takes a picture of each class, or none at all where a class has a single picture."""
+    monkeypatch.setattr(split, "MANY", 40)
+    assert len(load_folder(folder).held[0]) == 4
+    for number in range(2, 20):
+        (folder / "stripes" / f"{number:02d}.png").unlink()
+    many = load_folder(folder)
+    assert many.held is None
+    assert np.bincount(many.train_labels)[1] == 1
+
+
+def test_copies_in_both_parts_and_hidden_classes_are_said(folder):
+    (folder / ".more").mkdir()
+    for number in range(20):
+        Image.fromarray(np.full((9, 9), 7 * number, np.uint8)).save(folder / "stripes" / f"{number:02d}.png")
+        Image.fromarray(np.full((9, 9), 7 * number, np.uint8)).save(folder / "cross stripes" / f"{number:02d}.png")
+    told = " ".join(load_folder(folder).notes)
+    assert "of 12 test pictures are copies of pictures to train on: the accuracy is too high" in told
+    assert "Left out, as hidden: .hidden, .more" in told
+
+
+def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):
+    os.mkfifo(folder / "stripes/pipe.png")
+    assert len(load_folder(folder).train_labels) == 48
+    (folder / "stripes").rename(folder / " ")
+    with pytest.raises(DataError, match="expected sub-folders with printable names, found ' '; rename it"):
+        load_folder(folder)
+
+
+def test_a_picture_of_another_format_is_refused_whatever_its_name(folder):
+    (folder / "stripes/00.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
+    with pytest.raises(DataError, match=r"00\.png: expected a picture, found UnidentifiedImageError"):
+        load_folder(folder)

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -33,10 +34,15 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
         """Starts the coroutine. Raises RuntimeError after `stop` and in a forked child."""
-        if not self._loop.is_closed():  # first: a forked child may inherit a held lock
-            with self._order:
-                if not self._stopped:
-                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            if not self._loop.is_closed():  # first: a forked child may inherit a held lock
+                with self._order:
+                    if not self._stopped:
+                        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except BaseException:  # an interrupt: Python would warn of a coroutine that never started
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+            raise
         coroutine.close()
         raise RuntimeError("expected an open classifier of this process, found a closed or forked one")
 

@@ -14,7 +14,7 @@ OPSETS = range(9, 25)
 OPERATORS = """
     Add BatchNormalization Cast Clip Concat Constant Conv DequantizeLinear Div Erf Expand Gather Gelu Gemm
     LayerNormalization MatMul MaxPool Mul Pad Pow QuantizeLinear Reciprocal ReduceMax ReduceMean ReduceMin Relu
-    Reshape Shape Sigmoid Slice Softmax Split Sqrt Sub Transpose Unsqueeze
+    Reshape Shape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Transpose Unsqueeze
 """
 
 
@@ -40,7 +40,8 @@ def check(proto: onnx.ModelProto) -> None:
             if types.get(name, 0) in (TensorProto.UNDEFINED, TensorProto.UINT8) and not cast:
                 found = TensorProto.DataType.Name(types.get(name, 0))
                 raise _unsupported(node, f"a type of {name} that TensorRT's {node.op_type} takes", found)
-        if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1] not in constants:
+        axes = node.op_type.startswith("Reduce") or node.op_type == "Squeeze"
+        if axes and len(node.input) > 1 and node.input[1] not in constants:
             raise _unsupported(node, "constant axes", f"{node.input[1]}, which is computed")
         if node.op_type in ("QuantizeLinear", "DequantizeLinear") and constants[node.input[2]].astype(float).any():
             raise _unsupported(node, "a zero point of 0", f"another in {node.input[2]}")

@@ -26,7 +26,7 @@ def carried(row: Row) -> bool:
 
 
 def saturation(rows: Sequence[Row]) -> list[Row]:
-    """A point for each set of rows that differ only in load. Its rate is None if no rate was carried.
+    """A point for each set of rows that differ only in load. A point without a carried load has the rate None.
 
     Rows with a `reason` have no figures.
     """

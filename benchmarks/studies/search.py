@@ -53,11 +53,11 @@ class Axis:
     def searched(self) -> bool:
         return self.values[0] != self.values[-1]
 
-    def holds(self, value: object) -> bool:
-        first, last = self.values[0], self.values[-1]
+    def holds(self, value: Any) -> bool:
+        first: Any = self.values[0]
         if type(value) is not type(first):
             return False
-        return value in self.values if self.listed else first <= value <= last  # type: ignore[operator]
+        return value in self.values if self.listed else bool(first <= value <= self.values[-1])
 
     def in_ax(self, name: str) -> RangeParameterConfig | ChoiceParameterConfig:
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig

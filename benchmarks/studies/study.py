@@ -165,7 +165,7 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
         if (found := values.pop("dataset", data.name)) != data.name:
             raise StudyError(f"expected options for {data.name}, found options for {found}")
-        if values.get("lr") is None:  # every search has a rate; the default would be another study
+        if values.get("lr") is None:  # a search always gives --lr; with the default rate this is another study
             raise StudyError("expected lr, found none")
         run_at(replace(grid, axes={}, fixed=values), data, {}, {})
     except (OSError, ValueError, TypeError) as error:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from export.compiler.graph.reads import parse_read
+from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.prepare import prepare
 from export.compiler.proof.compare import Comparison, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
@@ -156,6 +158,17 @@ def parse(text: str, **initializers: Any) -> ir.Model:
     for name, array in initializers.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return ir.from_proto(proto)
+
+
+def apart(left: ir.Model, right: ir.Model, *shapes: tuple[int, ...]) -> float:
+    """The largest difference in double, relative to the largest number, for inputs `x` of these shapes."""
+    errors = []
+    for seed, shape in enumerate(shapes):
+        feeds = {"x": np.random.default_rng(seed).standard_normal(shape)}
+        before, after = (np.asarray(evaluate(each, feeds)[0], np.float64) for each in (left, right))
+        assert before.shape == after.shape
+        errors.append(np.abs(before - after).max() / np.abs(before).max())
+    return float(max(errors))
 
 
 def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:

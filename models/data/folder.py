@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
-from models.data.split import Record, Split, split, split_again
+from models.data.split import Record, copies, split, split_again
 
 SIDE = 28  # pixels
 PATCHES = 7  # per side, about
@@ -45,7 +45,7 @@ def load_folder(
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     files = find_files(folder)
     chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
-    parts = (chosen.train, chosen.held_out, chosen.test)
+    parts, kept = (chosen.train, chosen.held_out, chosen.test), chosen.record(files.classes)
     paths = [file.path for part in parts for file in part]
     channels = 1 if all(_read_all(folder, paths, _is_grey)) else 3
     try:
@@ -65,16 +65,17 @@ def load_folder(
         preprocessing="photo",
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
-        pictures=chosen.record(files.classes),
-        notes=(*files.notes, *_copies(chosen)),
+        pictures=kept,
+        notes=(*files.notes, *_copies(kept)),
         test_files=tuple(str(file.path.relative_to(folder)) for file in chosen.test),
     )
 
 
-def _copies(chosen: Split) -> tuple[str, ...]:
-    if not chosen.copies:
+def _copies(record: Record) -> tuple[str, ...]:
+    if not (count := copies(record)):
         return ()
-    told = f"{chosen.copies} of {len(chosen.test)} test pictures are copies of pictures to train on"
+    tested = sum(len(own.split()) for own in record["test"].values())
+    told = f"{count} of {tested} test pictures are copies of pictures to train on"
     return (f"{told}: the accuracy is too high; remove the copies",)
 
 

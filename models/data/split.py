@@ -28,12 +28,6 @@ class Split:
     held_out: Sequence[PictureFile]
     test: Sequence[PictureFile]
 
-    @property
-    def copies(self) -> int:
-        """The test pictures that are also among those to train on or held out, byte for byte."""
-        trained = {file.digest() for file in (*self.train, *self.held_out)}
-        return sum(file.digest() in trained for file in self.test)
-
     def record(self, classes: Sequence[str]) -> dict[str, dict[str, str]]:
         return {
             part: {
@@ -61,6 +55,12 @@ def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
     if held_out:
         train, held = _hold_apart(folder, train, files.classes, held_out)
     return Split(train, held, test)
+
+
+def copies(record: Record) -> int:
+    """The test pictures of a record that are also pictures to train on or held out, byte for byte."""
+    trained = {digest for part in ("train", "held_out") for own in record[part].values() for digest in own.split()}
+    return sum(digest in trained for own in record["test"].values() for digest in own.split())
 
 
 def split_again(folder: Path, files: PictureFiles, record: Record) -> Split:

@@ -26,6 +26,20 @@ class Doubler:
         return [feeds["x"] * 2 for _ in names]
 
 
+class Greedy(Doubler):
+    """Has memory for two numbers."""
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        if feeds["x"].size > 2:
+            raise MemoryError
+        return super().run(names, feeds)
+
+
+def test_a_request_without_memory_concerns_only_itself() -> None:
+    assert answers(Greedy(), [[1]], [[2]], [[3]]) == [[[2]], [[4]], [[6]]]
+    assert answers(Greedy(), [[1]], [[2], [3], [4]]) == [[[2]], "expected enough memory"]
+
+
 @pytest.fixture
 def engine() -> Doubler:
     return Doubler()

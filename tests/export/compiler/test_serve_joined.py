@@ -118,6 +118,18 @@ def test_a_planted_fault_of_the_server_is_found(
         prove_joined(artifact, MASK)
 
 
+def test_numbers_that_may_count_from_a_text_s_end_run_apart(packed: Packed, tmp_path: Path) -> None:
+    model = onnx.load(packed("absolute", "mean"))
+    place = onnx.helper.make_tensor_value_info("place", onnx.TensorProto.INT64, ["batch"])
+    model.graph.input.append(place)
+    onnx.save(model, tmp_path / "other.onnx")
+    sample = dict(np.load(packed("absolute", "mean").with_suffix(".npz")))
+    np.savez(tmp_path / "other.npz", **sample, **{"in:place": np.zeros(len(sample[f"in:{MASK}"]), np.int64)})
+    artifact = foreign_artifact(tmp_path / "other.onnx")
+    with pytest.raises(NotJoined, match="place may count tokens from a text's end"):
+        prove_joined(artifact, MASK)
+
+
 @pytest.mark.parametrize("mask", ["other", "y"])
 def test_a_mask_that_the_file_lacks_is_named(mask: str, packed: Packed) -> None:
     with pytest.raises(NotJoined, match=f"expected a mask '{mask}'"):

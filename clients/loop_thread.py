@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# CPython looks for an interrupt before a wait and is woken by one during it. One that comes in between, or that the
+# kernel gives to another thread, is seen only when the wait ends.
+_LONGEST_WAIT_S = 0.2
+
 
 class _Loop(asyncio.SelectorEventLoop):
     """Reports itself as closed in a forked child, where closing would disturb the parent's sockets."""
@@ -64,8 +68,14 @@ class LoopThread:
 
 
 def result_of(future: "concurrent.futures.Future[T]") -> T:
+    """Waits for the result. KeyboardInterrupt cancels the future."""
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(_LONGEST_WAIT_S)
+            except TimeoutError:
+                if future.done():  # the coroutine's own
+                    return future.result()
     except concurrent.futures.CancelledError:
         raise RuntimeError("the classifier was closed while a request was under way") from None
     finally:

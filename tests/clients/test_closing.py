@@ -132,3 +132,20 @@ def test_a_forked_child_is_told(server):
     told, parent = done.stdout.splitlines()
     assert "closed or forked" in told
     assert parent == "5 8"
+
+
+def test_an_interrupt_that_another_thread_takes_ends_the_wait():
+    """The kernel may give the signal to any thread: the wait of the main thread is then not woken."""
+    script = (
+        "import asyncio, signal, threading\n"
+        "from clients.loop_thread import LoopThread\n"
+        "loop = LoopThread('test')\n"
+        "async def wait():\n"
+        "    threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()\n"
+        f"    await asyncio.sleep({2 * WITHIN_S})\n"
+        "try:\n"
+        "    loop.run(wait())\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    assert run(script).stdout == "interrupted\n"

@@ -30,11 +30,14 @@ from export.compiler.graph.files import (
 )
 from export.compiler.graph.reads import Read, parse_read, resolve
 from export.compiler.operators.contrib import without_double
+from export.compiler.passes.prepare import name_free_dimensions
 from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Comparison, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
+from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner, session
+from export.compiler.proof.shared_axes import share_names
 from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
 from export.publishing.manifest import Origin
@@ -86,6 +89,9 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
     dtype = dtype_of(original)
+    if request.packed is not None:
+        name_free_dimensions(original.graph)
+        share_names(original.graph, path, weight_bytes(original), mask_input(original.graph, request.packed))
     whole = prepared(original)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)

@@ -20,7 +20,7 @@ from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, of_type
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.materialise import Materialiser
@@ -73,8 +73,21 @@ class _Loop:
         self.constants = Constants(tokens.shapes.graph)
         self.outer, self.inner = (Nodes(self.constants, "packed") for _ in range(2))
         picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
-        self.texts = number_texts(self.outer, mask, [*picks])
+        self.texts = number_texts(self.outer, self._at_the_inputs(mask), [*picks])
         self.results = self._results(self._run())
+
+    def _at_the_inputs(self, mask: ir.Value) -> ir.Value:
+        """The mask, of as many texts and tokens as the other inputs.
+
+        Without it a call with fewer rows in the mask would answer for these alone; now it ends with an error.
+        """
+        shapes, entries = self.tokens.shapes, self.tokens.entries
+        for value in shapes.graph.inputs:
+            dims = shapes.dims(value)
+            if value is not entries.mask and len(dims) > 1 and all(map(same, dims, (entries.batch, entries.length))):
+                sizes = self.outer.gather(self.outer.add("Shape", [value]), self.outer.integers([0, 1]))
+                mask = self.outer.add("Expand", [mask, sizes], mask.dtype)
+        return mask
 
     def _run(self) -> list[ir.Value]:
         """What the loop joins: of each output the texts in sorted order, or the tokens and their places."""

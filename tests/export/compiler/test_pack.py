@@ -118,6 +118,26 @@ def test_no_text_gives_no_answer(pool: str) -> None:
     assert after.run(None, none)[0].shape == before.run(None, none)[0].shape
 
 
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_each_input_may_name_its_axes_apart(pool: str, tmp_path: Path) -> None:
+    """So does torch.onnx with dynamic axes without names."""
+    proto = export(Masked("absolute", pool))
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"{value.name}_{axis}"
+    onnx.save(proto, tmp_path / "apart.onnx")
+    written = rewrite_file(tmp_path / "apart.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    check(proto, written.rewritten.model, rounds=6)
+
+
+@pytest.mark.parametrize("mask", [(1, 5), (3, 5), (5, 5), (4, 4), (4, 6)])
+def test_a_mask_of_other_texts_or_tokens_than_the_ids_is_an_error(mask: tuple[int, int]) -> None:
+    """Never fewer answers than texts."""
+    _, after = sessions(proto := export(Masked()), rewrite(model(proto), sizes=SIZES, packed=MASK).model)
+    with pytest.raises(Exception, match=r"expand shape|out of data bounds"):
+        after.run(None, feeds(4, 5, 0, np.ones(mask, np.int64)))
+
+
 REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
     (Masked("absolute", "hidden"), "shows hidden tokens"),

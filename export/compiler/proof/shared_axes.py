@@ -1,0 +1,61 @@
+"""Finds the axes of inputs that are the mask's texts and tokens under another name.
+
+In: a graph, its file, its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
+apart unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
+one of them is smaller or where it is larger.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from export.compiler.errors import NotSupported
+from export.compiler.proof.inputs import draw, free_dimensions
+from export.compiler.proof.runs import Runner
+
+TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
+
+
+def share_names(graph: ir.Graph, path: Path, weights: int, mask: ir.Value) -> None:
+    """In place, for inputs whose first two axes are free. Raises NotSupported if ONNX Runtime refuses the file.
+
+    `weights`: the file's, in bytes.
+    """
+    own = _names(mask)
+    others = [
+        (name, shared)
+        for value in graph.inputs
+        for name, shared in (zip(_names(value), own, strict=True) if own and _names(value) else ())
+        if name != shared
+    ]
+    if not others:
+        return
+    runner = Runner(path, weights)
+    sizes = dict.fromkeys(free_dimensions(graph), TOKENS) | dict(zip(own, (TEXTS, TOKENS), strict=True))
+    sizes |= {name: sizes[shared] for name, shared in others}
+
+    def answers(changed: dict[str, int]) -> bool:
+        try:
+            runner(draw(graph, sizes | changed))
+        except NotSupported:
+            return False
+        return True
+
+    if answers({}):
+        free = {name for name, _ in others if all(answers({name: sizes[name] + step}) for step in (-1, 1))}
+        _rename(graph, {name: shared for name, shared in others if name not in free})
+
+
+def _names(value: ir.Value) -> list[str]:
+    """Of the first two axes; none unless both are free."""
+    dims = [dim.value for dim in value.shape.dims[:2] if isinstance(dim, ir.SymbolicDim)] if value.shape else []
+    return [str(dim) for dim in dims] if len(dims) == 2 else []
+
+
+def _rename(graph: ir.Graph, names: dict[str, str]) -> None:
+    for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
+        if value.shape is not None:
+            dims = (dim if isinstance(dim, int) else dim.value for dim in value.shape.dims)
+            value.shape = ir.Shape([names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims])

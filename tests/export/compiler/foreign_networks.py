@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ import torch.nn.functional as F
 from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
+from export.compiler.analyses.demand import analyse
 from export.compiler.graph.reads import parse_read
+from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.prepare import prepare
 from export.compiler.proof.compare import Comparison, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
@@ -161,14 +165,31 @@ def parse(text: str, **initializers: Any) -> ir.Model:
 
 
 def apart(left: ir.Model, right: ir.Model, *shapes: tuple[int, ...]) -> float:
-    """The largest difference in double, relative to the largest number, for inputs `x` of these shapes."""
+    """The largest difference in double, relative to the largest number, for first inputs of these shapes."""
     errors = []
     for seed, shape in enumerate(shapes):
-        feeds = {"x": np.random.default_rng(seed).standard_normal(shape)}
+        feeds = {str(left.graph.inputs[0].name): np.random.default_rng(seed).standard_normal(shape)}
         before, after = (np.asarray(evaluate(each, feeds)[0], np.float64) for each in (left, right))
         assert before.shape == after.shape
         errors.append(np.abs(before - after).max() / np.abs(before).max())
     return float(max(errors))
+
+
+def check_equal(left: ir.Model, right: ir.Model, feeds: Mapping[str, Any]) -> None:
+    """All outputs, in double."""
+    for before, after in zip(evaluate(left, feeds), evaluate(right, feeds), strict=True):
+        assert before.shape == after.shape
+        np.testing.assert_allclose(after, before, rtol=1e-13, atol=1e-13)
+
+
+def with_read_rows_alone(original: ir.Model) -> ir.Model:
+    """A copy in which only what the outputs read is computed, whether or not that saves work."""
+    prepare(cut := original.clone())
+    shapes = Shapes(cut.graph)
+    Materialiser(shapes, analyse(shapes)).run()
+    remove_unused(cut)
+    cut.graph.sort()
+    return cut
 
 
 def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:

@@ -10,13 +10,11 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from click.testing import CliRunner
-from foreign_networks import Encoder, export
+from foreign_networks import Encoder, export, run
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.compare import Comparison, Proof
 from export.compiler.proof.runs import Array, session
-from export.rewrite import rewrite
 
 FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
 
@@ -40,7 +38,7 @@ def halved() -> onnx.ModelProto:
 def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(make(), path)
-    result = CliRunner().invoke(rewrite, [str(path), "-o", str(out), "--json"])
+    result = run(path, "-o", out, "--json")
     assert result.exit_code == 0, result.output
     manifest = json.loads(result.output)
     double, half = manifest["proofs"]
@@ -88,7 +86,7 @@ def test_an_original_that_is_too_coarse_in_float32_is_refused(tmp_path: Path) ->
 def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(export(Encoder().bfloat16()), path)
-    result = CliRunner().invoke(rewrite, [str(path), "-o", str(out)])
+    result = run(path, "-o", out)
     assert (result.exit_code, list(tmp_path.iterdir())) == (4, [path])
     reason = "weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU"
     assert result.output == f"Error: {path}: {reason}; nothing written\n"

@@ -16,11 +16,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from click.testing import CliRunner
-from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder
+from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, run
 from torch import Tensor, nn
-
-from export.rewrite import rewrite
 
 NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 LOWEST = torch.finfo(torch.float32).min
@@ -94,7 +91,7 @@ def test_a_folder_of_optimum(opset: int, mask: str, classify: bool, tmp_path: Pa
     path = write(folder, Bert(mask, classify), opset)
     held = {file.name: file.read_bytes() for file in folder.iterdir()}
     reads = () if classify else ("--read", "last_hidden_state[:,0]")
-    result = CliRunner().invoke(rewrite, [str(path), "-o", str(out), "--json", *reads])
+    result = run(path, "-o", out, "--json", *reads)
     assert result.exit_code == 0, result.output
     manifest = json.loads(result.output)
     assert {"read-rows", "absorb-queries"} <= {*manifest["rewrites"]}

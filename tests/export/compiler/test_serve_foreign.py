@@ -11,16 +11,14 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import tritonclient.http as http
-from click.testing import CliRunner
-from foreign_networks import Encoder, export, parse
+from foreign_networks import Encoder, export, parse, run
+from operating import error, ok, operate
 
 from clients.probing.asking import probe_server
 from common.sample import Sample
 from export.publishing.foreign import foreign_artifact
 from export.publishing.promote import served as live_versions
 from export.publishing.publish import publish, read_config
-from export.repository import repository as command
-from export.rewrite import rewrite
 from serving.local_server import running_server
 
 
@@ -30,11 +28,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("served")
     onnx.save(export(Encoder()), folder / "in.onnx")
     out, models = folder / "out.onnx", folder / "models"
-    assert CliRunner().invoke(rewrite, [str(folder / "in.onnx"), "-o", str(out)]).exit_code == 0
-    result = CliRunner().invoke(
-        command, ["publish", str(out), "--name", "reranker", "--repository", str(models), "--server", "127.0.0.1:9"]
-    )
-    assert result.exit_code == 0, result.output
+    assert run(folder / "in.onnx", "-o", out).exit_code == 0
+    ok(models, "publish", str(out), "--name", "reranker")
     return folder / "in.onnx", models
 
 
@@ -55,8 +50,7 @@ def test_list_counts_the_weights_beside_the_model(tmp_path: Path) -> None:
     )
     ir.save(network, tmp_path / "in.onnx", external_data="in.data")
     publish(tmp_path / "models", "wide", foreign_artifact(tmp_path / "in.onnx"))
-    listed = CliRunner().invoke(command, ["list", "--repository", str(tmp_path / "models"), "--server", "127.0.0.1:9"])
-    assert listed.output.splitlines()[1].split()[-3:] == ["1.4", "foreign", "ONNX"]
+    assert ok(tmp_path / "models", "list").splitlines()[1].split()[-3:] == ["1.4", "foreign", "ONNX"]
 
 
 def test_a_rewritten_file_is_published_with_its_weights(tmp_path: Path) -> None:
@@ -66,30 +60,25 @@ def test_a_rewritten_file_is_published_with_its_weights(tmp_path: Path) -> None:
     )
     ir.save(network, tmp_path / "in.onnx", external_data="in.data")
     out = tmp_path / "out.onnx"
-    rewritten = CliRunner().invoke(rewrite, [str(tmp_path / "in.onnx"), "-o", str(out), "--read", "y[:,0]"])
+    rewritten = run(tmp_path / "in.onnx", "-o", out, "--read", "y[:,0]")
     assert rewritten.exit_code == 0, rewritten.output
-    asked = ["--repository", str(tmp_path / "models"), "--server", "127.0.0.1:9"]
-    result = CliRunner().invoke(command, ["publish", str(out), *asked])
-    assert (result.exit_code, "or --name for any other file" in result.output) == (1, True)
-    result = CliRunner().invoke(command, ["publish", str(out), "--name", "first", *asked])
-    assert result.exit_code == 0, result.output
+    assert "or --name for any other file" in error(tmp_path / "models", "publish", str(out))
+    ok(tmp_path / "models", "publish", str(out), "--name", "first")
     version = tmp_path / "models/first/1"
     files = {"model.onnx", "out.onnx.data", "sample.npz", "manifest.json", "config.pbtxt"}
     assert {path.name for path in version.iterdir()} == files
     assert (version / "manifest.json").read_bytes() == out.with_suffix(".json").read_bytes()
     (version / "out.onnx.data").write_bytes(bytes(60 * 60 * 4))
-    verified = CliRunner().invoke(command, ["verify", "--repository", str(tmp_path / "models")])
-    assert "out.onnx.data: expected the SHA-256" in verified.output
+    assert "out.onnx.data: expected the SHA-256" in operate(tmp_path / "models", "verify").output
 
 
 @pytest.mark.slow
 def test_verify_asks_again(published: tuple[Path, Path]) -> None:
     version = published[1] / "reranker" / "1"
-    verified = CliRunner().invoke(command, ["verify", "--repository", str(published[1])])
-    assert (verified.exit_code, "ok" in verified.output) == (0, True), verified.output
+    assert "ok" in ok(published[1], "verify")
     whole = (version / "model.onnx").read_bytes()
     (version / "model.onnx").write_bytes(whole[:-1] + b"\x00")
-    verified = CliRunner().invoke(command, ["verify", "--repository", str(published[1])])
+    verified = operate(published[1], "verify")
     (version / "model.onnx").write_bytes(whole)
     assert verified.exit_code == 1
     assert "expected the SHA-256" in verified.output
@@ -131,12 +120,13 @@ def _compare_with_the_sample(url: str, models: Path) -> None:
 def test_a_second_version_is_served_and_rolled_back(published: tuple[Path, Path], tmp_path: Path) -> None:
     original, models = published[0], tmp_path / "models"
     shutil.copytree(published[1], models)
-    asked = ["--repository", str(models), "--server", "127.0.0.1:9"]
-    steps = ["publish", str(original), "--name", "reranker"], ["rollback", "reranker"], ["promote", "reranker", "2"]
     served = []
-    for step in steps:
-        result = CliRunner().invoke(command, [*step, *asked])
-        assert result.exit_code == 0, result.output
+    for step in (
+        ("publish", str(original), "--name", "reranker"),
+        ("rollback", "reranker"),
+        ("promote", "reranker", "2"),
+    ):
+        ok(models, *step)
         served.append(live_versions(models / "reranker"))
     assert served == [[1, 2], [1], [1, 2]]
     message = read_config(models / "reranker")
@@ -147,7 +137,5 @@ def test_a_second_version_is_served_and_rolled_back(published: tuple[Path, Path]
     assert not list(models.rglob(".publishing-*"))
     other = tmp_path / "other.onnx"
     onnx.save(export(Encoder("hidden")), other)
-    result = CliRunner().invoke(command, ["publish", str(other), "--name", "reranker", *asked])
-    assert result.exit_code == 1
-    assert "publish it under another --name" in result.output
+    assert "publish it under another --name" in error(models, "publish", str(other), "--name", "reranker")
     assert live_versions(models / "reranker") == [1, 2]

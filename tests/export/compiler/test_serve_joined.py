@@ -16,23 +16,22 @@ import onnx
 import onnxruntime as ort
 import pytest
 import tritonclient.http as http
-from click.testing import CliRunner
 from foreign_networks import VOCABULARY, export
 from masked_networks import Masked
 from numpy.typing import NDArray
+from operating import ok
 
 from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
 from export.publishing.joined import NotJoined, prove_joined
 from export.publishing.publish import read_config
-from export.repository import repository as command
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths, is_proved
 from serving.local_server import running_server
 
 pytestmark = pytest.mark.slow
 
-MASK = "attention_mask"
+MASK, AS_ENCODER = "attention_mask", ("--name", "encoder")
 Array = NDArray[Any]
 Packed = Callable[..., Path]
 
@@ -47,13 +46,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         return folder / "packed.onnx"
 
     return write
-
-
-def publish(file: Path, models: Path, *more: str) -> str:
-    asked = ["publish", str(file), "--name", "encoder", "--repository", str(models), "--server", "127.0.0.1:9", *more]
-    result = CliRunner().invoke(command, asked)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 JOINED = [("absolute", "mean", (), False), ("rotary", "last", (), True), ("absolute", "hidden", ("y[mask]",), False)]
@@ -72,13 +64,13 @@ def test_padding_stands_where_it_changes_no_answer(
 
 def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(packed: Packed, tmp_path: Path) -> None:
     file = packed("absolute", "last")
-    printed = publish(file, tmp_path / "models")
+    printed = ok(tmp_path / "models", "publish", str(file), *AS_ENCODER)
     assert "Requests of different lengths run apart: with padding behind a text y is off by" in printed
     assert "joined_lengths" not in read_config(tmp_path / "models" / "encoder").parameters
 
 
 def test_a_version_joins_only_what_its_own_publication_proved(packed: Packed, tmp_path: Path) -> None:
-    publish(packed("absolute", "mean"), tmp_path / "models")
+    ok(tmp_path / "models", "publish", str(packed("absolute", "mean")), *AS_ENCODER)
     version = tmp_path / "models" / "encoder" / "1"
     told = Lengths.from_json(read_config(version.parent).parameters["joined_lengths"].string_value)
     assert is_proved(told, version)
@@ -151,7 +143,8 @@ def test_the_server_joins_lengths_and_gives_each_its_own_answer(
     pool: str, reads: Sequence[str], packed: Packed, tmp_path: Path
 ) -> None:
     file = packed("absolute", pool, *reads)
-    assert "Requests of different lengths run together: 16 requests beside each alone" in publish(file, tmp_path)
+    printed = ok(tmp_path, "publish", str(file), *AS_ENCODER)
+    assert "Requests of different lengths run together: 16 requests beside each alone" in printed
     config = read_config(tmp_path / "encoder")
     assert not any(given.allow_ragged_batch for given in config.input)  # the native backend would refuse the file
     original, rng = ort.InferenceSession(file), np.random.default_rng(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from foreign_networks import parse, proved
@@ -29,14 +28,9 @@ WEIGHTS = {
 }
 
 
-def model(nodes: str, outputs: str = "float[n, s, m] y") -> ir.Model:
+def model(nodes: str, outputs: str = "float y") -> ir.Model:
     text = f'<ir_version: 8, opset_import: ["": 18]> g (float[n, s, {WIDTH}] x) => ({outputs}) {{ {nodes} }}'
-    proto = onnx.parser.parse_model(text)
-    for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    for name, array in WEIGHTS.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return ir.from_proto(proto)
+    return parse(text, **WEIGHTS)
 
 
 def check_same(original: ir.Model, rewritten: Rewritten, kept: int = 0) -> None:

@@ -1,0 +1,157 @@
+"""What `vitbn rewrite` refuses: an exit code, one line that names file and reason, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from foreign_networks import parse, run
+
+PASSES = "fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, split-products, tidy"
+WITHIN = "read: expected indices within the shape (B, S, 16), found"
+OF_ENCODER = [  # arguments, exit code, a part of the line
+    ("--only fold-affine", 3, "2 places rewritten, which saves no multiplication"),
+    ("--only read-rows --require absorb-queries", 2, "that run (read-rows), found 'absorb-queries'"),
+    ("--only fold", 2, f"expected some of {PASSES}, found 'fold'"),
+    ("--dims batch", 2, "expected NAME=SIZE"),
+    ("--dims batch=²", 2, "expected NAME=SIZE, found 'batch' and '²'"),
+    ("--dims width=3", 2, "expected one of batch, seq, found 'width'"),
+    ("--read z[0]", 2, "expected one of the outputs y, found 'z'"),
+]
+OF_TOKENS = [
+    ("--read y[0,0,50]", 2, f"{WITHIN} y[0,0,50]"),
+    ("--read y[:,2:2]", 2, f"{WITHIN} y[:,2:2]"),
+    ("--read y[:,-1,[40]]", 2, f"{WITHIN} y[:,-1,[40]]"),
+    ("--read y[:,-1,[-41]]", 2, WITHIN),
+    ("--read y[:,:,16]", 2, WITHIN),
+    ("--read y[:,:,16:]", 2, "read: expected"),
+    ("--read y[0,0,0,0]", 2, "read: expected"),
+    ("--read y[a]", 2, "read: expected"),
+    ("--read y[:,-1", 2, "read: expected"),
+    ("--read y[:,[]]", 2, "expected a number, START:END or [NUMBER,...] between the brackets, found '[]'"),
+    ("--read past*", 2, "found none like 'past*'"),
+    ("--read y[:,-1] --read y", 2, "expected each output once, found an output twice"),
+    ("--read y[:,500]", 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (1, 7, 16), found"),
+    ("--read y[:,0] --time", 4, "expected the file to run on its inputs"),
+    ("--read y[:,0] --require absorb-queries", 3, "found none: nothing of its kind"),
+    ("--read y[:,0] -o out.json", 2, "out.json: expected a name as OUT.onnx, found that of its"),
+    ("--read y[:,0] -o out.npz", 2, "out.npz: expected a name as OUT.onnx, found that of its"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "code", "line"),
+    [*(("encoder", *row) for row in OF_ENCODER), *(("tokens", *row) for row in OF_TOKENS)],
+)
+def test_arguments_that_do_not_fit(
+    file: str,
+    arguments: str,
+    code: int,
+    line: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = request.getfixturevalue(file)
+    before = list(tmp_path.iterdir())
+    result = run(path, "-o", "out.onnx", *arguments.split())
+    assert (result.exit_code, list(tmp_path.iterdir())) == (code, before)
+    assert line in result.output
+    assert "Traceback" not in result.output
+
+
+def square(*nodes: tuple[str, list[str], list[str]]) -> onnx.ModelProto:
+    """`x` and `y` are float (4, 4)."""
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    made = [onnx.helper.make_node(*node) for node in nodes]
+    proto = onnx.helper.make_model(onnx.helper.make_graph(made, "g", ends[:1], ends[1:]))
+    proto.opset_import[0].version = 18
+    return proto
+
+
+def softmax(version: int = 8, **attributes: Any) -> onnx.ModelProto:
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[b, n, 4] x) => (float[b, n, 4] y) { h = Softmax(x) y = MatMul(h, w) }"""
+    proto = ir.to_proto(parse(text, w=np.ones((4, 4), np.float32)))
+    proto.graph.node[0].CopyFrom(onnx.helper.make_node("Softmax", ["x"], ["h"], **attributes))
+    proto.ir_version = version
+    return proto
+
+
+CIRCLE = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => (float[n] y) { y = own.f(x) }
+<domain: "own", opset_import: ["": 18, "own": 1]> f (x) => (y) { y = own.h(x) }
+<domain: "own", opset_import: ["": 18, "own": 1]> h (x) => (y) { y = own.f(x) }"""
+SIZE = 1 << 40  # also where a rule looks at each index of an axis
+LARGE = f"""<ir_version: 8, opset_import: ["": 18]> g (float[{SIZE}, n, 4] a, float[1, n, 4] b) =>
+(float[{SIZE}, n, 4] y) <int64[3] size = {{{SIZE}, 1, 1}}> {{ e = Expand(b, size) h = MatMul(e, w) y = Add(h, a) }}"""
+RUNS = "expected a file that ONNX Runtime runs, found "
+FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit code, parts of the line
+    "nothing": (b"", 2, "expected an ONNX model"),
+    "half a model": (b"\x08\x07hello", 2, "expected an ONNX model"),
+    "text": (b"no protobuf at all", 2, "expected an ONNX model"),
+    "a value made twice": (
+        square(("MatMul", ["x", "x"], ["y"]), ("Relu", ["x"], ["y"])),
+        2,
+        "expected an ONNX model, found a graph whose parts do not fit",
+    ),
+    "an unknown input": (
+        square(("MatMul", ["x", "nothing"], ["y"])),
+        2,
+        "expected inputs of MatMul that are known, found 'nothing'",
+    ),
+    "a circle of nodes": (
+        square(("Relu", ["x", "y"], ["z"]), ("Relu", ["z"], ["y"])),
+        2,
+        "expected no node that needs its own result, found 'z'",
+    ),
+    "a node without outputs": (
+        square(("Relu", ["x"], []), ("Relu", ["x"], ["y"])),
+        2,
+        "expected outputs of each Relu, found none at node ''",
+    ),
+    "an output that no node makes": (
+        square(("Relu", ["x"], ["z"])),
+        2,
+        "expected outputs that a node computes, found 'y'",
+    ),
+    "a name of two lines": (
+        square(("own\x1b[31m\noperator", ["x"], ["y"])),
+        4,
+        "node 'y': expected an operator of ONNX, or of ONNX Runtime that is known, found own [31m operator; nothing w",
+    ),
+    "a circle of functions": (
+        onnx.parser.parse_model(CIRCLE),
+        2,
+        "expected no function that needs its own result, found 'f'; nothing written",
+    ),
+    "sizes beyond all memory": (
+        ir.to_proto(parse(LARGE, w=np.ones((4, 4), np.float32))),
+        4,
+        f"input 'a': expected a size that fits into memory, found ({SIZE}, 5, 4); nothing written",
+    ),
+    "an axis that is not there": (softmax(axis=7), 4, f"{RUNS} … 'axis' must be in [-3 , 2]. Its actual value is: 7"),
+    "an attribute of another type": (
+        softmax(axis="a"),
+        4,
+        f"{RUNS} … Mismatched attribute type in ' : axis'. Expected: 'INT', actual: 'STRING'",
+    ),
+    "a version of the future": (softmax(99), 4, f"{RUNS}Unsupported model IR version: 99, max supported IR version"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_damaged(name: str, tmp_path: Path) -> None:
+    content, code, reason = FILES[name]
+    (path := tmp_path / "in.onnx").write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx", "--read", "y[:,-1]", "--proof", "float32")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (code, [path])
+    start, *rest = reason.split(" … ")
+    assert result.output.startswith(f"Error: {path}: {start}")
+    assert all(part in result.output for part in rest)
+    assert result.output.count("\n") == 1
+    assert not any(word in result.output for word in ("Load model", ".cc:", "::logging", "out.onnx", "EP Error"))

@@ -12,21 +12,16 @@ from common.files import typed_command
 from models import adaptation
 from models.adapt import adapt as command
 from models.adaptation import adapt
-from models.checkpoint import load, save
+from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
 from models.evaluation import measure_accuracy
 from models.recipe import TrainingOptions
-from models.registry import build
 from models.train import train as train_command
 from models.training import train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
 run = partial(commands.ok, command)
-
-
-def failure(*arguments):
-    return commands.failure(command, *arguments)[0]
 
 
 @pytest.fixture
@@ -135,30 +130,5 @@ def test_photos_are_cut_as_in_training(tmp_path):
     assert abs(mean.mean() - 0.5) < 0.02
 
 
-def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
-    images, out = load_digits().test_images[:50], tmp_path / "adapted.safetensors"
-    folder = written_pictures(tmp_path / "new", images)
-
-    def refusal(path=saved, pictures=folder, output=out):
-        said = failure(path, pictures, "--output", output)
-        assert not out.exists()
-        return said
-
-    vit = tmp_path / "vit.safetensors"
-    save(vit, build(replace(TINY, model="vit")), replace(TINY, model="vit"), {})
-    assert refusal(vit) == f"Error: {vit}: expected a network with BatchNorm, found VisionTransformer without"
-    few = written_pictures(tmp_path / "few", images[:49])
-    assert refusal(pictures=few) == f"Error: {few}: expected at least 50 pictures, found 49"
-    large = written_pictures(tmp_path / "large", np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))))
-    said = "000.png: expected the model's 28 x 28 pixels, light on black, found 32 x 32"
-    assert refusal(pictures=large) == f"Error: {large / said}"
-    (folder / "007.png").write_bytes(b"no picture")
-    assert refusal().startswith(f"Error: {folder / '007.png'}: expected a picture, found ")
-    assert refusal(output=saved).startswith(f"Error: {saved}: expected another file than the checkpoint")
-    assert "No such file" in refusal(pictures=tmp_path / "none")
-
-
-def test_the_option_of_a_training_names_the_command():
-    line, status = commands.failure(train_command, "--adapt-to", "new scans/")
-    assert (line, status) == ("Error: --adapt-to: expected the command vitbn adapt CHECKPOINT 'new scans/'", 2)
+def test_the_option_of_a_training_is_no_longer_shown():
     assert "adapt-to" not in commands.ok(train_command, "--help").output

@@ -99,33 +99,6 @@ def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
     assert result.output.splitlines()[1].split()[:2] == ["old.safetensors", f"{after.metrics['temperature']:.4f}"]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "said"),
-    [
-        ({"dataset": "mnist", "options": {"hold_out": 5.5}}, "expected --hold-out N of a --dataset in the metrics"),
-        ({"options": {"hold_out": 5}}, "in the metrics, found 5, None"),
-        ({"dataset": "photos", "options": {"hold_out": 5}}, "in the metrics, found 5, 'photos'"),
-        ({"dataset": "mnist", "options": {"hold_out": 0}}, "expected a training with --hold-out, found none"),
-        ({"dataset": "mnist", "options": {"hold_out": 5}}, "images of the shape (1, 14, 14), found (1, 28, 28)"),
-    ],
-)
-def test_command_refuses_checkpoints_of_strangers(tmp_path, small_mnist, metrics, said):
-    path, config = tmp_path / "x.safetensors", replace(TINY, image_size=(14, 14))
-    save(path, build(config), config, metrics)
-    before = path.read_bytes()
-    line, code = failure(calibrate, path, "--data-dir", small_mnist)
-    assert (code, path.read_bytes()) == (1, before)
-    assert line.startswith(f"Error: {path}: expected ")
-    assert said in line
-
-
-def test_where_nothing_was_kept_apart_it_says_what_to_type(tmp_path):
-    path, command = tmp_path / "x.safetensors", "vitbn train --dataset mnist"
-    save(path, build(TINY), TINY, {"dataset": "mnist", "options": {}, "command": command, "test_images": 10000})
-    expected = "expected a training with --hold-out, found none; keep a part of the training images for it: "
-    assert failure(calibrate, path) == (f"Error: {path}: {expected}{command} --hold-out 5000", 1)
-
-
 def test_the_folder_of_the_dataset_is_remembered(tmp_path, small_mnist, monkeypatch):
     """An explicit folder comes first; a folder that is gone is forgotten."""
     monkeypatch.delenv("MNIST_DIR", raising=False)

@@ -70,16 +70,6 @@ def test_refusal_names_field_expected_and_found(field, value, expected):
             make()
 
 
-def test_odd_width_has_no_sines_and_cosines():
-    with pytest.raises(ConfigError, match=r"^dim: expected an even number for pos_emb pe1d, found 15$"):
-        ModelConfig(dim=15, pos_emb="pe1d")
-
-
-def test_as_many_labels_as_classes():
-    with pytest.raises(ConfigError, match=r"^labels: expected 3 names, found 2$"):
-        ModelConfig(num_classes=3, labels=("a", "b"))
-
-
 @pytest.mark.parametrize("label", ["", " ", "0\n1", "\x1b[2J", "a\u202eb", "\ud800", 7, None])
 def test_labels_are_printable_names(label):
     with pytest.raises(ConfigError) as refused:
@@ -87,13 +77,38 @@ def test_labels_are_printable_names(label):
     assert str(refused.value) == f"labels: expected printable names that are not empty, found {label!r}"
 
 
-def test_labels_are_unique():
-    with pytest.raises(ConfigError, match=r"^labels: expected a different name for each class, found 'b'$"):
-        ModelConfig(num_classes=3, labels=("b", "a", "b"))
+JOINING = ModelConfig(class_attention=(3, 5))
 
 
-def test_a_cnn_has_no_patches_to_fit():
-    assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30)
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (ModelConfig(), {"dim": 15, "pos_emb": "pe1d"}, "dim: expected an even number for pos_emb pe1d, found 15"),
+        (ModelConfig(), {"num_classes": 3, "labels": ("a", "b")}, "labels: expected 3 names, found 2"),
+        (
+            ModelConfig(),
+            {"num_classes": 3, "labels": ("b", "a", "b")},
+            "labels: expected a different name for each class, found 'b'",
+        ),
+        (
+            ModelConfig(),
+            {"preprocessing": "photo", "channels": 2},
+            "channels: expected 1, grey, or 3, RGB, for photos, found 2",
+        ),
+        *(
+            (JOINING, change, "class_attention: expected ")
+            for change in ({"class_attention": (0, 4)}, {"pool": "mean"}, {"model": "cnn"}, {"model": "vit-dtn"})
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_together(config, changes, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        dataclasses.replace(config, **changes)
+
+
+def test_fields_that_fit_together():
+    assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30), "a CNN has no patches"
+    assert ModelConfig(preprocessing="photo", channels=3).input_shape == (3, 28, 28)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +145,3 @@ def test_no_field_takes_numbers_of_numpy_or_none_at_all(field, value):
     assert "\n" not in message
     foreign = isinstance(value, np.generic | np.ndarray | tuple)
     assert ("of numpy." in message) == foreign or field == "labels"
-
-
-def test_a_photo_is_grey_or_rgb():
-    assert ModelConfig(preprocessing="photo", channels=3).input_shape == (3, 28, 28)
-    with pytest.raises(ConfigError, match="channels: expected 1, grey, or 3, RGB, for photos, found 2"):
-        ModelConfig(preprocessing="photo", channels=2)

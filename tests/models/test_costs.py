@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from models.config import MODEL_NAMES, ModelConfig
 from models.costs import network_macs
@@ -32,3 +33,9 @@ def test_the_formula_counts_as_pytorch(name: str) -> None:
 def test_a_network_without_a_formula_gets_no_number(name: str) -> None:
     with pytest.raises(ValueError, match=f"found {name}"):
         network_macs(ModelConfig(model=name))
+
+
+def test_the_count_of_a_network_of_linear_layers() -> None:
+    assert macs_per_image(build(ModelConfig(model="dnnbn")).eval()) == 784 * 100 + 2 * 100 * 100 + 100 * 10
+    with pytest.raises(TypeError, match="Linear: expected a network of this project"):
+        macs_per_image(nn.Linear(3, 3))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_networks import network
 from torch import nn
 
 from models.cnn import CNN
@@ -62,6 +63,22 @@ def test_cnn_of_a_picture_too_small():
     CNN(ModelConfig(model="cnn", image_size=(20, 20)))
 
 
+@pytest.mark.parametrize("model", ["dnn", "dnnbn"])
+def test_logits_of_linear_layers_are_the_formula(model):
+    built = network(ModelConfig(model=model)).double()
+    x = image_batch(4, 1, 28, 28).double()
+    expected = x.reshape(4, 784)
+    for number in (1, 2, 3):
+        expected = built.get_submodule(f"linear{number}")(expected)
+        if model == "dnnbn":
+            norm = built.get_submodule(f"norm{number}")
+            centred = (expected - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+            expected = norm.weight * centred + norm.bias
+        expected = 1 / (1 + torch.exp(-expected))
+        assert expected.shape == (4, 100)
+    torch.testing.assert_close(built(x), built.head(expected), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_pool_decides_what_the_head_reads(pool):
     model = transformer("vit", pool=pool).eval()
@@ -98,13 +115,13 @@ def test_which_norms_a_network_has():
         "embedding_norm.norm": 16,
         "norm.norm": 16,
     }
-    for network in ("vitbnffn", "vitbn"):
-        assert set(norms_of(transformer(network, bn_features="one"))[0].values()) == {1}
+    for model in ("vitbnffn", "vitbn"):
+        assert set(norms_of(transformer(model, bn_features="one"))[0].values()) == {1}
 
 
-@pytest.mark.parametrize("network", ["vitbnffn", "vitbn"])
-def test_hidden_norm_stands_between_the_linear_and_gelu(network):
-    ffn = transformer(network).eval().blocks[0].ffn
+@pytest.mark.parametrize("model", ["vitbnffn", "vitbn"])
+def test_hidden_norm_stands_between_the_linear_and_gelu(model):
+    ffn = transformer(model).eval().blocks[0].ffn
     randomise_norms(ffn)
     x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(0))
     expected = ffn.linear2(nn.functional.gelu(ffn.hidden_norm(ffn.linear1(x))))
@@ -178,6 +195,15 @@ def test_output_projection(heads, dim_head, projects):
     assert layer(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
 
 
+def test_blocks_before_the_last_do_not_see_the_token_of_class_attention():
+    model, seen = network(ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24, class_attention=(3, 5))), []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, inputs: seen.append(tuple(inputs[0].shape)))
+    model(image_batch(3, 1, 28, 28))
+    assert seen == [(3, 16, 16), (3, 17, 16)]
+    assert [block.attention.heads for block in model.blocks] == [4, 3]
+
+
 def test_modules_need_no_torch():
     program = "import sys, benchmarks.studies.study; assert not {'torch', 'matplotlib'} & set(sys.modules)\n"
     program += "import models.config, models.data, models.train; assert 'torch' not in sys.modules"
@@ -187,10 +213,10 @@ def test_modules_need_no_torch():
 @pytest.mark.parametrize("model", ["vit", "vitbn"])
 def test_a_standardised_picture_has_no_contrast(model):
     torch.manual_seed(0)
-    network = build(ModelConfig(model=model, depth=1, standardise=True)).eval()
+    standardised = build(ModelConfig(model=model, depth=1, standardise=True)).eval()
     x = torch.rand(4, 1, 28, 28)
     with torch.no_grad():
-        torch.testing.assert_close(network(0.5 * x + 0.2), network(x), rtol=0, atol=1e-3)
-        assert network(torch.zeros_like(x)).isfinite().all(), "without ink there is no spread"
+        torch.testing.assert_close(standardised(0.5 * x + 0.2), standardised(x), rtol=0, atol=1e-3)
+        assert standardised(torch.zeros_like(x)).isfinite().all(), "without ink there is no spread"
         plain = build(ModelConfig(model="vitbn", depth=1)).eval()
         assert (plain(0.5 * x + 0.2) - plain(x)).abs().max() > 0.01

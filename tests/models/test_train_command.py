@@ -11,7 +11,6 @@ from pathlib import Path
 
 import commands
 import pytest
-import torch
 
 import models.train as module
 from models.checkpoint import load
@@ -47,69 +46,6 @@ def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
     for more in (["--epochs", 1], ["--epochs", 3, "--resume"]):
         ok(*arguments, *more)
     assert bars == [(1438, 0), (3 * 1438, 1438)]
-
-
-def test_command_that_holds_out_more_images_than_there_are(tmp_path):
-    line = "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000"
-    assert failure("--hold-out", 5000, "--output", tmp_path / "run.safetensors") == (line, 1)
-
-
-def test_command_with_an_output_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_run", None)  # refused before the first epoch
-    (tmp_path / "file").write_bytes(b"")
-    message, exit_code = failure("--depth", "1", "--epochs", "1", "--output", tmp_path / "file" / "run.safetensors")
-    assert (exit_code, str(tmp_path / "file") in message) == (1, True)
-
-
-def test_command_with_an_output_that_is_no_place_for_a_checkpoint(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for output in (tmp_path / "run.json", tmp_path / "lr0.01", tmp_path, tmp_path / "pipe", ""):
-        message, exit_code = failure("--output", output)
-        assert exit_code == 2
-        assert "'--output': expected a file for the checkpoint, such as run.safetensors, found " in message
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-
-
-@pytest.mark.parametrize("dim", [10**11, 10**19, 10**30])
-def test_command_with_a_network_larger_than_any_memory(tmp_path, dim):
-    message, exit_code = failure("--dim", dim, "--device", "cpu", "--output", tmp_path / "run.safetensors")
-    assert (exit_code, f"fits its memory, found depth 6, dim {dim}, heads 8" in message) == (1, True)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_command_on_a_device_that_is_not_there(tmp_path, device):
-    if torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available():
-        pytest.skip(f"this machine has {device}")
-    message, exit_code = failure("--device", device, "--output", tmp_path / "run.safetensors")
-    assert (exit_code, f"device {device}: expected it on this machine, found none" in message) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--lr", "0"),
-        ("--lr", "nan"),
-        ("--lr", "inf"),
-        ("--weight-decay", "nan"),
-        ("--label-smoothing", "nan"),
-        ("--clip", "inf"),
-        ("--ema", "nan"),
-        ("--batch-size", "0"),
-        ("--batch-size", "1"),
-        ("--depth", "0"),
-        ("--epochs", "0"),
-        ("--seed", "-1"),
-        ("--seed", str(2**63)),
-        ("--model", "resnet"),
-        ("--device", "abacus"),
-    ],
-)
-def test_command_with_a_value_that_is_none(tmp_path, option, value):
-    quick = ["--depth", "1", "--epochs", "1", "--output", tmp_path / "run.safetensors"]
-    message, exit_code = failure(*quick, option, value)
-    assert (exit_code, option in message) == (2, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

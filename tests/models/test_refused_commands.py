@@ -1,0 +1,131 @@
+"""What `train`, `adapt` and `calibrate` refuse: an exit code, one line, and no file written or changed."""
+
+import os
+import re
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import random_networks
+import torch
+from commands import invoke
+from PIL import Image
+
+from models.adapt import adapt
+from models.calibrate import calibrate
+from models.checkpoint import save
+from models.config import ModelConfig
+from models.data import load_digits
+from models.registry import build
+from models.train import train
+
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
+VIT = replace(TINY, model="vit")
+OTHERS = replace(VIT, image_size=(14, 14))
+METRICS = {  # of checkpoints for other images
+    "half": {"dataset": "mnist", "options": {"hold_out": 5.5}},
+    "nowhere": {"options": {"hold_out": 5}},
+    "photos": {"dataset": "photos", "options": {"hold_out": 5}},
+    "all": {"dataset": "mnist", "options": {"hold_out": 0}},
+    "small": {"dataset": "mnist", "options": {"hold_out": 5}},
+    "typed": {"dataset": "mnist", "options": {}, "command": "vitbn train --dataset mnist", "test_images": 10000},
+}
+CHECKPOINT = "'--output': expected a file for the checkpoint, such as run.safetensors, found "
+REPORT = "expected a file such as report.html, found "
+PIXELS = "expected the model's 28 x 28 pixels, light on black, found 32 x 32"
+ABSENT = "expected it on this machine, found none"
+NOTHING_KEPT = "expected a training with --hold-out, found none"
+NO_VALUES = (
+    *("--lr 0", "--lr nan", "--lr inf", "--weight-decay nan", "--label-smoothing nan", "--clip inf", "--ema nan"),
+    *("--batch-size 0", "--batch-size 1", "--depth 0", "--epochs 0", "--seed -1", f"--seed {2**63}"),
+    *("--model resnet", "--device abacus"),
+)
+ROWS = [  # command, arguments, exit code, a part of the line
+    (train, "--hold-out 5000", 1, "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000"),
+    (train, "--adapt-to 'new scans/'", 2, "--adapt-to: expected the command vitbn adapt CHECKPOINT 'new scans/'"),
+    (train, "--output text/new.safetensors", 1, "text"),
+    *((train, f"--output {path}", 2, CHECKPOINT) for path in ("run.json", "lr0.01", ".", "pipe", "''")),
+    *((train, f"--report {path}", 2, f"{REPORT}{path}") for path in (".", "report.png", "report")),
+    (
+        train,
+        "--report old.html",
+        1,
+        "Error: old.html: expected no such file yet, found one; --resume goes on, --overwrite replaces",
+    ),
+    (train, "--report /proc/report.html", 1, "/proc/report.html"),
+    *(
+        (train, f"--dim {dim} --device cpu", 1, f"fits its memory, found depth 1, dim {dim}, heads 8")
+        for dim in (10**11, 10**19, 10**30)
+    ),
+    *((train, f"--device {name}", 1, f"device {name}: {ABSENT}") for name in ("cuda", "mps")),
+    *((train, words, 2, words.split()[0]) for words in NO_VALUES),
+    (adapt, "vit pictures", 1, "Error: vit: expected a network with BatchNorm, found VisionTransformer without"),
+    (adapt, "saved few", 1, "Error: few: expected at least 50 pictures, found 49"),
+    (adapt, "saved large", 1, f"Error: large/00.png: {PIXELS}"),
+    (adapt, "saved damaged", 1, "Error: damaged/07.png: expected a picture, found "),
+    (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
+    (adapt, "saved none", 1, "No such file"),
+    (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),
+    (calibrate, "nowhere", 1, "in the metrics, found 5, None"),
+    (calibrate, "photos", 1, "in the metrics, found 5, 'photos'"),
+    (calibrate, "all", 1, f"Error: all: {NOTHING_KEPT}"),
+    (calibrate, "small", 1, "images of the shape (1, 14, 14), found (1, 28, 28)"),
+    (
+        calibrate,
+        "typed",
+        1,
+        f"Error: typed: {NOTHING_KEPT}; keep a part of the training images for it: "
+        "vitbn train --dataset mnist --hold-out 5000",
+    ),
+]
+USUAL = {
+    train: "--depth 1 --epochs 1 --output new.safetensors",
+    adapt: "--output new.safetensors",
+    calibrate: "--data-dir mnist",
+}
+
+
+def pictures(folder, images):
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image[0]).save(folder / f"{number:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, small_mnist):
+    folder, images = tmp_path_factory.mktemp("refusals"), load_digits().test_images[:50]
+    os.mkfifo(folder / "pipe")
+    (folder / "text").write_text("text")
+    (folder / "old.html").write_text("mine")
+    (folder / "mnist").symlink_to(small_mnist)
+    random_networks.saved(folder / "saved", TINY)
+    save(folder / "vit", build(VIT), VIT, {})
+    for name, metrics in METRICS.items():
+        save(folder / name, build(OTHERS), OTHERS, metrics)
+    pictures(folder / "pictures", images)
+    pictures(folder / "few", images[:49])
+    pictures(folder / "large", np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))))
+    (pictures(folder / "damaged", images) / "07.png").write_bytes(b"no picture")
+    return folder
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("command", "arguments", "code", "line"), ROWS)
+def test_one_line_and_nothing_written(command, arguments, code, line, place, monkeypatch):
+    if "--device cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    if "--device mps" in arguments and torch.backends.mps.is_available():
+        pytest.skip("this machine has MPS")
+    monkeypatch.chdir(place)
+    before = contents(place)
+    refused = invoke(command, *USUAL[command].split(), *shlex.split(arguments))
+    assert isinstance(refused.exception, SystemExit), refused.exception
+    last = refused.stderr.splitlines()[-1]
+    assert (refused.exit_code, last.startswith("Error: "), line in last) == (code, True, True), last
+    assert not re.search("^ +1 ", refused.stdout, re.MULTILINE), "refused before the first epoch"
+    assert contents(place) == before

@@ -1,18 +1,21 @@
 """Our networks on the compiler's road: any geometry in any form, what is left of their work, and what is refused."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, network, plain
+from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, network, plain, rewritten
 
 from export.compiler.analyses import alike
 from export.errors import RewriteError
 from export.graph import Form, check_network, export, rewrite
+from models.checkpoint import load
 from models.config import MODEL_NAMES, ModelConfig
 from models.norms import anneal
 from models.registry import build, randomise_norms
@@ -40,9 +43,50 @@ def test_every_network_folds(model: str, form: Form) -> None:
     done = rewrite(plain(config), form)
     counts = Counter(node.op_type for node in done.model.graph)
     assert counts["BatchNormalization"] == 0
+    assert counts["Cast"] == 1
     assert counts["Mul"] == (1 if model in ("vit", "vitbnffn") else 0), "the 1/255 before a LayerNorm"
     assert counts["LayerNormalization"] == {"vit": 7, "vitbnffn": 5}.get(model, 0)
     assert error(config, done) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(replace(SMALL, model=model) for model in FOLD),
+        *(ModelConfig(model=model, depth=depth) for model in ("vit", "vitbnffn", "vitbn") for depth in (1, 2)),
+    ],
+    ids=lambda config: f"{config.model}-{config.dim}-{config.depth}",
+)
+def test_nodes_of_the_rewritten_graph(config: ModelConfig) -> None:
+    graph, model, depth = rewritten(config, Form("all")).graph, config.model, config.depth
+    counts = Counter(node.op_type for node in graph.node)
+    assert counts["BatchNormalization"] == counts["Split"] == counts["Einsum"] == 0
+    assert counts["Transpose"] == 1 + depth  # the patches, and the tokens of each block
+    assert counts["Cast"] == 1
+    # Around the patch embedding, before attention and FFN, at the end; ViTBNFFN has none before its FFN.
+    assert counts["LayerNormalization"] == {"vit": 3 + 2 * depth, "vitbnffn": 3 + depth}.get(model, 0)
+    constants = {tensor.name for tensor in graph.initializer}
+    assert not [node.op_type for node in graph.node if set(node.input) <= constants]
+    assert counts["Shape"] == counts["Concat"] == counts["Expand"] == counts["Constant"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "additions"), [(1, 4), (2, 8)])
+def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
+    """Positions, then per block two residuals and two FFN biases; one block adds scores of positions instead."""
+    graph = rewritten(ModelConfig(depth=depth), Form("all")).graph
+    assert sum(node.op_type == "Add" for node in graph.node) == additions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 6])
+def test_the_published_checkpoint_survives_all_rewrites(reference_dir: Path, depth: int) -> None:
+    with pytest.warns(UserWarning, match="never saw a batch") if depth == 6 else nullcontext():
+        published = load(reference_dir / "vitbn.pth", depth)
+    double, single = export(published, Form("all")).comparisons
+    assert double.max_abs_error < 1e-10
+    assert single.max_abs_error < 1e-4
 
 
 @pytest.mark.slow

@@ -1,17 +1,8 @@
 import numpy as np
 import pytest
+from linear import IMAGES, LARGEST, right
 
 from export.equivalence import Comparison, EquivalenceError, compare
-
-IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
-WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255
-
-
-def right(images: np.ndarray) -> np.ndarray:
-    return images.reshape(len(images), -1).astype(np.float32) @ WEIGHTS
-
-
-LARGEST = float(np.abs(IMAGES.reshape(64, -1).astype(np.float32) @ WEIGHTS).max())
 
 
 def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:

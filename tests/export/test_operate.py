@@ -64,30 +64,6 @@ def test_rollback_and_promote(folder: Path) -> None:
 
 def test_show(folder: Path) -> None:
     assert json.loads(ok(folder, "show", "vitbn")) == json.loads((folder / "vitbn/3/manifest.json").read_text())
-    assert "9/manifest.json: expected the manifest of an export, found No such file or directory" in error(
-        folder, "show", "vitbn", "9"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("promote", "vitbn", "4"), "expected one of the versions 1, 2, 3, found 4"),
-        (("promote", "vit", "1"), "expected one of its models (vitbn), found 'vit'"),
-        (("rollback", "../vitbn"), "expected one of its models (vitbn), found '../vitbn'"),
-        (("verify", "vit"), "expected one of its models (vitbn), found 'vit'"),
-    ],
-)
-def test_what_is_not_there(folder: Path, arguments: tuple[str, ...], expected: str) -> None:
-    assert expected in error(folder, *arguments)
-    assert "Not served yet" not in operate(folder, *arguments).output
-
-
-def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
-    for name in ("list", "verify", "prune"):
-        refusal = f"Error: {tmp_path / 'none'}: expected a model repository, found no such folder\n"
-        assert operate(tmp_path / "none", name).output == refusal
-    assert not (tmp_path / "none").exists()
 
 
 def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Path) -> None:
@@ -150,12 +126,6 @@ def test_verify_takes_names(folder: Path) -> None:
     assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
     assert "expected the name other in config.pbtxt, found vitbn" in result.output
     assert "expected one of its models (other, vitbn), found 'third'" in error(folder, "verify", "third")
-
-
-def test_publish_refuses_a_name_before_the_file_is_run(folder: Path, exported: Path) -> None:
-    exported.write_bytes(b"not read")
-    said = error(folder, "publish", str(exported), "--name", "a b")
-    assert "model name: expected letters, digits, _ and -, found 'a b'" in said
 
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:

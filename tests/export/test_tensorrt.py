@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from artifacts import artifact_of
-from click.testing import Result
 from commands import invoke, ok
+from linear import IMAGES, LARGEST, right
 
 from export import to_tensorrt
 from export.engines import gpu
@@ -24,16 +24,7 @@ from export.publishing.manifest import Plan, Profile
 from export.to_tensorrt import tensorrt
 from models.config import ModelConfig
 
-IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
-WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255
 FP32, TF32, FP16 = (EngineOptions(precision, max_batch=300) for precision in ("fp32", "tf32", "fp16"))
-
-
-def right(images: Images) -> Logits:
-    return images.reshape(len(images), -1).astype(np.float32) @ WEIGHTS
-
-
-LARGEST = float(np.abs(right(IMAGES)).max())
 
 
 def wrong(error: float, at_batch: int | None = None) -> Callable[[Images], Logits]:
@@ -152,32 +143,6 @@ def test_precisions_that_do_not_lead_to_another(found: str, wanted: Any, usable:
         export_engine(artifact_of().telling(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
 
 
-def run(*arguments: object) -> Result:
-    return invoke(tensorrt, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--onnx", "a.onnx", "--model", "vit"], "expected --onnx or --model, found both"),
-        (["--min-batch", 65], "expected --min-batch <= --opt-batch <= --max-batch, found 65, 64, 5000"),
-        (["--max-batch", 8], "found 1, 64, 8"),
-        (["--precision", "int8"], "int8"),
-        (["--server-tensorrt", "24.10-py3"], "expected a version such as 10.4.0, found '24.10-py3'"),
-    ],
-)
-def test_wrong_usage(arguments: list[object], message: str) -> None:
-    result = run(*arguments)
-    assert (result.exit_code, message in result.output) == (2, True)
-
-
-def test_the_plan_does_not_replace_its_graph(tmp_path: Path) -> None:
-    (tmp_path / "a.onnx").write_bytes(b"graph")
-    (tmp_path / "link").symlink_to(tmp_path / "a.onnx")
-    result = run("--onnx", tmp_path / "a.onnx", "--output", tmp_path / "link")
-    assert (result.exit_code, "--output: expected another file than --onnx, found " in result.output) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("files", "version"),
     [
@@ -242,7 +207,9 @@ def test_what_is_missing_and_how_to_get_it(
 @pytest.mark.skipif(find_gpu() is not None, reason="this machine has a GPU")
 def test_without_a_gpu_one_line_and_nothing_written(tmp_path: Path) -> None:
     for where in ("--output", "--repository"):
-        result = run("--model", "vitbn-tiny", where, tmp_path / "written", "--timing-cache", tmp_path / "cache")
+        result = invoke(
+            tensorrt, "--model", "vitbn-tiny", where, tmp_path / "written", "--timing-cache", tmp_path / "cache"
+        )
         assert result.exit_code == 1
         assert result.output.startswith("Error: TensorRT: missing an NVIDIA GPU (a machine with its driver")
         assert len(result.output.splitlines()) == 1

@@ -81,33 +81,6 @@ def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Pa
     assert not any(node.op_type == "BatchNormalization" for node in onnx.load(tmp_path / "x.onnx").graph.node)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--checkpoint", "none.safetensors"], "none.safetensors: expected a checkpoint"),
-        (["--checkpoint", "text"], "text: expected safetensors or a PyTorch state dict"),
-        (["--checkpoint", "{trained}", "--depth", "9"], "expected at least 9 blocks (--depth 9), found 2 blocks"),
-        (["--checkpoint", "{trained}", "--name", "a/b"], "model name: expected"),
-        (["--checkpoint", "{trained}", "--repository", "text"], "text: expected a model repository, found a file"),
-        (["--checkpoint", "{trained}", "--output", "m.json"], "expected a file as OUT.onnx, found the name of its man"),
-        (["--checkpoint", "{trained}", "--output", "."], "expected a file as OUT.onnx, found a folder"),
-        (["--checkpoint", "{trained}", "--output", "{trained}"], "expected another file than the checkpoint"),
-    ],
-    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "manifest", "folder", "itself"],
-)
-def test_one_line_and_nothing_written(
-    arguments: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text").write_text("not a checkpoint")
-    result = run(*(argument.format(trained=trained) for argument in arguments))
-    assert result.exit_code == 1
-    assert message in result.output
-    assert len(result.output.splitlines()[-1]) < 300
-    assert result.output.splitlines()[-1].startswith("Error: ")
-    assert [path.name for path in tmp_path.rglob("*")] == ["text"]
-
-
 def test_paths_are_shown_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert relative(tmp_path / "models" / "x.safetensors") == Path("models", "x.safetensors")
@@ -159,34 +132,3 @@ def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> 
     assert (
         "expected a model for openvino, found a model for onnxruntime; publish it under another --name" in result.output
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--output", "x.onnx", "--threads", 0], "expected --output alone"),
-        (["--output", "x.onnx", "--threads", 1], "expected --output alone"),
-        (["--output", "x.onnx", "--name", "mine"], "expected --output alone"),
-        (["--output", "x.onnx", "--repository", "models"], "expected --output alone"),
-        (["--model", "vitbn", "--checkpoint", "x.pth"], "expected --model or --checkpoint, found both"),
-        (["--max-accuracy-drop", 1], "expected no --max-accuracy-drop: fp32 drops nothing"),
-        (["--max-accuracy-drop", "nan", "--precision", "int8"], "--max-accuracy-drop: expected a number, found nan"),
-        (["--data-dir", "nowhere"], "Directory 'nowhere' does not exist"),
-        (
-            ["--backend", "openvino", "--for", "latency"],
-            "expected --backend onnxruntime or auto with --for, found openvino",
-        ),
-        (["--backend", "auto", "--precision", "int8"], "expected --backend auto alone, found --precision"),
-        (["--backend", "auto", "--threads", "0"], "expected --backend auto alone, found --precision"),
-        (["--output", "x.onnx", "--backend", "auto"], "expected --output alone"),
-        (["--fuse-bn", "--rewrites", "none"], "expected --fuse-bn or --rewrites none, found both"),
-        (["--fuse-bn", "--rewrites", "all"], "expected --fuse-bn or --rewrites all, found both"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert message in result.output

@@ -1,0 +1,99 @@
+"""What `export`, `tensorrt` and `repository` refuse: an exit code, one line, and no file written or changed."""
+
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import random_networks
+from artifacts import ARTIFACT
+from commands import invoke
+
+from export.publishing.publish import publish
+from export.repository import repository
+from export.to_onnx import export
+from export.to_tensorrt import tensorrt
+from models.config import ModelConfig
+
+TINY = ModelConfig(depth=2, dim=16, heads=2, dim_head=8, mlp_dim=16)
+AUTO = "expected --backend auto alone, found --precision"
+MODELS = "expected one of its models (vitbn), found"
+EXPORT = [  # arguments, exit code, a part of the line
+    ("--checkpoint none.safetensors", 1, "none.safetensors: expected a checkpoint"),
+    ("--checkpoint text", 1, "text: expected safetensors or a PyTorch state dict"),
+    ("--checkpoint tiny --depth 9", 1, "expected at least 9 blocks (--depth 9), found 2 blocks"),
+    ("--checkpoint tiny --name a/b", 1, "model name: expected"),
+    ("--name ../../evil", 1, "Error: model name: expected letters, digits, _ and -, found '../../evil'"),
+    ("--checkpoint tiny --repository text", 1, "text: expected a model repository, found a file"),
+    ("--checkpoint tiny --output m.json", 1, "expected a file as OUT.onnx, found the name of its man"),
+    ("--checkpoint tiny --output .", 1, "expected a file as OUT.onnx, found a folder"),
+    ("--checkpoint tiny --output tiny", 1, "expected another file than the checkpoint"),
+    *(
+        (f"--output x.onnx {more}", 2, "expected --output alone")
+        for more in ("--threads 0", "--threads 1", "--name mine", "--repository models", "--backend auto")
+    ),
+    ("--model vitbn --checkpoint x.pth", 2, "expected --model or --checkpoint, found both"),
+    ("--max-accuracy-drop 1", 2, "expected no --max-accuracy-drop: fp32 drops nothing"),
+    ("--max-accuracy-drop nan --precision int8", 2, "--max-accuracy-drop: expected a number, found nan"),
+    ("--data-dir nowhere", 2, "Directory 'nowhere' does not exist"),
+    ("--backend openvino --for latency", 2, "expected --backend onnxruntime or auto with --for, found openvino"),
+    ("--backend auto --precision int8", 2, AUTO),
+    ("--backend auto --threads 0", 2, AUTO),
+    ("--fuse-bn --rewrites none", 2, "expected --fuse-bn or --rewrites none, found both"),
+    ("--fuse-bn --rewrites all", 2, "expected --fuse-bn or --rewrites all, found both"),
+]
+TENSORRT = [
+    ("--onnx a.onnx --model vit", 2, "expected --onnx or --model, found both"),
+    ("--min-batch 65", 2, "expected --min-batch <= --opt-batch <= --max-batch, found 65, 64, 5000"),
+    ("--max-batch 8", 2, "found 1, 64, 8"),
+    ("--precision int8", 2, "int8"),
+    ("--server-tensorrt 24.10-py3", 2, "expected a version such as 10.4.0, found '24.10-py3'"),
+    ("--onnx a.onnx --output link", 2, "--output: expected another file than --onnx, found "),
+]
+REPOSITORY = [
+    ("promote vitbn 4", 1, "expected one of the versions 1, 2, 3, found 4"),
+    ("promote vit 1", 1, f"{MODELS} 'vit'"),
+    ("rollback ../vitbn", 1, f"{MODELS} '../vitbn'"),
+    ("verify vit", 1, f"{MODELS} 'vit'"),
+    ("show vitbn 9", 1, "9/manifest.json: expected the manifest of an export, found No such file or directory"),
+    ("publish a.onnx --name 'a b'", 1, "model name: expected letters, digits, _ and -, found 'a b'"),
+    *(
+        (f"{name} --repository none", 1, "Error: none: expected a model repository, found no such folder")
+        for name in ("list", "verify", "prune")
+    ),
+]
+ROWS = [
+    *((export, *row) for row in EXPORT),
+    *((tensorrt, *row) for row in TENSORRT),
+    *((repository, *row) for row in REPOSITORY),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refusals")
+    (folder / "text").write_text("not a checkpoint")
+    (folder / "a.onnx").write_bytes(b"graph")
+    (folder / "link").symlink_to("a.onnx")
+    random_networks.saved(folder / "tiny", TINY)
+    for _ in range(3):
+        publish(folder / "triton_repo", "vitbn", ARTIFACT)
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("command", "arguments", "code", "line"), ROWS)
+def test_one_line_and_nothing_written(
+    command: click.Command, arguments: str, code: int, line: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = contents(place)
+    refused = invoke(command, *shlex.split(arguments))
+    last = refused.output.splitlines()[-1]
+    assert (refused.exit_code, last.startswith("Error: "), line in last) == (code, True, True), refused.output
+    assert len(last) < 300
+    assert "Not served yet" not in refused.output
+    assert contents(place) == before

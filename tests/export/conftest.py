@@ -1,3 +1,5 @@
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,19 @@ from export.publishing.beside import write_beside
 from export.publishing.publish import publish
 
 
+@pytest.fixture(scope="session")
+def three_versions(repository: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    def make(path: Path) -> None:
+        for _ in range(3):
+            publish(path, "vitbn", read_version(repository / "vitbn" / "1"))
+
+    return made_once("three versions", make)
+
+
 @pytest.fixture
-def folder(repository: Path, tmp_path: Path) -> Path:
+def folder(three_versions: Path, tmp_path: Path) -> Path:
     """Versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
-    for _ in range(3):
-        publish(tmp_path / "repository", "vitbn", read_version(repository / "vitbn" / "1"))
-    return tmp_path / "repository"
+    return Path(shutil.copytree(three_versions, tmp_path / "repository"))
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -17,7 +15,7 @@ from export.to_onnx import export
 from models.checkpoint import load
 from models.data import load_dataset, load_digits
 from serving.local_server import Server, running_server
-from vitbn import BENCHMARKS, COMMANDS, bench, main
+from vitbn import BENCHMARKS, COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,19 +50,6 @@ def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, t
         assert np.abs(classifier.logits(images) - published).max() < 1e-3
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
-    found = main.get_command(click.Context(main), command)
-    assert found is getattr(import_module(COMMANDS[command].module), command)
-    assert isinstance(found, click.Command)
-
-
-def test_every_program_of_the_benchmarks_is_a_subcommand_of_bench() -> None:
-    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*BENCHMARKS, "__init__"}
-    for name, entry in BENCHMARKS.items():
-        assert bench.get_command(click.Context(bench), name) is getattr(import_module(entry.module), name)
-
-
 SCRIPTS = [f"{entry.module.replace('.', '/')}.py" for entry in (COMMANDS | BENCHMARKS).values()]
 
 
@@ -95,12 +80,6 @@ def test_no_module_shadows_another_when_run_as_a_script() -> None:
         "polygraphy",
     }
     assert not siblings & (folders | dependencies | set(sys.stdlib_module_names))
-
-
-def test_the_version_is_said_once() -> None:
-    from importlib.metadata import version
-
-    assert f"## {version('vitbn')}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.live

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from test_pages import check
+from test_pages import ROOT, check
 
 from vitbn import BENCHMARKS, COMMANDS, main
 
@@ -31,6 +31,10 @@ def test_help_is_short_and_states_every_default(name: str) -> None:
     options = re.split(r"\n  (?=--)", output.partition("Options:")[2].partition("\n  --help")[0])[1:]
     silent = [" ".join(each.split()) for each in options if not re.search(r"\[(default:|required\])", each)]
     assert (bool(options), silent) == (True, [])
+
+
+def test_every_program_of_the_benchmarks_is_a_subcommand_of_bench() -> None:
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*BENCHMARKS, "__init__"}
 
 
 EXAMPLES = COMMANDS | {f"bench {name}": entry for name, entry in BENCHMARKS.items()}
@@ -63,3 +67,4 @@ def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     assert run("--version") == (0, f"vitbn {version('vitbn')}\n")
+    assert f"## {version('vitbn')}" in (ROOT / "CHANGELOG.md").read_text()

@@ -115,3 +115,11 @@ def feeds(batch: int, new: int, past: int, seed: int = 0) -> dict[str, NDArray[A
     positions = np.clip(mask.cumsum(1) - 1, 0, None)[:, past:]
     ids = rng.integers(0, WORDS, (batch, new))
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cache}
+
+
+def check_answers(expected: dict[str, NDArray[Any]], found: dict[str, NDArray[Any]]) -> None:
+    """The same outputs in the same order, to 1e-5 of the largest number of each."""
+    assert list(found) == list(expected)
+    for name, array in found.items():
+        assert array.shape == expected[name].shape, name
+        np.testing.assert_allclose(array, expected[name], atol=1e-5 * np.abs(expected[name]).max(initial=1))

@@ -20,11 +20,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from click.testing import CliRunner
-from decoder_networks import DEPTH, DIM, GROUPS, HEADS, INPUTS, SIZE, WORDS, export
+from decoder_networks import DEPTH, DIM, GROUPS, HEADS, INPUTS, SIZE, WORDS, check_answers, export
+from foreign_networks import run
 
 from export.compiler.proof.runs import Runner
-from export.rewrite import rewrite
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of others
 LAST = ("--read", "logits[:,-1:]", "--read", "*")
@@ -46,7 +45,7 @@ def rewritten(folder: Path, *reads: str) -> Path:
     """A copy of a model's folder with the rewritten file."""
     fast = folder.with_name(f"{folder.name}-fast")
     shutil.copytree(folder, fast)
-    result = CliRunner().invoke(rewrite, [str(folder / "model.onnx"), "-o", str(fast / "model.onnx"), *reads])
+    result = run(folder / "model.onnx", "-o", fast / "model.onnx", *reads)
     assert result.exit_code == 0, result.output
     return fast
 
@@ -93,8 +92,9 @@ def built(family: str, precision: str, folder: Path) -> Path:
     drawn(family, "ForCausalLM", source := folder.with_name("source"), **SHAPE | LONGEST[family])
     program = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-e", "cpu", "-p", precision]
     places = ["-i", str(source), "-o", str(folder), "-c", str(folder.with_name("cache"))]
-    run = subprocess.run([*program, *places], capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    assert run.returncode == 0, run.stderr[-2000:]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    builder = subprocess.run([*program, *places], capture_output=True, text=True, env=offline)
+    assert builder.returncode == 0, builder.stderr[-2000:]
     return folder
 
 
@@ -113,12 +113,8 @@ def check_same(plain: Path, fast: Path, grouped: bool = False) -> None:
             size = value.shape[3] if isinstance(value.shape[3], int) else 16
             feeds[value.name] = rng.standard_normal((batch, GROUPS, past, size), np.float32)
         feeds = {value.name: feeds[value.name] for value in before.session.get_inputs()}
-        expected, found = before(feeds), after(feeds)
-        expected["logits"] = expected["logits"][:, -1:]
-        assert list(found) == list(expected)
-        for name, array in found.items():
-            assert array.shape == expected[name].shape, (name, batch, new, past)
-            np.testing.assert_allclose(array, expected[name], atol=1e-5 * np.abs(expected[name]).max(initial=1))
+        expected = before(feeds)
+        check_answers(expected | {"logits": expected["logits"][:, -1:]}, after(feeds))
 
 
 def generate(folder: Path, chunks: Sequence[Any], answer: int = 0) -> list[int]:

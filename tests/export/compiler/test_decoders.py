@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from click.testing import Result
-from decoder_networks import PRESENT, export, feeds
+from decoder_networks import PRESENT, check_answers, export, feeds
 from foreign_networks import parse, run
 from numpy.typing import NDArray
 
@@ -42,13 +42,9 @@ def check_same(before: Path, after: Path, part: Callable[[Array], Array], kept: 
         value.name for value in rewritten.session.get_inputs()
     ]
     for batch, new, past in LENGTHS:
-        given = feeds(batch, new, past)
-        expected, found = plain(given), rewritten(given)
-        assert list(found) == ["logits", *kept]
-        expected["logits"] = part(expected["logits"])
-        for name, array in found.items():
-            assert array.shape == expected[name].shape, (name, batch, new, past)
-            np.testing.assert_allclose(array, expected[name], atol=1e-5 * np.abs(expected[name]).max(initial=1))
+        expected = plain(given := feeds(batch, new, past))
+        part_of_it = {"logits": part(expected["logits"]), **{name: expected[name] for name in kept}}
+        check_answers(part_of_it, rewritten(given))
 
 
 @pytest.mark.slow

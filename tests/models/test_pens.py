@@ -74,11 +74,6 @@ def test_a_resizing_is_torchs_own(images):
     torch.testing.assert_close(large @ (small @ images[:5] @ small.T) @ large.T, expected, rtol=0, atol=1e-5)
 
 
-def test_dilation_takes_the_largest_of_3x3_pixels(images):
-    expected = torch.nn.functional.max_pool2d(images, kernel_size=3, stride=1, padding=1)
-    assert torch.equal(module._largest(images), expected)
-
-
 def test_blur_is_a_gaussian_of_its_sigma():
     point = torch.zeros(2, 1, 29, 29)
     point[:, :, 14, 14] = 1

@@ -53,6 +53,7 @@ def damaged_name(path: Path) -> None:
 
 STATE_DICT = "expected a state dict of only tensors"
 NEITHER = "expected safetensors or a PyTorch state dict, found neither"
+FAMILY = "a published ViT, ViTBNFFN, ViTBN or CNN"
 FLOATING, NO_CONFIG = "expected floating-point numbers, found", "expected a model config in the metadata, found none"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no file": (lambda path: None, "expected a checkpoint, found No such file"),
@@ -71,9 +72,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "list": (pth([torch.zeros(1)]), STATE_DICT),
     "more than tensors": (pth({"epoch": 3, "weights": torch.zeros(1)}), STATE_DICT),
     "tensor": (pth(torch.zeros(1)), STATE_DICT),
-    "names of no family": (pth({"layer1.0.weight": torch.zeros(1)}), "expected a"),
-    "number as name": (pth({1: torch.zeros(1)}), "expected a"),
-    "no entry": (pth({}), "expected a"),
+    "names of no family": (
+        pth({"layer1.0.weight": torch.zeros(1)}),
+        f"tensor layer1.0.weight: expected a name of {FAMILY}",
+    ),
+    "number as name": (pth({1: torch.zeros(1)}), STATE_DICT),
+    "no entry": (pth({}), f"expected {FAMILY}, found no tensor"),
     "two networks": (
         pth({"state_dict": PUBLISHED, "state_dict_ema": OTHER}),
         "expected one network, found state_dict and state_dict_ema",
@@ -84,13 +88,16 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no block": (
         pth({name: tensor for name, tensor in PUBLISHED.items() if "layers" not in name}),
-        "expected a published ViT",
+        f"expected {FAMILY}",
     ),
-    "no head": (pth(without(PUBLISHED, "linear_head.weight")), "expected"),
-    "no variance": (pth(without(PUBLISHED, "transformer.layers.1.0.norm.BN.running_var")), "expected"),
-    "no convolution": (pth(without(CNN, "conv1.weight")), "conv1.weight"),
+    "no head": (pth(without(PUBLISHED, "linear_head.weight")), f"expected {FAMILY}, found no tensor 'head.weight'"),
+    "no variance": (
+        pth(without(PUBLISHED, "transformer.layers.1.0.norm.BN.running_var")),
+        "norm.running_var: expected (32,), found none",
+    ),
+    "no convolution": (pth(without(CNN, "conv1.weight")), f"expected {FAMILY}, found no tensor 'conv1.weight'"),
     **{
-        f"scalar {name}": (pth(PUBLISHED | {name: torch.tensor(1.0)}), "expected")
+        f"scalar {name}": (pth(PUBLISHED | {name: torch.tensor(1.0)}), "dimensions, none of size 0, found ()")
         for name in ("to_patch_embedding.2.weight", "pos_embedding_random", "transformer.layers.0.1.Lin1.weight")
     },
     "oblong patches": (pth(PUBLISHED | {"to_patch_embedding.2.weight": torch.zeros(32, 48)}), "16 patches of 48"),

@@ -12,7 +12,6 @@ import pytest
 from foreign_networks import parse, run
 
 PASSES = "fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, split-products, tidy"
-WITHIN = "read: expected indices within the shape (B, S, 16), found"
 OF_ENCODER = [  # arguments, exit code, a part of the line
     ("--only fold-affine", 3, "2 places rewritten, which saves no multiplication"),
     ("--only read-rows --require absorb-queries", 2, "that run (read-rows), found 'absorb-queries'"),
@@ -23,16 +22,15 @@ OF_ENCODER = [  # arguments, exit code, a part of the line
     ("--read z[0]", 2, "expected one of the outputs y, found 'z'"),
 ]
 OF_TOKENS = [
-    ("--read y[0,0,50]", 2, f"{WITHIN} y[0,0,50]"),
-    ("--read y[:,2:2]", 2, f"{WITHIN} y[:,2:2]"),
-    ("--read y[:,-1,[40]]", 2, f"{WITHIN} y[:,-1,[40]]"),
-    ("--read y[:,-1,[-41]]", 2, WITHIN),
-    ("--read y[:,:,16]", 2, WITHIN),
-    ("--read y[:,:,16:]", 2, "read: expected"),
-    ("--read y[0,0,0,0]", 2, "read: expected"),
-    ("--read y[a]", 2, "read: expected"),
-    ("--read y[:,-1", 2, "read: expected"),
-    ("--read y[:,[]]", 2, "expected a number, START:END or [NUMBER,...] between the brackets, found '[]'"),
+    *(
+        (f"--read {read}", 2, f"read: expected indices within the shape (B, S, 16), found {read}")
+        for read in ("y[0,0,50]", "y[:,2:2]", "y[:,-1,[40]]", "y[:,-1,[-41]]", "y[:,:,16]", "y[:,:,16:]", "y[0,0,0,0]")
+    ),
+    *(
+        (f"--read y[:,{part}]", 2, f"expected a number, START:END or [NUMBER,...] between the brackets, found '{part}'")
+        for part in ("[]", "a")
+    ),
+    ("--read y[:,-1", 2, "read: expected one of the outputs y, found 'y[:,-1'"),
     ("--read past*", 2, "found none like 'past*'"),
     ("--read y[:,-1] --read y", 2, "expected each output once, found an output twice"),
     ("--read y[:,500]", 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (1, 7, 16), found"),

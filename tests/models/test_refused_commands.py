@@ -44,7 +44,7 @@ NO_VALUES = (
 ROWS = [  # command, arguments, exit code, a part of the line
     (train, "--hold-out 5000", 1, "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000"),
     (train, "--adapt-to 'new scans/'", 2, "--adapt-to: expected the command vitbn adapt CHECKPOINT 'new scans/'"),
-    (train, "--output text/new.safetensors", 1, "text"),
+    (train, "--output text/new.safetensors", 1, "Error: text/new.safetensors: Not a directory"),
     *((train, f"--output {path}", 2, CHECKPOINT) for path in ("run.json", "lr0.01", ".", "pipe", "''")),
     *((train, f"--report {path}", 2, f"{REPORT}{path}") for path in (".", "report.png", "report")),
     (
@@ -53,7 +53,7 @@ ROWS = [  # command, arguments, exit code, a part of the line
         1,
         "Error: old.html: expected no such file yet, found one; --resume goes on, --overwrite replaces",
     ),
-    (train, "--report /proc/report.html", 1, "/proc/report.html"),
+    (train, "--report /proc/report.html", 1, "Error: /proc/report.html: No such file or directory"),
     *(
         (train, f"--dim {dim} --device cpu", 1, f"fits its memory, found depth 1, dim {dim}, heads 8")
         for dim in (10**11, 10**19, 10**30)
@@ -65,7 +65,7 @@ ROWS = [  # command, arguments, exit code, a part of the line
     (adapt, "saved large", 1, f"Error: large/00.png: {PIXELS}"),
     (adapt, "saved damaged", 1, "Error: damaged/07.png: expected a picture, found "),
     (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
-    (adapt, "saved none", 1, "No such file"),
+    (adapt, "saved none", 1, "Error: none: No such file or directory"),
     (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),
     (calibrate, "nowhere", 1, "in the metrics, found 5, None"),
     (calibrate, "photos", 1, "in the metrics, found 5, 'photos'"),

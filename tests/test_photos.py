@@ -15,10 +15,9 @@ from PIL import Image
 from clients.classifier import Classifier, Options
 from clients.infer import infer
 from clients.web.asking import Triton
-from export.images import own_dataset
 from export.to_onnx import export
 from models.checkpoint import add_metrics, load
-from models.data import DataError, load_cifar10
+from models.data import load_cifar10
 from models.data.cifar import BATCHES, LABELS
 from models.train import train
 from serving.local_server import Server, running_server
@@ -117,11 +116,6 @@ def test_int8_is_calibrated_and_measured_on_its_own_pictures(checkpoint: Path, c
     result = ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx", *options)
     assert "Converted to int8: test accuracy " in result.output
     assert "100 images" in result.output
-
-
-def test_a_model_of_other_images_is_not_measured(checkpoint: Path, mnist_dir: Path) -> None:
-    with pytest.raises(DataError, match=r"mnist: expected images \(3, 32, 32\) of 10 classes, .* found \(1, 28, 28\)"):
-        own_dataset(load(checkpoint).config, {"dataset": "mnist"}, mnist_dir)
 
 
 @pytest.mark.parametrize("label", [2, 7], ids=lambda label: LABELS[label])

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -138,34 +138,33 @@ def test_without_a_common_first_axis_nothing_is_joined(packed: Packed, tmp_path:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("pool", "reads"), [("mean", ()), ("hidden", ("y[mask]",))])
-def test_the_server_joins_lengths_and_gives_each_its_own_answer(
-    pool: str, reads: Sequence[str], packed: Packed, tmp_path: Path
-) -> None:
-    file = packed("absolute", pool, *reads)
-    printed = ok(tmp_path, "publish", str(file), *AS_ENCODER)
-    assert "Requests of different lengths run together: 16 requests beside each alone" in printed
-    config = read_config(tmp_path / "encoder")
-    assert not any(given.allow_ragged_batch for given in config.input)  # the native backend would refuse the file
-    original, rng = ort.InferenceSession(file), np.random.default_rng(0)
+def test_the_server_joins_lengths_and_gives_each_its_own_answer(packed: Packed, tmp_path: Path) -> None:
+    files = {"mean": packed("absolute", "mean"), "hidden": packed("absolute", "hidden", "y[mask]")}
+    for name, file in files.items():
+        printed = ok(tmp_path, "publish", str(file), "--name", name)
+        assert "Requests of different lengths run together: 16 requests beside each alone" in printed
+        config = read_config(tmp_path / name)
+        assert not any(given.allow_ragged_batch for given in config.input)  # the native backend would refuse the file
+    rng = np.random.default_rng(0)
     texts = [rng.integers(0, VOCABULARY, (1, int(tokens))) for tokens in rng.integers(1, 100, 200)]
-    expected = [original.run(None, {"input_ids": ids, MASK: np.ones_like(ids)})[0] for ids in texts]
-    with running_server(tmp_path) as server:
-        url = server.http_url
-        with ThreadPoolExecutor(12) as clients:
-            found = list(clients.map(lambda ids: ask(url, ids, np.ones_like(ids)), texts))
-        for one, own in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, own, rtol=0, atol=1e-5)
-        client = http.InferenceServerClient(url)
-        assert all(given["allow_ragged_batch"] for given in client.get_model_config("encoder")["input"])
-        (counts,) = client.get_inference_statistics("encoder")["model_stats"]
-        assert counts["execution_count"] < counts["inference_count"]
+    with running_server(tmp_path) as server, http.InferenceServerClient(server.http_url) as client:
+        for name, file in files.items():
+            original = ort.InferenceSession(file)
+            ask_it = partial(ask, server.http_url, name)
+            with ThreadPoolExecutor(12) as clients:
+                found = list(clients.map(ask_it, texts))
+            for one, ids in zip(found, texts, strict=True):
+                alone = original.run(None, {"input_ids": ids, MASK: np.ones_like(ids)})[0]
+                np.testing.assert_allclose(one, alone, rtol=0, atol=1e-5)
+            assert all(given["allow_ragged_batch"] for given in client.get_model_config(name)["input"])
+            (counts,) = client.get_inference_statistics(name)["model_stats"]
+            assert counts["execution_count"] < counts["inference_count"]
 
 
-def ask(url: str, ids: Array, mask: Array) -> Array:
+def ask(url: str, model: str, ids: Array) -> Array:
     inputs = [http.InferInput(name, ids.shape, "INT64") for name in ("input_ids", MASK)]
-    for given, array in zip(inputs, (ids, mask), strict=True):
+    for given, array in zip(inputs, (ids, np.ones_like(ids)), strict=True):
         given.set_data_from_numpy(array)
     with http.InferenceServerClient(url) as client:
-        found: Array = client.infer("encoder", inputs).as_numpy("y")
+        found: Array = client.infer(model, inputs).as_numpy("y")
         return found

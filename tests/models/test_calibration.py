@@ -4,19 +4,17 @@ import pooch
 import pytest
 import torch
 import torch.nn.functional as F
+import trainings
 from commands import failure, ok
 
 from models.calibrate import calibrate
 from models.checkpoint import CheckpointError, add_metrics, load, save
-from models.config import ModelConfig
-from models.data import DataError, load_again, load_dataset, load_digits
+from models.data import DataError, load_again, load_dataset
 from models.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
-from models.recipe import TrainingOptions
 from models.registry import build
-from models.training import train
 
-TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
-OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu", hold_out=400)
+TINY = replace(trainings.TINY, model="vit")
+OPTIONS = replace(trainings.OPTIONS, epochs=2, hold_out=400)
 KEYS = ["temperature", "calibration_error", "calibration_error_before", "least_evidence"]
 KEYS += ["rejected_held_out", "rejected_drawings"]
 
@@ -60,13 +58,13 @@ def test_error_is_the_formula():
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_digits().first(800)
+    return trainings.first_digits(800)
 
 
 @pytest.fixture
 def trained(tmp_path, digits):
     path = tmp_path / "tiny.safetensors"
-    *_, _ = train(TINY, digits, OPTIONS, path)
+    trainings.run(path, digits, OPTIONS, TINY)
     return path
 
 
@@ -104,7 +102,7 @@ def test_the_folder_of_the_dataset_is_remembered(tmp_path, small_mnist, monkeypa
     monkeypatch.delenv("MNIST_DIR", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
     data, path = load_dataset("mnist", small_mnist), tmp_path / "tiny.safetensors"
-    *_, _ = train(TINY, data, replace(OPTIONS, epochs=1, hold_out=60), path)
+    trainings.run(path, data, replace(OPTIONS, epochs=1, hold_out=60), TINY)
     assert load(path).metrics["data_dir"] == str(small_mnist.absolute())
     ok(calibrate, path)
     assert (

@@ -109,6 +109,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def is_axes(told: Any) -> bool:
+    """Whether `told` of a manifest, such as `never_empty`, maps names to lists of axes."""
+    lists = told.values() if isinstance(told, dict) else [None]
+    return all(isinstance(axes, list) and all(isinstance(axis, int) and axis >= 0 for axis in axes) for axes in lists)
+
+
 def read_listed(folder: Path) -> Listed:
     """Reads the manifest in a version's folder. Raises Damaged."""
     return Listed.of(read_manifest(folder / MANIFEST_FILE))

@@ -104,7 +104,7 @@ def publish(
             name = name or default_name
             engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
             serving = Serving(engine, instances, threads, max_batch=most, goal=goal)
-            write = partial(publishing.publish, repository, name, artifact, serving)
+            write = partial(publishing.publish, repository, name, artifact, serving, click.echo)
             model_dir = repository / name
             before = served(model_dir) if model_dir.is_dir() else []
             live = _connect(**server)  # refuses a wrong key before anything is written

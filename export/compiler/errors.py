@@ -29,6 +29,10 @@ class NotSupported(ForeignError):
     """The passes or the proof do not support the graph."""
 
 
+class ProcessEnded(NotSupported):
+    """ONNX Runtime ended its process, or did not answer in time."""
+
+
 class NoReference(NotSupported):
     """The proof in double lacks an operator."""
 

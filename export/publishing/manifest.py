@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common import repository
 from common.files import reason
-from common.repository import SAMPLE_FILE, Listed
+from common.repository import SAMPLE_FILE, Listed, is_axes
 from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.config import ModelConfig
+
+TOLD = ("test_accuracy", "packed", "joined_lengths", "never_empty")  # fields of an Origin that a manifest may lack
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Origin:
 
     `test_accuracy`: of the file itself; None: not measured. `network`: None for a network of another origin. `engine`:
     None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_lengths`: how a
-    server joins requests of different lengths, as in config.pbtxt. `facts`: for people; no program reads them.
+    server joins requests of different lengths, as in config.pbtxt. `never_empty`: input -> axes that a server must not
+    leave empty. `facts`: for people; no program reads them.
     """
 
     rewrites: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ class Origin:
     engine: Plan | None = None
     packed: str | None = None
     joined_lengths: str | None = None
+    never_empty: Mapping[str, Sequence[int]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,6 +111,8 @@ class Origin:
         for name in ("packed", "joined_lengths"):
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), str)
+        if self.never_empty is not None and not is_axes(self.never_empty):
+            raise TypeError(f"never_empty {self.never_empty!r}")
         _check_accuracy(self.test_accuracy)
 
     @property
@@ -120,8 +126,7 @@ class Origin:
     def to_json(self) -> dict[str, Any]:
         """Side by side: free facts, the network's fields and the file's own."""
         held: dict[str, Any] = {**self.facts, "rewrites": [*self.rewrites], "precision": self.precision}
-        told = ("test_accuracy", "packed", "joined_lengths")
-        held |= {name: value for name in told if (value := getattr(self, name)) is not None}
+        held |= {name: value for name in TOLD if (value := getattr(self, name)) is not None}
         if self.network:
             held |= self.network.to_json()
         if self.engine:
@@ -190,7 +195,7 @@ def _origin(held: dict[str, Any]) -> Origin:
     network = _network(held) if held.get("model_config") is not None else None
     engine = _plan(held.pop("engine")) if "engine" in held else None
     _check_type("rewrites", rewrites := held.pop("rewrites") if network else held.pop("rewrites", []), list)
-    told = {name: held.pop(name, None) for name in ("test_accuracy", "packed", "joined_lengths")}
+    told = {name: held.pop(name, None) for name in TOLD}
     return Origin(tuple(rewrites), held.pop("precision", "fp32"), **told, network=network, engine=engine, facts=held)
 
 

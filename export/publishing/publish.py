@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ from export.errors import PublishError
 from export.publishing.artifact import Artifact, open_version, read_version
 from export.publishing.beside import put
 from export.publishing.described import Version
+from export.publishing.emptied import as_line, never_empty
 from export.publishing.manifest import Manifest
 from export.publishing.picture_config import PictureConfig
 from export.publishing.replay import replay
@@ -62,8 +63,16 @@ MOST_LETTERS = 200  # of a model's name; a file system takes 255
 WARMUP = "warmup"  # Triton's folder of inputs
 
 
-def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
+def publish(
+    repository: Path,
+    name: str,
+    artifact: Artifact,
+    serving: Serving | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Publishes the next version and serves it beside the former default; returns its folder.
+
+    `say` is told if the file ends ONNX Runtime's process on inputs without elements.
 
     An existing config.pbtxt keeps what `serving` does not set, except TF32 and TensorRT's batch sizes, which follow the
     served versions. Raises PublishError, also for an ONNX file that does not answer its sample.
@@ -79,7 +88,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         _check_kind(model_dir, engine, manifest)
         present.append(1 + max(present, default=0))
         model = _model(model_dir, engine, present, default, Version(manifest, artifact.sample))
-        return _add(model_dir, artifact, model, config_pbtxt(model, serving, held))
+        return _add(model_dir, artifact, model, config_pbtxt(model, serving, held), say)
 
 
 def _check_next(model_dir: Path, held: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
@@ -117,7 +126,9 @@ def _version(folder: Path) -> Version:
     return Version(artifact.manifest, sample)
 
 
-def _add(model_dir: Path, artifact: Artifact, model: Model, message: pb.ModelConfig) -> Path:
+def _add(
+    model_dir: Path, artifact: Artifact, model: Model, message: pb.ModelConfig, say: Callable[[str], None]
+) -> Path:
     """The version first: Triton refuses a config that names a missing version."""
     number, text = model.present[-1], to_text(message).encode()
 
@@ -131,12 +142,12 @@ def _add(model_dir: Path, artifact: Artifact, model: Model, message: pb.ModelCon
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
-            _write_version(staging / "1", artifact, text)
+            _write_version(staging / "1", artifact, text, say)
             write_config(staging)
             _rename(staging, model_dir)
         return model_dir / "1"
     with _staging(model_dir) as staging:
-        _write_version(staging, artifact, text)
+        _write_version(staging, artifact, text, say)
         _rename(staging, model_dir / str(number))
     try:
         write_config(model_dir)
@@ -274,7 +285,7 @@ def _check_kind(model_dir: Path, engine: str, manifest: Manifest) -> None:
         raise PublishError(f"{model_dir}: expected a {expected}, found a {manifest.file}")
 
 
-def _write_version(folder: Path, artifact: Artifact, config: bytes) -> None:
+def _write_version(folder: Path, artifact: Artifact, config: bytes, say: Callable[[str], None]) -> None:
     """With the model's `config`, which a supervisor reads if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, config)
     for place, content in artifact.contents.items():
@@ -283,6 +294,9 @@ def _write_version(folder: Path, artifact: Artifact, config: bytes) -> None:
     written = read_version(folder)
     if written.manifest.file == ONNX_FILE:
         replay(written)
+        if never := never_empty(written):
+            write_atomically(folder / MANIFEST_FILE, artifact.telling(never_empty=never).manifest.to_json())
+            say(as_line(never))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
 from serving.backends.contract import Config, ModelRefused, check_features, check_tensors, parameter
 from serving.backends.lengths import PARAMETER, Lengths, is_proved
+from serving.backends.never_empty import guarded
 
 
 class StandIn(ABC):
@@ -44,18 +45,18 @@ class StandIn(ABC):
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or self.default_file
         # errors name the real folder, even if the launcher renamed the repository
-        path = Path(args["model_repository"], args["model_version"], name).resolve()
+        version = Path(args["model_repository"], args["model_version"])
+        path = Path(version, name).resolve()
         try:
             check_features(config)
             if not path.exists():
                 raise ModelRefused("the model file does not exist")
-            self.engine = self.load(path, config, args)
+            self.engine = guarded(self.load(path, config, args), version)
             lengths = joined_lengths(config)
             check_tensors(config, self.engine.inputs, self.engine.outputs, lengths.inputs if lengths else ())
         except ModelRefused as refusal:
             message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
-        version = Path(args["model_repository"], args["model_version"])
         proved = lengths if lengths and is_proved(lengths, version) else None
         self.joining: Joining | None = (proved or EqualShapes()) if config["max_batch_size"] > 0 else None
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from export.compiler.errors import NoReference, NotSupported
+from export.compiler.errors import NoReference, NotSupported, ProcessEnded
 from export.compiler.graph.constants import Array
 from export.compiler.graph.inside import LARGE, outline
 from export.compiler.graph.reads import Read
@@ -114,7 +114,7 @@ def session(path: Path, packed: bool = False, lean: bool = False, threads: int =
 def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
     """In a process of its own: on empty inputs some of ONNX Runtime's kernels divide by zero, abort or never end.
 
-    Raises NotSupported if there is no answer.
+    Raises NotSupported if ONNX Runtime refuses them, ProcessEnded if it does not live to say so.
     """
     fork = multiprocessing.get_context("fork")  # the session has no threads
     mine, its = fork.Pipe(duplex=False)
@@ -124,11 +124,14 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
         process.start()
     its.close()
     try:
-        answer: dict[str, Array] | str = mine.recv() if mine.poll(EMPTY_S) else f"no answer within {EMPTY_S} s"
+        if not mine.poll(EMPTY_S):
+            raise ProcessEnded(f"expected an answer, found no answer within {EMPTY_S} s")
+        answer: dict[str, Array] | str = mine.recv()
     except EOFError:
-        answer = "the end of ONNX Runtime's process"
-    process.kill()
-    process.join()
+        raise ProcessEnded("expected an answer, found the end of ONNX Runtime's process") from None
+    finally:
+        process.kill()
+        process.join()
     if isinstance(answer, str):
         raise NotSupported(f"expected an answer, found {answer}")
     return answer

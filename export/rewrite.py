@@ -140,6 +140,8 @@ def _print(file: Path, output: Path, written: Written) -> None:
         click.echo(f"  {'now constant':16}{len(fixed):>{wide}}  inputs with a default, as all weights are: {names}")
     for proof in written.proofs:
         click.echo(f"Proved {proof}")
+    for line in written.manifest["not_compared"]:
+        click.echo(line)
     for timed in written.timed:
         click.echo(f"Timed {timed}")
     files = " and ".join(str(output.with_name(name)) for name in written.files)

@@ -105,18 +105,21 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     without = without_double(plain.graph)
     double = request.proof == "float64" and without is None
     asked = Asked(reads, request.dims, given, double, request.inputs_only, request.packed)
+    left: list[str] = []
     with staged(output) as written:
         say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(rewritten.model))
         own = Comparison(dtype, beside(asked.double, without))
-        proved = prove(rounds(plain, graph, path, asked, say), rewritten.model, runner, own, say)
+        drawn = rounds(plain, graph, path, asked, say, left.append)
+        proved = prove(drawn, rewritten.model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
         origin = describe(path, original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
         artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, origin)
+        artifact = artifact.telling({"not_compared": left})
         del runner  # holds all weights
         timed = _timed(path, written, graph, sizes, weight_bytes(original)) if request.time else ()
         lay(written, artifact)

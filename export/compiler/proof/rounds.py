@@ -63,15 +63,21 @@ class Asked:
 
 
 def rounds(
-    original: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None] = lambda _: None
+    original: ir.Model,
+    graph: ir.Graph,
+    path: Path,
+    asked: Asked,
+    say: Callable[[str], None] = lambda _: None,
+    leave: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Round]:
     """The user's inputs, then drawn ones: sizes are tried from small to large, then with --dims fixed.
 
-    Last a dimension is 0, wherever the original answers that with numbers or an empty output.
+    Last a dimension is 0, wherever the original answers that with numbers or an empty output. `leave` is told of an
+    empty batch that it does not answer.
 
     Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
     """
-    runs = _Original(original, graph, path, asked, say)
+    runs = _Original(original, graph, path, asked, say, leave)
     if asked.inputs:
         file, feeds = asked.inputs
         runs.check_memory([bound_sizes(graph, feeds)])
@@ -97,8 +103,16 @@ def rounds(
 
 
 class _Original:
-    def __init__(self, model: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None]) -> None:
-        self.model, self.graph, self.asked, self.say = model, graph, asked, say
+    def __init__(
+        self,
+        model: ir.Model,
+        graph: ir.Graph,
+        path: Path,
+        asked: Asked,
+        say: Callable[[str], None],
+        leave: Callable[[str], None],
+    ) -> None:
+        self.model, self.graph, self.asked, self.say, self.leave = model, graph, asked, say, leave
         self.runner = Runner(path, weight_bytes(model))
         self.reason = ""  # of the first attempt that failed
         self.unsupported: ForeignError | None = None
@@ -140,10 +154,13 @@ class _Original:
         try:
             found = answers_apart(self.runner, feeds)
             answers = picked([*found], [*found.values()], self.asked.reads, self._mask(feeds))
-        except ForeignError:
+            if not all(np.isfinite(array.astype(np.float64)).all() for array in answers):
+                raise NotSupported("expected finite numbers, found others")
+        except ForeignError as error:
+            if any(not sizes[symbol] for symbol in first_dimensions(self.graph) & sizes.keys()):
+                self.leave(f"Not compared, {_text(sizes)}: the original gives no answer: {error}")
             return None
-        finite = all(np.isfinite(array.astype(np.float64)).all() for array in answers)
-        return Round(_text(sizes), feeds, answers, None, empty=True) if finite else None
+        return Round(_text(sizes), feeds, answers, None, empty=True)
 
     def answers(self, feeds: Feeds) -> Arrays:
         found = self.runner(feeds)

@@ -37,13 +37,17 @@ class Runner:
     """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
     that a session has read or transposed stay in memory as long as it lives.
 
-    `packed`, for smaller files, and `threads`: see `session`. Raises NotSupported if ONNX Runtime refuses the file.
+    `packed`, for smaller files, `threads` and `layouts`: see `session`. Raises NotSupported if ONNX Runtime refuses the
+    file.
     """
 
-    def __init__(self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1) -> None:
-        self.path, self.large, self.threads = path, weights > LARGE, threads
+    def __init__(
+        self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1, layouts: bool = True
+    ) -> None:
+        self.path, self.weights, self.threads, self.layouts = path, weights, threads, layouts
+        self.large = weights > LARGE
         self.packed = packed and not self.large
-        self.session = session(path, self.packed, lean=self.large, threads=threads)
+        self.session = session(path, self.packed, self.large, threads, layouts)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.taken = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
@@ -70,11 +74,16 @@ class Runner:
             runner.run(None, own)
         return lambda: runner.run(None, own)
 
+    def without_layouts(self) -> Runner:
+        return Runner(self.path, self.weights, self.packed, self.threads, layouts=False)
+
     def _own(self, feeds: Feeds) -> Feeds:
         return {name: array for name, array in feeds.items() if name in self.taken}
 
     def _ready(self) -> ort.InferenceSession:
-        return session(self.path, lean=True, threads=self.threads) if self.large else self.session
+        if not self.large:
+            return self.session
+        return session(self.path, lean=True, threads=self.threads, layouts=self.layouts)
 
     def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
         """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
@@ -87,12 +96,17 @@ class Runner:
         runner.run_with_iobinding(binding)
 
 
-def session(path: Path, packed: bool = False, lean: bool = False, threads: int = 1) -> ort.InferenceSession:
+def session(
+    path: Path, packed: bool = False, lean: bool = False, threads: int = 1, layouts: bool = True
+) -> ort.InferenceSession:
     """Raises NotSupported if ONNX Runtime refuses the file.
 
-    `packed`: faster, in more memory. `lean`: slower, in less.
+    `packed`: faster, in more memory. `lean`: slower, in less. `layouts`: ONNX Runtime may lay channels of
+    convolutions out in blocks.
     """
     options = ort.SessionOptions()
+    if not layouts:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     if lean:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))
@@ -133,7 +147,7 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
         process.kill()
         process.join()
     if isinstance(answer, str):
-        raise NotSupported(f"expected an answer, found {answer}")
+        raise NotSupported(answer)
     return answer
 
 

@@ -36,13 +36,16 @@ class Pick:
 
 @dataclass
 class Tokens:
-    """`inside`: the nodes that read tokens, in order. `rows`: those that pick tokens. `roles`: of what they compute."""
+    """`inside`: the nodes that read tokens, in order. `rows`: those that pick tokens. `joining`: those that join the
+    tokens of a text. `roles`: of what they compute.
+    """
 
     shapes: Shapes
     entries: HiddenEntries
     roles: dict[ir.Value, Roles] = field(default_factory=dict)
     inside: dict[ir.Node, None] = field(default_factory=dict)
     rows: dict[ir.Node, Pick] = field(default_factory=dict)
+    joining: set[ir.Node] = field(default_factory=set)
 
     def leads(self, value: ir.Value) -> bool:
         """Whether texts and tokens are its first axes."""
@@ -62,7 +65,10 @@ def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, 
     tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks], drawn))
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
-        if not reads_shape_alone(node) and node not in flat and _starts(tokens, node):
+        if node in chosen and chosen[node].whole in tokens.roles and chosen[node].flat is not None:
+            raise Refused.at(node, "of a text without tokens it may take a token of another")
+        starts = chosen[node].whole in tokens.roles if node in chosen else _starts(tokens, node)
+        if not reads_shape_alone(node) and node not in flat and starts:
             tokens.inside[node] = None
             _follow(tokens, node, chosen.get(node))
     for output in shapes.graph.outputs:
@@ -95,6 +101,8 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
             if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
                 raise Refused.at(node, "expected an axis of texts alone of what it picks")
             tokens.rows[node] = Pick(given[0], join.rows, join.axis)
+    if join.zero or join.done:
+        tokens.joining.add(node)
     for output in node.outputs:
         if output.uses() or output.is_graph_output():
             tokens.roles[output] = _roles(tokens, node, output, given, join)

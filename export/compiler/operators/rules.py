@@ -134,6 +134,12 @@ def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(kept, {0: kept})
 
 
+def lp_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    mixed = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])
+    kept = box({own: indices for own, indices in demand if own != mixed})
+    return Demand(kept, {0: kept})
+
+
 def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if index:
         return everything(node)

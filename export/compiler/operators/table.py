@@ -95,6 +95,7 @@ STANDARD = _rows(
     ("Softmax", Operator(rules.softmax, POSITIVE)),
     ("LogSoftmax", Operator(rules.softmax)),
     ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm)),
+    ("LpNormalization", Operator(rules.lp_norm)),
     ("BatchNormalization", Operator(rules.batch_norm)),
     ("MatMul", Operator(rules.matmul, ZERO_IF_ANY, macs.matrices(0, 1))),
     ("Gemm", Operator(rules.gemm, macs=macs.gemm)),

@@ -62,7 +62,9 @@ class Body:
         return self._grids[value, rank, batch]
 
     def _is_packed(self, node: ir.Node) -> bool:
-        """Whether all its inputs and outputs can be packed."""
+        """Whether all its inputs and outputs can be packed; a softmax of tokens would join those of all texts."""
+        if node in self.tokens.joining:
+            return False
         for output in node.outputs:
             if output in self.tokens.roles and not self.tokens.leads(output):
                 return False
@@ -208,7 +210,8 @@ class Body:
         operator, attributes = node.op_type, [*node.attributes.values()]
         if operator in RESIZING and not node.domain:
             operator = "Expand" if operator == "Expand" else "Reshape"
-            inputs, attributes = [inputs[0], self._shape(node.outputs[0], packed)], []
+            kept = 1 if operator == "Expand" else -1
+            inputs, attributes = [inputs[0], self._shape(node.outputs[0], packed, kept)], []
         new = ir.Node(node.domain, operator, inputs, attributes, num_outputs=len(node.outputs))
         self.nodes.put(new, f"{node.outputs[0].name}_packed", node.outputs[0].dtype)
         for old, made in zip(node.outputs, new.outputs, strict=True):
@@ -232,8 +235,9 @@ class Body:
             return self.grid(value, self.shapes.rank(output), self.tokens.roles[output].batch or 0)
         return self.grid(value)
 
-    def _shape(self, output: ir.Value, packed: bool) -> ir.Value:
+    def _shape(self, output: ir.Value, packed: bool, kept: int) -> ir.Value:
+        """`kept`: the size by which the operator keeps the number of packed tokens."""
         dims: Sequence[Dim] = self.shapes.dims(output)
         if packed:
-            return self.nodes.vector([1, -1, *map(self._size, dims[2:])])
+            return self.nodes.vector([1, kept, *map(self._size, dims[2:])])
         return self.nodes.vector([self._size(dim) for dim in dims])

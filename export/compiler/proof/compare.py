@@ -128,8 +128,10 @@ def prove(
             double.add(each.double, double_answers(rewritten, each.feeds))
         say(f"the written file in ONNX Runtime, {each.source}")
         found = _answers(runner, each, leave)
-        if each.double is None:
-            own.add(each.answers, [*found.values()], empty=each.empty)
+        if each.empty:
+            _add_empty(own, each, [*found.values()])
+        elif each.double is None:
+            own.add(each.answers, [*found.values()])
         else:
             own.add(each.double, [*found.values()], each.answers)
         sources.append(each.source)
@@ -137,6 +139,18 @@ def prove(
         del each, found  # a large decoder's answers, while the next are computed
     proofs = tuple(comparison.proof() for comparison in (double, own) if comparison.rounds)
     return Proved(proofs, "; ".join(sources), *samples[0])
+
+
+def _add_empty(own: Comparison, each: Round, found: Sequence[Array]) -> None:
+    """Raises ProofFailed, also for a number: a sum over no tokens has no bias."""
+    alone = Comparison(own.precision, own.beside, own=[*own.own])
+    try:
+        alone.add(each.answers, found, empty=True)
+        alone.proof()
+    except ProofFailed as failed:
+        reason = str(failed).removesuffix(f"; {OWN_INPUTS}")
+        raise ProofFailed(f"{each.source}: {reason}; --dims NAME=SIZE draws a size other than 0") from failed
+    own.add(each.answers, found, empty=True)
 
 
 def _answers(runner: Runner, each: Round, leave: Callable[[str], None]) -> dict[str, Array]:

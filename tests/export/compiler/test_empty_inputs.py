@@ -103,6 +103,20 @@ def test_answers_of_another_shape_fail_the_proof(tmp_path: Path) -> None:
         both(tmp_path, before, after, **SIZES)
 
 
+SUMMED = """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 3] x) => (float[b, 3] y) {
+    s = ReduceSum<keepdims = 0>(x, axis) """
+BIAS_OF_NO_TOKEN = """size = Shape<start = 1, end = 2>(x) float = Cast<to = 1>(size) some = Min(float, unit)
+    less = Sub(unit, some) y = Add(s, less) }"""
+
+
+def test_a_sum_over_no_token_is_compared(tmp_path: Path) -> None:
+    given = {"axis": np.array([1]), "unit": np.ones(1, np.float32)}
+    right = f"{SUMMED} y = Identity(s) }}"
+    assert both(tmp_path, right, right, **given)[0].rounds
+    with pytest.raises(ProofFailed, match=r"^drawn at b=\d, n=0: float32: .* found 1.0e\+00; --dims NAME=SIZE draws"):
+        both(tmp_path, right, SUMMED + BIAS_OF_NO_TOKEN, **given)
+
+
 def convolved(declared: str) -> str:
     """A sum whose terms have the same batch, as `declared` says; ONNX Runtime's inference loses it at the Reshape."""
     return f"""<ir_version: 8, opset_import: ["": 17]> g (float[b, 32, 8, 8] x) => (float[b, 32, 8, 8] y) {declared} {{

@@ -3,6 +3,7 @@
 The proxy variables of the environment are ignored, redirects are refused.
 """
 
+import json
 import os
 import re
 import socket
@@ -80,7 +81,7 @@ class Server:
         await self._client.close()
 
     def _refused(self, error: Any) -> ClientError:
-        words, status = _line(error.message() or ""), error.status()
+        words, status = _line(_plain(error.message() or "")), error.status()
         words = f"HTTP {status}" if words == _WORDLESS else words
         if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
             return self.no_triton(f"HTTP {status}, {words}")
@@ -164,6 +165,14 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, socket.gaierror) or not cause.errno:
         return cause.strerror or str(cause) or "the connection ended"  # such as TLS to a server without TLS
     return os.strerror(cause.errno)
+
+
+def _plain(words: str) -> str:
+    """The error inside the JSON that a proxy sends as the words of a gRPC status; else the words themselves."""
+    try:
+        return str(json.loads(words)["error"])
+    except (ValueError, LookupError, TypeError):
+        return words
 
 
 def _line(words: str) -> str:

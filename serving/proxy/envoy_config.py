@@ -39,6 +39,7 @@ def contents(settings: Settings, folder: str) -> dict[str, str]:
     """File name -> YAML, the file that names the others last; Envoy sees the files under `folder`."""
     texts = _endpoints(settings) if settings.by_file else {}
     values = {"headers_s": HEADERS_S, "answer_s": ANSWER_S, "folder": folder, "by_file": settings.by_file}
+    values["passwords"] = settings.passwords
     guard = Path(__file__).with_name("guard.lua").read_text()
     return texts | {"envoy.yaml": _fill("envoy.yaml", **vars(settings), **values, guard=guard)}
 

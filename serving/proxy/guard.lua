@@ -9,7 +9,8 @@ local HOW = "(KServe's SDK: set_data_from_numpy(array, binary_data=True); curl: 
   .. "tensor's bytes, with -H 'Inference-Header-Content-Length: BYTES OF THE JSON')"
 
 local function refuse(handle, status, text)
-  handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
+  handle:headers():replace("x-guard", "refused") -- local_reply_config keeps this text, and makes JSON of it
+  handle:respond({ [":status"] = status }, text)
 end
 
 -- Says why Triton must not read this JSON header of a request, or nil; `body_bytes`: the size of the request's body.

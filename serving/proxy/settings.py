@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -48,7 +50,8 @@ class Settings:
     """Clients speak HTTP and gRPC at all `ports` of `host`; administration is at 127.0.0.1:`admin`.
 
     `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. `page`: where
-    `vitbn web` listens, at its port `http`. Raises ValueError.
+    `vitbn web` listens, at its port `http`; with keys its visitors log in as CLIENT with the password KEY. Raises
+    ValueError.
     """
 
     backends: Sequence[Backend]
@@ -70,8 +73,10 @@ class Settings:
         if self.admin in ports and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         places = self._places()
-        if self.page is not None and self.keys:
-            raise ValueError("expected a page or keys, found both: browsers send no key")
+        if self.page is not None and (names := [client for client in self.keys if ":" in client]):
+            raise ValueError(
+                f"client {names[0]!r}: expected a name without a colon, as the page's visitors log in by it"
+            )
         here = self.host in EVERY_INTERFACE and self.page is not None and self.page.host in LOOPBACK
         if here and self.page is not None and self.page.http in self.ports:
             raise ValueError(f"port {self.page.http} of the page: expected another port than the proxy's")
@@ -81,6 +86,14 @@ class Settings:
             raise ValueError("expected IP addresses or names, found both: names cannot be drained by a file")
         if any(each.draining and not each.is_address for each in self.backends):
             raise ValueError("expected an IP address of the server to drain, found a name")
+
+    @property
+    def passwords(self) -> str:
+        """The keys as Envoy's basic authentication wants them: lines CLIENT:{SHA}DIGEST, as by `htpasswd -s`."""
+        digests = {
+            client: hashlib.sha1(key.encode(), usedforsecurity=False).digest() for client, key in self.keys.items()
+        }
+        return "\n".join(f"{client}:{{SHA}}{base64.b64encode(digest).decode()}" for client, digest in digests.items())
 
     def _places(self) -> list[tuple[str, int]]:
         ports = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]

@@ -38,8 +38,9 @@ def test_the_command_writes_what_envoy_accepts(tmp_path: Path) -> None:
     assert states(folder / "http.yaml") == ["UNKNOWN", "UNKNOWN"]
     assert invoke(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
     assert states(folder / "grpc.yaml") == ["UNKNOWN", "DRAINING"]
+    keys.write_text("web:1 a-key-of-16-characters\n")
     code, told = invoke(*TWO, "--output", str(folder), "--keys", str(keys), "--page", "127.0.0.1")
-    assert (code, told.endswith("browsers send no key\n")) == (1, True)
+    assert (code, "client 'web:1': expected a name without a colon" in told) == (1, True)
 
 
 def test_servers_may_be_names(tmp_path: Path) -> None:

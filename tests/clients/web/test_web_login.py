@@ -63,7 +63,9 @@ def test_the_page_s_own_requests_carry_the_browser_s_login(guarded: str, browser
     try:
         page = context.new_page()
         with page.expect_response("**/api/models") as models:
-            assert page.goto(f"http://{guarded}/").status == 200
+            answer = page.goto(f"http://{guarded}/")
+        assert answer is not None
+        assert answer.status == 200
         assert models.value.status == 503, "the page's own answer"
     finally:
         context.close()

@@ -66,7 +66,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envoy_config, "ANSWER_S", 1)
 
 
-def error_of(url: str, method: str, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str) -> tuple[int, str]:
+def error_of(
+    url: str, method: str, path: str, body: bytes | Iterator[bytes] | None = None, **headers: str
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection(url, timeout=60)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     try:

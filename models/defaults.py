@@ -24,13 +24,20 @@ AVERAGED = 10  # the moving average spans the last tenth of the steps
 
 
 def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Values of the options that are not `given`, and why. Empty for datasets with a name."""
+    """Values of the options that are not `given`, and why. Empty for datasets with a name.
+
+    Raises DataError for a transformer's pictures of a size that no usual patch divides.
+    """
     if data.pictures is None:
         return {}, ""
     count = len(data.train_labels)
     few = count < FEW
     model = given.get("model") or ("cnn" if few and _suits_cnn(data, given) else "vitbn")
     kind = "cnn" if model in ("cnn", "dnn", "dnnbn") else "transformer"
+    if kind == "transformer" and "patch_size" not in given:
+        from models.data.folder import check_patches
+
+        check_patches((data.train_images.shape[2], data.train_images.shape[3]))
     least, most = EPOCHS[kind]
     batch = min(given.get("batch_size") or BATCH[few], max(2, count))
     epochs = given.get("epochs") or max(least, min(most, SEEN[kind] // count))

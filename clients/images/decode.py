@@ -13,12 +13,9 @@ from typing import BinaryIO
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from clients.errors import InvalidImage
-
-# Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+from common.decoding import DECODED_SIDE, FORMATS
 
 DRAFTED = "drafted"  # key in a picture's info: whether it was decoded at a reduced size
-_DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
 def read_image(
@@ -44,7 +41,7 @@ def read_image(
                 noted("several pages or frames; the first is read")
             size = image.size
             if not whole:
-                image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
+                image.draft(None, (DECODED_SIDE, DECODED_SIDE))
             image.info[DRAFTED] = image.size != size
             held = size if image.info.get("progressive") else image.size  # libjpeg holds all of a progressive file
             if most_pixels is not None and held[0] * held[1] > most_pixels:

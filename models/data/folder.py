@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from common.decoding import DECODED_SIDE, FORMATS
 from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
@@ -24,9 +25,8 @@ from models.data.split import Record, copies, split, split_again
 
 SIDE = 28  # pixels
 PATCHES = 7  # per side, about
+FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the work of 7
 MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
-# As clients/images/decode.py. Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 GREY_MODES = frozenset(("1", "L", "LA", "I", "F"))
 COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
 
@@ -89,6 +89,23 @@ def _patch(side: int) -> int:
     return min(divisors, key=lambda each: abs(math.log(side / each / PATCHES)))
 
 
+def check_patches(size: tuple[int, int]) -> None:
+    """Raises DataError for an image whose height or width has no divisor near PATCHES patches, such as a prime."""
+    for side in size:
+        if not _suits(side):
+            near = [next(filter(_suits, sizes), None) for sizes in (range(side - 1, 0, -1), range(side + 1, 2 * side))]
+            others = " or ".join(str(each) for each in near if each)
+            raise DataError(
+                f"image-size: expected a height and width that a transformer's patches divide, found {side}; "
+                f"take {others}, or give --patch-size"
+            )
+
+
+def _suits(side: int) -> bool:
+    patches = side // _patch(side)
+    return patches <= MOST_PATCHES and (patches >= FEWEST_PATCHES or side <= PATCHES)
+
+
 def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
     """What `read` gives for each path. Raises DataError, which names all paths that fail."""
     done, faults = [], []
@@ -129,6 +146,7 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
     """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W)."""
     with _opened(path) as picture:
+        picture.draft(None, (DECODED_SIDE, DECODED_SIDE))
         upright = _eight_bits(ImageOps.exif_transpose(picture))
         if upright.has_transparency_data:
             layered = upright.convert("RGBA")
@@ -155,6 +173,7 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
 
 def _is_grey(path: Path) -> bool:
     with _opened(path) as picture:
+        picture.draft(None, (DECODED_SIDE, DECODED_SIDE))
         picture.load()  # so that all damaged files are named together
         return picture.mode in GREY_MODES or picture.mode.startswith("I;16")
 

@@ -44,7 +44,7 @@ def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
     `held_out`: number of training pictures; None: a tenth if there are MANY and no class has a single picture, else
     none. Raises DataError.
     """
-    if files.held_out and held_out:
+    if files.held_out and held_out is not None:
         raise DataError(f"{folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
     train, test, held = files.train, files.test, files.held_out
     if not files.is_parted:

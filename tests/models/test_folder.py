@@ -3,6 +3,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from commands import failure, ok
 from PIL import Image
 
 from clients.images import paths
+from clients.images.decode import read_image
 from clients.images.photo import photo_to_model_input
 from models.checkpoint import load
 from models.data import DataError, split
-from models.data.folder import MAX_PIXELS, load_folder, read_picture
+from models.data.folder import MAX_PIXELS, check_patches, load_folder, read_picture
 from models.data.picture_files import SUFFIXES
 from models.train import train
 
@@ -207,9 +209,19 @@ def test_parts_of_other_classes_are_refused(folder):
         load_folder(place)
 
 
-def test_a_part_of_its_own_needs_no_other(folder):
-    with pytest.raises(DataError, match="expected no --hold-out, as it holds pictures apart, found 9"):
-        load_folder(parted(folder, "val", "test"), held_out=9)
+@pytest.mark.parametrize("held_out", [0, 9])
+def test_a_part_of_its_own_needs_no_other(folder, held_out):
+    with pytest.raises(DataError, match=f"expected no --hold-out, as it holds pictures apart, found {held_out}"):
+        load_folder(parted(folder, "val", "test"), held_out=held_out)
+
+
+@pytest.mark.parametrize("size", [(2500, 2100), (1100, 5000)])
+def test_a_large_jpeg_has_the_same_pixels_in_training_and_for_clients(tmp_path, size):
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (size[1] // 25, size[0] // 25, 3), np.uint8))
+    small.resize(size, Image.Resampling.NEAREST).save(tmp_path / "large.jpg")
+    asked = photo_to_model_input(read_image(tmp_path / "large.jpg"), (3, 28, 28))
+    np.testing.assert_array_equal(read_picture(tmp_path / "large.jpg", 3, (28, 28)), asked)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +230,14 @@ def test_a_part_of_its_own_needs_no_other(folder):
 def test_a_patch_size_divides(folder, size, patch):
     data = load_folder(folder, size)
     assert (data.patch_size, data.model_config("vitbn", 1).image_size) == (patch, size)
+
+
+@pytest.mark.parametrize(
+    ("side", "sizes"), [(29, "28 or 30"), (53, "52 or 54"), (46, "45 or 48"), (28, None), (3, None)]
+)
+def test_a_size_without_patches_names_the_nearest(side, sizes):
+    with pytest.raises(DataError, match=f"divide, found {side}; take {sizes}, ") if sizes else nullcontext():
+        check_patches((28, side))
 
 
 @pytest.mark.parametrize("held_out", [2, 46])

@@ -8,7 +8,7 @@ from commands import ok
 from PIL import Image
 
 from models.checkpoint import load
-from models.data.dataset import Dataset
+from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
 from models.defaults import usual
 from models.recipe import configure
@@ -40,6 +40,13 @@ def test_what_is_given_stands():
     assert not given.keys() & chosen.keys()
     assert chosen["model"] == "vitbn", "an option of transformers asks for a transformer"
     assert usual(folder_of(240), {"epochs": 7})[0]["model"] == "cnn"
+
+
+def test_a_transformer_of_pictures_of_a_prime_size_names_the_way_out():
+    with pytest.raises(DataError, match="found 53; take 52 or 54, or give --patch-size"):
+        usual(folder_of(240, 53), {"model": "vit"})
+    assert usual(folder_of(240, 53), {"model": "vit", "patch_size": (53, 53)})[0]["depth"] == 2
+    assert usual(folder_of(240, 53), {})[0]["model"] == "cnn"
 
 
 def test_datasets_with_a_name_keep_the_published_options():

@@ -37,6 +37,7 @@ RATES = (0.0005, 0.005, 0.01)
 AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
 SMALL, LONG = "learning-rates-three-seeds/learning-rates", "learning-rates-0.01-all-images/learning-rates"
 WHOLE = "learning-rates/learning-rates"
+GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in (0.0005, 0.005)}
 PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
 RIGHT = "test images right, %"
 
@@ -223,6 +224,14 @@ TABLES: dict[str, list[Row]] = {
         fall("vit", 3, "91 to 78"),
         fall("vitbnffn", 3, "92 to 90"),
         *(fall(model, 4, "as at 3, stronger") for model in PAIR),
+    ],
+    "garments": [
+        ("test garments right, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
+        *(
+            by_model(f"rate {rate:g}, 1 block each: {name}", study, rate, (1, 1, 1), figure)
+            for rate, study in GARMENTS.items()
+            for name, figure in (("last epoch", last), ("mean of the epochs", average))
+        ),
     ],
     "sigmoids": [
         (RIGHT, "without BatchNorm", "with BatchNorm", "size"),

@@ -91,12 +91,15 @@ def _shifted(shapes: Shapes, tokens: ir.Value, shift: Array) -> Shifts:
 
 def _solution(weight: Array, wanted: Array) -> Array | None:
     """s with s W = `wanted`, to double's rounding."""
+    rounding, rows = ROUNDING * max(1.0, float(np.abs(wanted).max())), len(weight) + 1
+    few = np.linalg.qr(np.column_stack([weight.T, wanted])[:rows], mode="r")
+    if len(few) == rows and abs(few[-1, -1]) > 2 * np.sqrt(rows) * rounding:
+        return None  # nothing solves even as many equations as there are features and one more
     orthogonal, triangle = np.linalg.qr(weight.T)
     if triangle.shape[0] == triangle.shape[1] and np.abs(np.diag(triangle)).min() > ROUNDING:
         shift = np.linalg.solve(triangle, orthogonal.T @ wanted)
     else:  # as many solutions as directions that no query sees; the shortest
         shift = np.linalg.lstsq(weight.T, wanted, rcond=None)[0]
-    rounding = ROUNDING * max(1.0, float(np.abs(wanted).max()))
     return np.asarray(shift) if np.abs(shift @ weight - wanted).max() <= rounding else None
 
 

@@ -21,6 +21,7 @@ from onnx_ir.external_data import set_base_dir
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
+from export.compiler.graph.constants import FLOATS
 from export.compiler.graph.defaults import restore_defaults, split_defaults
 from export.compiler.graph.inside import LARGE, InsideTensor, join, outline
 
@@ -64,7 +65,12 @@ def _loaded(path: Path) -> ir.Model:
     """Large weights inside the file stay there, too, until they are read."""
     data = outline(path) if path.stat().st_size > LARGE else None
     if data is None:
-        return ir.load(path)
+        model = ir.load(path)
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
+                value.const_value = ir.tensor(tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string)
+        return model
     proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     model, place = ir.from_proto(proto), path.resolve()
     set_base_dir(model.graph, place.parent)

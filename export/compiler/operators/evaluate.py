@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx_ir.serde import serialize_node
 
 from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.operators.kernels import KERNELS
@@ -22,6 +24,7 @@ from export.compiler.operators.kernels import KERNELS
 # The proof asks every node again, with other inputs. A node that changes needs another runner, and no pass changes
 # which inputs a node has.
 RUNNERS: WeakKeyDictionary[ir.Node, ReferenceEvaluator] = WeakKeyDictionary()
+SHARED = 256  # runners; networks have fewer kinds of nodes
 
 
 class UnknownOperator(Exception):
@@ -60,7 +63,7 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
     }
     try:
         if node not in RUNNERS:
-            RUNNERS[node] = _runner(node, list(feeds))
+            RUNNERS[node] = _runner(node)
         results = RUNNERS[node].run(None, feeds)
     except Exception as error:  # numpy, torch and onnx share no base class
         reason = " ".join(str(error).split())[:200] or "expected an operator with a reference, found none"
@@ -86,21 +89,29 @@ def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Arr
     return dict(zip(node.outputs, held, strict=True))
 
 
-def _runner(node: ir.Node, inputs: list[str]) -> ReferenceEvaluator:
-    proto = ir.to_proto(node)
+def _runner(node: ir.Node) -> ReferenceEvaluator:
+    proto = serialize_node(node)
+    for field in ("name", "doc_string", "metadata_props"):
+        proto.ClearField(field)
     for position, value in enumerate(node.inputs):
         proto.input[position] = f"in{position}" if value is not None else ""
     for position, output in enumerate(node.outputs):
         proto.output[position] = f"out{position}" if output.name else ""
     _widen(proto)
-    graph = onnx.helper.make_graph(
-        [proto],
-        "node",
-        [onnx.helper.make_empty_tensor_value_info(name) for name in inputs],
-        [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output if name],
-    )
     versions = dict(node.graph.opset_imports) if node.graph is not None else {"": onnx.defs.onnx_opset_version()}
-    return ReferenceEvaluator(graph, opsets=versions, new_ops=KERNELS)
+    return _shared_runner(proto.SerializeToString(), tuple(versions.items()))
+
+
+@lru_cache(SHARED)
+def _shared_runner(node: bytes, versions: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
+    """Of all nodes that differ in their values alone: a runner costs as much as ten runs of it."""
+    proto = onnx.NodeProto.FromString(node)
+    inputs, outputs = (
+        [onnx.helper.make_empty_tensor_value_info(name) for name in names if name]
+        for names in (proto.input, proto.output)
+    )
+    graph = onnx.helper.make_graph([proto], "node", inputs, outputs)
+    return ReferenceEvaluator(graph, opsets=dict(versions), new_ops=KERNELS)
 
 
 def _widen(proto: onnx.NodeProto) -> None:

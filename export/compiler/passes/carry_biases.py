@@ -92,7 +92,7 @@ def _shifted(shapes: Shapes, tokens: ir.Value, shift: Array) -> Shifts:
 def _solution(weight: Array, wanted: Array) -> Array | None:
     """s with s W = `wanted`, to double's rounding."""
     rounding, rows = ROUNDING * max(1.0, float(np.abs(wanted).max())), len(weight) + 1
-    few = np.linalg.qr(np.column_stack([weight.T, wanted])[:rows], mode="r")
+    few = np.asarray(np.linalg.qr(np.column_stack([weight.T, wanted])[:rows], mode="r"))
     if len(few) == rows and abs(few[-1, -1]) > 2 * np.sqrt(rows) * rounding:
         return None  # nothing solves even as many equations as there are features and one more
     orthogonal, triangle = np.linalg.qr(weight.T)

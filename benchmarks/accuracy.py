@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from benchmarks.measure.candidate import Candidate
     from export.equivalence import Classifier, Images, Logits
-    from models.checkpoint import Checkpoint
+    from models.checkpoints.checkpoint import Checkpoint
     from models.data import Dataset
 
 BATCH = 250
@@ -116,7 +116,7 @@ def _on_data(networks: Sequence[Own]) -> Iterator[dict[str, Any]]:
 
 def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
     from benchmarks.measure.conditions import SMALL, conditions
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     _check_digits("--conditions", networks, data)
     pictures = conditions(data)
@@ -145,7 +145,7 @@ def _on_brought(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, An
     import numpy as np
 
     from benchmarks.measure.brought import DIGITS, NOT_DIGITS, pictures
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     _check_digits("--brought", networks, data)
     chosen = np.linspace(0, len(data.test_labels) - 1, min(BROUGHT, len(data.test_labels))).astype(int)
@@ -186,8 +186,8 @@ def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
     """The network adapted to `images` as by `vitbn adapt`; None for a network without BatchNorm."""
     import torch
 
-    from models.adaptation import AdaptationError, adapt, last_block_of_training
-    from models.checkpoint import save
+    from models.checkpoints.checkpoint import save
+    from models.training.adaptation import AdaptationError, adapt, last_block_of_training
 
     try:
         network = adapt(source.model, torch.from_numpy(images), last_block_of_training(source.metrics))
@@ -210,7 +210,7 @@ def _in_runtimes(network: Own, data: Dataset) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from export.errors import ExportError
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     expected: Logits | None = None
     for name, make in _classifiers(network, load(network.path), data).items():

@@ -32,7 +32,7 @@ from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED, shipped
-from models.config import MODEL_NAMES, ModelConfig
+from models.networks.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Record
@@ -122,7 +122,7 @@ def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
 
 
 def _config(name: str, depth: int | None, published: bool) -> ModelConfig:
-    from models.checkpoint import read_config
+    from models.checkpoints.checkpoint import read_config
 
     if name not in MODEL_NAMES:
         return read_config(shipped(name))

@@ -30,7 +30,7 @@ def steady(context: click.Context, seconds: float, anyway: bool, json_path: Path
     from export.graph import Form
     from export.pipeline import export_checkpoint
     from models.catalog import shipped
-    from models.checkpoint import read_config
+    from models.checkpoints.checkpoint import read_config
 
     checkpoint, threads = shipped("vitbn"), cores()
     with recording(json_path, threads) as record:

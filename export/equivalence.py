@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from export.compiler.proof.tolerances import WORST, allowed, relative_error
 from export.errors import ExportError
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 if TYPE_CHECKING:
     import onnx_ir as ir

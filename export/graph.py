@@ -36,9 +36,9 @@ from export.images import NamedImages, embedded_sample
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.rewrite_file import clean, without_functions
-from models.checkpoint import Checkpoint
-from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
-from models.norms import NeverAffine, NotAffine, TokenNorm
+from models.checkpoints.checkpoint import Checkpoint
+from models.networks.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
+from models.networks.norms import NeverAffine, NotAffine, TokenNorm
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 ONE_IMAGE = {"batch": 1}  # for counting costs

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from export.equivalence import Images
-from models.config import ModelConfig
 from models.data import DataError, Dataset, load_again, load_digits
+from models.networks.config import ModelConfig
 
 COUNT = 64
 DIGIT_SHAPE = (1, 28, 28)

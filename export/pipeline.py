@@ -21,7 +21,7 @@ from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Serving
-from models.checkpoint import Checkpoint, load
+from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError
 from export.precision_table import Precision
 from export.publishing.artifact import Artifact, onnx_artifact
-from models.config import INPUT_NAME
 from models.data import Dataset
+from models.networks.config import INPUT_NAME
 
 CALIBRATION_IMAGES = 512
 CALIBRATION_SEED = 0

@@ -195,7 +195,7 @@ def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
     from common.repository import ONNX_FILE
     from export.errors import PublishError
     from export.publishing.beside import read_beside
-    from models.config import ModelConfig
+    from models.networks.config import ModelConfig
 
     beside = file.with_suffix(".json")
     if file.suffix == ".onnx" and not beside.exists() and name is not None:

@@ -81,7 +81,7 @@ def export(
     _check_options(name, repository, output, options)
     from export.errors import ExportError
     from export.pipeline import check_destination, served_name, write
-    from models.checkpoint import CheckpointError
+    from models.checkpoints.checkpoint import CheckpointError
     from models.data import DataError
 
     path = checkpoint or shipped(model or "vitbn")
@@ -130,7 +130,7 @@ def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, op
     from export.graph import Form
     from export.pipeline import Target, export_for
     from export.publishing.triton_config import Serving
-    from models.checkpoint import UntrainedBlockWarning
+    from models.checkpoints.checkpoint import UntrainedBlockWarning
 
     auto = options["backend"] == "auto"
     rewrites: Any = options["rewrites"] or ("all" if auto and not options["fuse_bn"] else "bn")

@@ -9,7 +9,7 @@ import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
 from models.data import DataError
-from models.outputs import CHECKPOINTS, check_output
+from models.training.outputs import CHECKPOINTS, check_output
 
 
 @click.command()
@@ -23,8 +23,8 @@ from models.outputs import CHECKPOINTS, check_output
 )
 def adapt(checkpoint: Path, folder: Path, output: Path | None) -> None:
     """Copy CHECKPOINT with the BatchNorm statistics of the pictures in FOLDER, which need no labels."""
-    from models.adaptation import AdaptationError, adapt_checkpoint
-    from models.checkpoint import CheckpointError
+    from models.checkpoints.checkpoint import CheckpointError
+    from models.training.adaptation import AdaptationError, adapt_checkpoint
 
     output = output or CHECKPOINTS / f"{checkpoint.stem}-{folder.resolve().name}.safetensors"
     try:

@@ -11,8 +11,8 @@ import vitbn_packages  # first: reports another `models` that hides ours
 from models.data import DATA_DIR_HELP, DATASETS, DataError, load_again
 
 if TYPE_CHECKING:
-    from models.checkpoint import Checkpoint
-    from models.metrics import Metrics
+    from models.checkpoints.checkpoint import Checkpoint
+    from models.checkpoints.metrics import Metrics
 
 
 @click.command()
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS, and when they reject, on the images that their training held out."""
-    from models.checkpoint import CheckpointError, add_metrics, load
-    from models.recipe import TrainingError
+    from models.checkpoints.checkpoint import CheckpointError, add_metrics, load
+    from models.training.recipe import TrainingError
 
     click.echo(
         f"{'checkpoint':24}  temperature  calibration error % before   after  rejected % held-out  drawings of others"
@@ -42,8 +42,8 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     """The metrics that `calibrate` adds. Raises CheckpointError if the training held out no images, and DataError."""
-    from models.checkpoint import CheckpointError
-    from models.evaluation import measure_calibration
+    from models.checkpoints.checkpoint import CheckpointError
+    from models.evaluation.evaluation import measure_calibration
 
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")

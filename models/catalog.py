@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from models.metrics import Metrics
+    from models.checkpoints.metrics import Metrics
+    from models.networks.config import ModelConfig
 
 OF_DIGITS = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-coarse", "vitbn-tiny", "vitbnffn", "vit", "cnn")
 OF_GARMENTS = ("garments", "garments-cnn")
@@ -49,8 +49,8 @@ class Description(NamedTuple):
 
 def describe(name: str) -> Description:
     """Reads a shipped checkpoint's safetensors header alone, which needs no torch."""
-    from models import metrics as metrics_json
-    from models.config import ModelConfig
+    from models.checkpoints import metrics as metrics_json
+    from models.networks.config import ModelConfig
 
     with shipped(name).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -69,7 +69,7 @@ def matching(config: ModelConfig) -> Path | None:
 @click.command()
 def models() -> None:
     """List the shipped checkpoints: architecture, accuracy and cost."""
-    from models.costs import network_macs
+    from models.networks.costs import network_macs
 
     click.echo(
         f"{'name':15} {'model':9} {'dataset':13} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10}"

@@ -1,4 +1,4 @@
-"""Command line: dataset -> checkpoint. `models/recipe.py` has the options, `models/training.py` the loop."""
+"""Command line: dataset -> checkpoint. `models/training` has the options and the loop."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import click
 from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from models import metrics
 from models.catalog import NameChoice
-from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
+from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
-from models.defaults import usual
-from models.interval import wilson
-from models.outputs import CHECKPOINTS, check_output
-from models.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
+from models.evaluation.interval import wilson
+from models.networks.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
+from models.training.defaults import usual
+from models.training.outputs import CHECKPOINTS, check_output
+from models.training.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -230,7 +230,7 @@ def _check_new(output: Path, resume: bool, overwrite: bool) -> None:
 
 
 def _earlier_pictures(output: Path) -> Record | None:
-    """The record of a folder's earlier training; None without its file: `training.train` says what is wrong then."""
+    """The record of a folder's earlier training; None without its file: `loop.train` says what is wrong then."""
     try:
         pictures: Record | None = metrics.from_json(output.with_suffix(".json").read_text()).get("pictures")
     except (OSError, ValueError):
@@ -251,16 +251,16 @@ def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
-    from models import training
     from models.data import hold_out
+    from models.training import loop
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
     images = len(part.train_labels) + options.drawn
     finished = _finished_epochs(output) if resume else 0
     with _progress(options.epochs * images, finished * images) as on_batch:
-        epochs = training.train(config, data, options, output, resume, on_batch)
+        epochs = loop.train(config, data, options, output, resume, on_batch)
         if track:
-            from models import tracking
+            from models.training import tracking
 
             epochs = tracking.track(epochs, output, resume, _print_above_the_bar)
         what = f"{config.model}, depth {config.depth}," if config.is_transformer else config.model
@@ -279,8 +279,8 @@ def _run(
 
 def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> None:
     from common.files import write_atomically
-    from models.report import measure
-    from models.report_page import page
+    from models.evaluation.report import measure
+    from models.evaluation.report_page import page
 
     write_atomically(path, page(measure(checkpoint, data, device)).encode(errors="backslashreplace"))
     click.echo(f"Wrote {path}: open it in a browser")
@@ -305,7 +305,7 @@ def _say_accuracy(output: Path) -> None:
 
 
 def _finished_epochs(output: Path) -> int:
-    """For the progress bar alone: `training.train` reads them exactly."""
+    """For the progress bar alone: `loop.train` reads them exactly."""
     try:
         return int(json.loads(output.with_suffix(".json").read_bytes())["epochs"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -164,10 +164,10 @@ def made_once(shared_dir: Path) -> Callable[[str, Callable[[Path], object]], Pat
 
 @pytest.fixture(scope="session")
 def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
-    from models.config import ModelConfig
     from models.data import load_digits
-    from models.recipe import TrainingOptions
-    from models.training import train
+    from models.networks.config import ModelConfig
+    from models.training.loop import train
+    from models.training.recipe import TrainingOptions
 
     def make(path: Path) -> None:
         options = TrainingOptions(epochs=6, batch_size=50, lr=0.003, seed=0, device="cpu", schedule="one-cycle")

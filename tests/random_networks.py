@@ -2,9 +2,9 @@
 
 import torch
 
-from models.checkpoint import save
-from models.registry import build, randomise_norms
-from models.vit import plain_attention
+from models.checkpoints.checkpoint import save
+from models.networks.registry import build, randomise_norms
+from models.networks.vit import plain_attention
 
 
 def network(config, seed=0, attention=plain_attention):

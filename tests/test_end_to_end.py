@@ -12,7 +12,7 @@ from commands import ok
 
 from clients.classifier import Classifier, Options
 from export.to_onnx import export
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import load_dataset, load_digits
 from serving.local_server import Server, running_server
 from vitbn import BENCHMARKS, COMMANDS

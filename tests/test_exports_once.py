@@ -9,8 +9,8 @@ import torch
 from exports_once import once
 
 from export.graph import Served
-from models.config import ModelConfig
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.registry import build
 
 EXAMPLE = (torch.zeros(2, 1, 28, 28, dtype=torch.uint8),)
 

@@ -12,7 +12,7 @@ from clients.classifier import Classifier, Options
 from clients.infer import infer
 from export.to_onnx import export
 from models.catalog import shipped
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import FASHION_MNIST_LABELS, Dataset, load_dataset
 from serving.local_server import Server, running_server
 

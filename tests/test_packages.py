@@ -28,7 +28,7 @@ def hide(folder, package, *modules):
 @pytest.mark.parametrize("form", ["package", "module"])
 def test_a_script_says_that_it_is_hidden(tmp_path, form):
     if form == "package":
-        hide(tmp_path, "models", "config")
+        hide(tmp_path, "models", "catalog")
     else:
         (tmp_path / "models.py").write_text("")
     done = run([sys.executable, str(ROOT / "models/train.py"), "--help"], tmp_path)

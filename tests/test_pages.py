@@ -264,7 +264,7 @@ def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
     from export.compiler.pipeline import PASSES
     from export.graph import Form, export
     from models.catalog import shipped
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     left = []
     for name, digits in (("vitbn", 2), ("vitbn-tiny", 3)):

@@ -16,7 +16,7 @@ from clients.classifier import Classifier, Options
 from clients.infer import infer
 from clients.web.asking import Triton
 from export.to_onnx import export
-from models.checkpoint import add_metrics, load
+from models.checkpoints.checkpoint import add_metrics, load
 from models.data import load_cifar10
 from models.data.cifar import BATCHES, LABELS
 from models.train import train

@@ -14,11 +14,11 @@ from export.graph import Form
 from export.pipeline import export_checkpoint
 from models.calibrate import measure
 from models.catalog import OF_DIGITS, OF_GARMENTS, PRETRAINED, SHIPPED, matching, models, shipped
-from models.checkpoint import load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import load
 from models.data import FASHION_MNIST_LABELS, load_dataset
-from models.evaluation import measure_accuracy
-from models.macs import macs_per_image
+from models.evaluation.evaluation import measure_accuracy
+from models.networks.config import ModelConfig
+from models.networks.macs import macs_per_image
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.996,

@@ -64,7 +64,7 @@ def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[
     from export.graph import Form, export
     from export.images import embedded_sample
     from models.catalog import shipped
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     exported = export(load(shipped(model)), Form("all"))
     for _ in range(versions):

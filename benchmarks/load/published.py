@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from export.equivalence import Logits
     from export.precision_table import Device, Precision
     from export.publishing.artifact import Artifact
-    from models.config import ModelConfig
+    from models.networks.config import ModelConfig
 
 IMAGES = 64  # for the comparison of answers; larger batches repeat them
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from benchmarks.measure.own import Own
 from export.precision_table import Device, Precision
 from models.catalog import shipped
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
     from export.graph import Served
@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def config(self) -> ModelConfig:
-        from models.checkpoint import read_config
+        from models.checkpoints.checkpoint import read_config
 
         return self.geometry or read_config(self.path)
 

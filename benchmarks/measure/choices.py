@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from benchmarks.measure.command_line import PROGRAM
 from benchmarks.measure.own import Own
 from models.catalog import SHIPPED, NameChoice
-from models.config import MODEL_NAMES, ModelConfig
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
+from models.networks.config import MODEL_NAMES, ModelConfig
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from benchmarks.measure.own import Own
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig, ModelName
+    from models.networks.config import ModelConfig, ModelName
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:

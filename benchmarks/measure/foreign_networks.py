@@ -159,7 +159,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 def token_batch_norm(features: int, **options: Any) -> Any:
     """The BatchNorm that replaces timm's LayerNorm."""
-    from models.norms import TokenBatchNorm
+    from models.networks.norms import TokenBatchNorm
 
     return TokenBatchNorm(features)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import ModelConfig
-from models.layers import Attention
-from models.norms import NormFactory
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.layers import Attention
+from models.networks.norms import NormFactory
+from models.networks.registry import build
 
 
 class FusedAttention(Attention):

@@ -20,7 +20,7 @@ from benchmarks.measure.tensorrt_execution import Execution
 from export.engines.gpu import require
 from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
 from export.errors import Unavailable
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 TIMINGS: list[bytes] = []
 """TensorRT's timing cache after the last engine."""

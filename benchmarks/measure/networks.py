@@ -23,10 +23,10 @@ from export.images import COUNT, embedded_sample
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
 from models.catalog import matching
-from models.checkpoint import load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import load
 from models.data import Dataset, load_digits
-from models.registry import build, randomise_norms
+from models.networks.config import ModelConfig
+from models.networks.registry import build, randomise_norms
 
 REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 

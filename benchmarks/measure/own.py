@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
     from models.data import Dataset
+    from models.networks.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Own:
 
 @cache
 def _config(path: Path) -> ModelConfig:
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     return load(path).config
 
@@ -53,7 +53,7 @@ def _config(path: Path) -> ModelConfig:
 @cache
 def _data(own: Own) -> Dataset:
     from export.images import own_dataset
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     loaded = load(own.path)
     metrics = loaded.metrics if own.dataset is None else {"dataset": own.dataset}

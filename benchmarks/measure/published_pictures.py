@@ -120,7 +120,7 @@ def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[
     """The temperature that fits all pictures. The errors are of one half, without and with a fit on the other half."""
     import torch
 
-    from models.evaluation import calibration_error, fit_temperature
+    from models.evaluation.evaluation import calibration_error, fit_temperature
 
     scores, classes = torch.from_numpy(logits), torch.from_numpy(labels)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))

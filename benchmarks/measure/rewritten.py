@@ -10,7 +10,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.machine import cores
 from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
-from models.config import ModelConfig, ModelName
+from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Program

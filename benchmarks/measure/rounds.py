@@ -27,7 +27,7 @@ from benchmarks.measure.timing import (
     time_interleaved,
 )
 from benchmarks.measure.workload import Workload
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 

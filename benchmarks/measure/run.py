@@ -105,7 +105,7 @@ class Record:
         self.update([*self.rows, *rows])
 
     def run(self, interrupted: bool = False) -> Run:
-        from models.environment import describe
+        from models.training.environment import describe
 
         machine = describe(self.threads, self.device) | self._steadiness()
         commit: str | None = machine.pop("commit")

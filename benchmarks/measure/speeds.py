@@ -13,7 +13,7 @@ from benchmarks.measure.timing import Durations, finished_rounds, time_interleav
 from benchmarks.measure.workload import best_workload, runner
 from export.graph import Form
 from export.pipeline import export_checkpoint
-from models.checkpoint import Checkpoint, load
+from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000
 TRIAL_S = 5.0  # for the speed of a trial of `vitbn tune`

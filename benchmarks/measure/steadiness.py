@@ -69,7 +69,7 @@ def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[
     import onnxruntime
 
     from benchmarks.measure.roofline import SIDE, gemms
-    from models.config import INPUT_NAME
+    from models.networks.config import INPUT_NAME
 
     products = {count: gemms(count)[f"{SIDE['cpu']}^3 in ONNX Runtime"] for count in {1, threads}}
     options = onnxruntime.SessionOptions()

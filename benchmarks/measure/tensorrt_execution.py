@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import one_line
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from benchmarks.measure.machine import cores
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
-    from models.checkpoint import Checkpoint
+    from models.checkpoints.checkpoint import Checkpoint
 
 
 class FrontierError(Exception):
@@ -47,7 +47,7 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
     Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
     from benchmarks.measure.speeds import name_of
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     if not paths:

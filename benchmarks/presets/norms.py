@@ -28,7 +28,7 @@ def norms(study: Path, seconds: float, json_path: Path | None) -> None:
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     with recording(json_path, cores()) as record:
         studied = study_rows(study)

@@ -22,7 +22,7 @@ def operators(model: str, json_path: Path | None) -> None:
     from benchmarks.reporting.tables import show
     from export.graph import Form
     from export.pipeline import export_checkpoint
-    from models.checkpoint import read_config
+    from models.checkpoints.checkpoint import read_config
 
     images = example_images(read_config(shipped(model)), BATCH)
     with recording(json_path, cores()) as record:

@@ -13,7 +13,7 @@ from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, candidates
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from models.config import ModelName
+from models.networks.config import ModelName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

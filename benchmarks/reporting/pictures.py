@@ -12,7 +12,7 @@ from benchmarks.measure.run import Run
 from benchmarks.reporting.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
 from benchmarks.reporting.tables.networks import test_accuracy
 from benchmarks.reporting.tables.text import number
-from models.config import ModelName
+from models.networks.config import ModelName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

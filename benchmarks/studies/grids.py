@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from models.config import ModelName
+from models.networks.config import ModelName
 
 Fields = dict[str, Any]
 """Field of ModelConfig or TrainingOptions -> value; `teacher` may name a shipped checkpoint."""

@@ -22,9 +22,9 @@ from benchmarks.studies import page
 from benchmarks.studies.page import StudyError
 from export import equivalence
 from export.equivalence import EquivalenceError
-from models.config import INPUT_SCALE, ModelName
-from models.norms import TokenBatchNorm
-from models.registry import build
+from models.networks.config import INPUT_SCALE, ModelName
+from models.networks.norms import TokenBatchNorm
+from models.networks.registry import build
 
 if TYPE_CHECKING:
     from models.data import Dataset

@@ -58,9 +58,9 @@ def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import SVC
 
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
     from models.data.folder import load_folder
-    from models.evaluation import measure_accuracy, on_device
+    from models.evaluation.evaluation import measure_accuracy, on_device
     from models.train import train
 
     height, width = data.train_images.shape[2:]

@@ -53,7 +53,7 @@ def result(
     """The content of the JSON file. `measured`: `runs` or `rows`."""
     import torch
 
-    from models.environment import describe
+    from models.training.environment import describe
 
     return {
         "study": study,

@@ -29,7 +29,7 @@ from benchmarks.studies.results import (
     time_s,
     training_ratio,
 )
-from models.config import ModelName
+from models.networks.config import ModelName
 
 MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 PAIR: tuple[ModelName, ...] = ("vit", "vitbnffn")

@@ -18,11 +18,11 @@ from benchmarks.studies.grids import Extent, Fields, Study
 from benchmarks.studies.page import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
 from common.files import write_atomically
 from models.catalog import SHIPPED, relative, shipped
-from models.config import ConfigError, ModelConfig
+from models.networks.config import ConfigError, ModelConfig
 
 if TYPE_CHECKING:
     from models.data import Dataset
-    from models.recipe import Epoch, TrainingOptions
+    from models.training.recipe import Epoch, TrainingOptions
 
 PLAN = "plan.json"
 FIGURES = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy")
@@ -40,7 +40,7 @@ class Run:
 
 OnEpoch = Callable[[Run, "Epoch"], None]
 Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
-"""Epochs, checkpoint, whether a run resumes -> the same epochs, as `models.tracking.track`."""
+"""Epochs, checkpoint, whether a run resumes -> the same epochs, as `models.training.tracking.track`."""
 
 
 def cut(
@@ -95,7 +95,7 @@ def runs(
 
 def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str]) -> Run:
     """The run with the choices `at`. Raises StudyError for options that no run can have."""
-    from models.recipe import configure
+    from models.training.recipe import configure
 
     fields: Fields = dict(study.fixed)
     for option, name in at.items():
@@ -166,7 +166,7 @@ def advance(
     When a run diverges, the others continue. A folder may get further runs later. Raises StudyError for a folder with
     another plan or more epochs, TrainingError for a failed training.
     """
-    from models.recipe import Diverged
+    from models.training.recipe import Diverged
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
@@ -184,7 +184,7 @@ def advance(
 
 
 def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, track: Track | None) -> Epoch:
-    from models.training import train
+    from models.training.loop import train
 
     path, resume = folder / f"{run.label}.safetensors", _state(folder, run).is_file()
     epochs = train(run.config, dataset, run.options, path, resume, test_batch=test_batch)
@@ -228,7 +228,7 @@ def _read(folder: Path, run: Run) -> dict[str, Any]:
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
     """What must agree to continue a study."""
-    from models.recipe import depends_on_epochs
+    from models.training.recipe import depends_on_epochs
 
     plan: dict[str, Any] = {
         "study": study,

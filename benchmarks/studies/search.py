@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.files import write_atomically
-from models.config import TRANSFORMER_NAMES, Augmentation, ModelName
+from models.networks.config import TRANSFORMER_NAMES, Augmentation, ModelName
 
 if TYPE_CHECKING:
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig

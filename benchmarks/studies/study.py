@@ -17,12 +17,12 @@ import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.measure.command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.page import StudyError
-from models.recipe import DEVICES
+from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:
     from benchmarks.studies.running import Run
     from models.data import Dataset
-    from models.recipe import Epoch
+    from models.training.recipe import Epoch
 
 # Options that are facts of a machine, not of a study.
 UNSAID = {"teacher_cache", "data_dir", "params", "device", "track"}
@@ -58,10 +58,10 @@ def study(context: click.Context) -> None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    from models.checkpoint import CheckpointError
-    from models.config import ConfigError
+    from models.checkpoints.checkpoint import CheckpointError
     from models.data import DataError
-    from models.recipe import TrainingError
+    from models.networks.config import ConfigError
+    from models.training.recipe import TrainingError
 
     try:
         yield
@@ -120,9 +120,9 @@ def _train(
     **chosen: Sequence[str],
 ) -> None:
     from benchmarks.studies import running, summary
-    from models import tracking
     from models.data import load_dataset
-    from models.recipe import choose_device
+    from models.training import tracking
+    from models.training.recipe import choose_device
 
     with _one_line_errors():
         data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)

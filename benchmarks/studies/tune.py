@@ -32,9 +32,9 @@ from benchmarks.studies.search import (
     write,
 )
 from common.files import write_atomically
-from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
-from models.recipe import DEVICES
+from models.networks.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
+from models.training.recipe import DEVICES
 
 SEARCHES = Path("searches")
 HEADS_FEATURES = 32  # of a head; absorbed attention costs the same for any number
@@ -105,7 +105,7 @@ def tune(
     output: Path,
 ) -> None:
     """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
-    from models.recipe import TrainingError, choose_device
+    from models.training.recipe import TrainingError, choose_device
 
     try:
         check_installed()
@@ -190,7 +190,7 @@ def run_trials(
     """Yields each trial once `path` has it; `count` includes the earlier trials. Keeps checkpoints if speed counts."""
     import torch
 
-    from models.environment import describe
+    from models.training.environment import describe
 
     trials, environment = list(earlier), describe(torch.get_num_threads(), device)
     if len(trials) < count:
@@ -209,9 +209,9 @@ def run_trial(
     search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, measure: Measure, track: bool
 ) -> Trial:
     """Trains and measures a network; a failed training is a trial, too. With `track` MLflow keeps the network."""
-    from models import tracking
-    from models.recipe import TrainingError, configure
-    from models.training import train
+    from models.training import tracking
+    from models.training.loop import train
+    from models.training.recipe import TrainingError, configure
 
     values: dict[str, Any] = {"model": search.model, "epochs": search.epochs, "seed": search.seed, "device": device}
     values |= {**parameters, "augment": search.augment, "augment_test": search.augment != "none"}

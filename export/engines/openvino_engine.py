@@ -13,8 +13,8 @@ from typing import Any
 from export.equivalence import Classifier, Logits
 from export.errors import Unavailable
 from export.precision import Accuracies, engine_accuracy
-from models.config import INPUT_NAME, OUTPUT_NAME
 from models.data import Dataset
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 
 def has_bfloat16() -> bool:

@@ -30,8 +30,8 @@ from export.precision import Accuracies, engine_accuracy
 from export.precision_table import PRECISIONS, Precision
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Plan, Profile
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
+from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.graph.constants import Constants
 from export.errors import PublishError
 from export.pictures.processor import Processor, Size
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 NO_SCORES = ("embed", "hidden", "pooler", "feature", "attention", "attn")

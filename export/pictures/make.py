@@ -31,7 +31,7 @@ from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.publishing.picture_config import PictureConfig
 from export.rewrite_file import clean, without_functions
-from models.config import OUTPUT_NAME, ConfigError
+from models.networks.config import OUTPUT_NAME, ConfigError
 
 LARGEST = 2_000_000_000  # bytes of weights that a file holds
 NORMALISING = ("Cast", "Gather", "Mul", "Add")

@@ -26,7 +26,7 @@ from export.compiler.proof.tolerances import relative_error
 from export.errors import PublishError
 from export.pictures.graph import Interface
 from export.pictures.processor import Processor
-from models.config import INPUT_NAME
+from models.networks.config import INPUT_NAME
 
 BATCHES = (1, 2, 3)
 ALONE = 1e-3  # of the scores, by which rounding may move a picture's beside others

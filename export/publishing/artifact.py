@@ -23,7 +23,7 @@ from export.publishing.manifest import (
     Tensor,
     read_manifest,
 )
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
     import onnx

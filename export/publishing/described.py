@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from common.sample import Sample
 from export.publishing.manifest import Manifest
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 # Of a float32 logit. A newer version may allow TF32 to older versions, which moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01

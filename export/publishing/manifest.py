@@ -17,7 +17,7 @@ from common.files import reason
 from common.repository import SAMPLE_FILE, Listed, is_axes
 from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 TOLD = ("test_accuracy", "packed", "joined_lengths", "never_empty")  # fields of an Origin that a manifest may lack
 
@@ -35,7 +35,7 @@ class Network:
     """A trained network of this project, or one of pictures that clients ask alike.
 
     `max_abs_error`: of the float32 file's logits beside the trained network's, at most `tolerance`. `temperature`
-    divides the logits, `least_evidence` rejects a picture (models/rejection.py); None: not calibrated.
+    divides the logits, `least_evidence` rejects a picture (models/evaluation/rejection.py); None: not calibrated.
     """
 
     config: ModelConfig | PictureConfig

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.framing import Framing
-from models.config import ConfigError, check_labels
+from models.networks.config import ConfigError, check_labels
 
 OTHER = "other"  # the model's family
 

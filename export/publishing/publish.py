@@ -52,7 +52,7 @@ from export.publishing.triton_config import (
     to_text,
     warm_up_files,
 )
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb

@@ -15,7 +15,7 @@ from common.sample import Arrays
 from export.errors import PublishError
 from export.publishing.described import Version, described, probe
 from export.publishing.manifest import Manifest, Tensor
-from models.config import INPUT_NAME, ModelConfig
+from models.networks.config import INPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.config import ModelConfig, ModelName, Preprocessing
 from models.data.looks import looks
+from models.networks.config import ModelConfig, ModelName, Preprocessing
 
 DIGITS = tuple("0123456789")
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from common.decoding import DECODED_SIDE, FORMATS
-from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
 from models.data.split import Record, copies, split, split_again
+from models.networks.config import ModelConfig
 
 SIDE = 28  # pixels
 PATCHES = 7  # per side, about

@@ -3,7 +3,7 @@
 # project's root.
 #
 # 5,000 training images are held out. The first training sees MNIST's own pens; the next ones, from its weights, pens,
-# scanners and cameras that MNIST has not (models/pens.py). Each checkpoint contains its last command. Nothing was chosen
+# scanners and cameras that MNIST has not (models/training/pens.py). Each checkpoint contains its last command. Nothing was chosen
 # by MNIST's test images, scikit-learn's digits or fonts.
 set -eu
 

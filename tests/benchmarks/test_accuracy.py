@@ -11,8 +11,8 @@ from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.measure.conditions import PENS
 from benchmarks.measure.engines import candidates, label_of
 from export.engines.openvino_engine import has_bfloat16
-from models.config import ModelConfig
 from models.data.mnist import MNIST_PARTS
+from models.networks.config import ModelConfig
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:

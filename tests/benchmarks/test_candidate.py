@@ -11,8 +11,8 @@ from benchmarks.measure.networks import reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS
 from models.catalog import shipped
-from models.checkpoint import read_config
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import read_config
+from models.networks.config import ModelConfig
 
 SMALL = ModelConfig(depth=2, dim=16, heads=2, dim_head=8)
 ON_THE_CPU = [

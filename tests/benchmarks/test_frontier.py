@@ -10,9 +10,9 @@ from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.presets.frontier import FrontierError, comparable, frontier
 from models.catalog import PRETRAINED
-from models.checkpoint import save
-from models.config import ModelConfig
-from models.registry import build, randomise_norms
+from models.checkpoints.checkpoint import save
+from models.networks.config import ModelConfig
+from models.networks.registry import build, randomise_norms
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}

@@ -15,8 +15,8 @@ from benchmarks.presets.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu
 from export.engines.tensorrt_engine import EngineOptions
 from export.errors import Unavailable
-from models.config import ModelConfig
 from models.data import DataError
+from models.networks.config import ModelConfig
 
 
 def absent() -> Gpu:

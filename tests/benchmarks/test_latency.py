@@ -26,7 +26,7 @@ from export.compiler.pipeline import Rewritten
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
 from export.precision_table import PRECISIONS
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 QUICK = "--batch 3 --depth 1 --seconds 1 --threads 1 --device cpu"
 LIMITS = {

@@ -13,7 +13,7 @@ from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS, Precision
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
 RUNTIMES = ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs")

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 
 from benchmarks.measure import workload
 from benchmarks.presets.norms import compared, norms
-from models.checkpoint import save
-from models.config import ModelConfig, ModelName
-from models.registry import build, randomise_norms
+from models.checkpoints.checkpoint import save
+from models.networks.config import ModelConfig, ModelName
+from models.networks.registry import build, randomise_norms
 
 ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
 

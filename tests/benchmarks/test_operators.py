@@ -10,7 +10,7 @@ from benchmarks.presets import operators as module
 from export.graph import Form
 from export.pipeline import export_checkpoint
 from models.catalog import shipped
-from models.checkpoint import read_config
+from models.checkpoints.checkpoint import read_config
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:

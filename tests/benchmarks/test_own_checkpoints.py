@@ -15,11 +15,11 @@ from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
 from benchmarks.measure.own import Own
 from benchmarks.throughput import throughput
-from models.checkpoint import CheckpointError, save
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import CheckpointError, save
 from models.data import FASHION_MNIST_LABELS
 from models.data.mnist import MNIST_PARTS
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.registry import build
 
 SMALL = ModelConfig(
     depth=1,

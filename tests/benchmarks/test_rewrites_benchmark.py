@@ -13,7 +13,7 @@ from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets import rewrites as presets
 from export.compiler.pipeline import PASSES
 from export.graph import Form
-from models.costs import absorbed_attention_macs, attention_macs
+from models.networks.costs import absorbed_attention_macs, attention_macs
 
 
 @pytest.mark.slow

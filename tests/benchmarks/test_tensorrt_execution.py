@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.measure.tensorrt_execution import Execution
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 STREAM = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
 SIZES = (2, 5)

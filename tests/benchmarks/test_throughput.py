@@ -24,8 +24,8 @@ from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
 from benchmarks.measure.workload import Workload
-from models.config import ModelConfig
 from models.data import DataError
+from models.networks.config import ModelConfig
 
 ENGINES = [word for engine in ("onnxruntime", "openvino", "tensorrt") for word in ("--engine", engine)]
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")

@@ -12,7 +12,7 @@ from clients.errors import BlankImage
 from clients.images.drawing import drawing_inputs
 from clients.prediction import Answer, predictions
 from models.catalog import shipped
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import load_idx_part
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from common.sample import Sample
 from export.images import embedded_sample
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Network, Origin, Plan, Profile
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 def graph(config: ModelConfig, answer: Sequence[float], note: str = "") -> bytes:

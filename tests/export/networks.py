@@ -16,8 +16,8 @@ from export.equivalence import double_classifier
 from export.graph import Form, Served, finished, rewrite, to_onnx
 from export.images import embedded_sample
 from export.rewrite_file import without_functions
-from models.checkpoint import Checkpoint
-from models.config import TRANSFORMER_NAMES, ModelConfig
+from models.checkpoints.checkpoint import Checkpoint
+from models.networks.config import TRANSFORMER_NAMES, ModelConfig
 
 NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]

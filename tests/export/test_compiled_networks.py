@@ -15,10 +15,10 @@ from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, net
 from export.compiler.analyses import alike
 from export.errors import RewriteError
 from export.graph import Form, check_network, export, rewrite
-from models.checkpoint import load
-from models.config import MODEL_NAMES, ModelConfig
-from models.norms import anneal
-from models.registry import build, randomise_norms
+from models.checkpoints.checkpoint import load
+from models.networks.config import MODEL_NAMES, ModelConfig
+from models.networks.norms import anneal
+from models.networks.registry import build, randomise_norms
 
 FORMS = [Form("bn"), Form("all"), Form("none", fuse_attention=True), Form("all", fuse_attention=True)]
 NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)

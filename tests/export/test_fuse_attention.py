@@ -9,7 +9,7 @@ from tensorrt_operators import prepared_and_checked
 from export.engines import fuse_attention as module
 from export.engines.fuse_attention import fuse_attention
 from export.graph import ONE_IMAGE, Form, rewrite
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 CONFIG = replace(SMALL, dim=24, heads=2, dim_head=8)
 ABSORBED = replace(CONFIG, dim=8)  # cheap enough to absorb in every block

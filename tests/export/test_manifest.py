@@ -7,7 +7,7 @@ import pytest
 from operating import ok
 
 from export.publishing.manifest import Plan, Profile, read_manifest
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 PUBLISHED = Path(__file__).parent / "published"
 

@@ -14,7 +14,7 @@ from export.graph import Exported, Form
 from export.pipeline import export_checkpoint
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import Dataset
 
 

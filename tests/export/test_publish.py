@@ -12,7 +12,7 @@ from export.publishing import publish as module
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
 from export.publishing.publish import publish, read_config, serve, sweep
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 def test_versions_count_up_and_stay(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from export.images import embedded_sample
 from export.publishing.described import Version
 from export.publishing.publish import publish, read_config, serve
 from export.publishing.triton_config import Model, Serving, config_pbtxt
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from export.publishing.publish import publish
 from export.repository import repository
 from export.to_onnx import export
 from export.to_tensorrt import tensorrt
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 TINY = ModelConfig(depth=2, dim=16, heads=2, dim_head=8, mlp_dim=16)
 NOBODY = "--server 127.0.0.1:1"

@@ -15,11 +15,11 @@ from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
 from export.equivalence import EquivalenceError
 from export.graph import Exported, Form, export
-from models.checkpoint import Checkpoint, load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import load_digits
+from models.networks.config import ModelConfig
 from models.train import TrainingOptions
-from models.training import train
+from models.training.loop import train
 
 CASES = [("all", None), ("bn", None), ("all", 51.0), ("all", 2e4)]
 NAMES = ["all rewrites", "folded norms", "logits of 51", "logits of 20,000"]

@@ -12,7 +12,7 @@ from export.equivalence import onnx_classifier
 from export.graph import Form, export
 from export.precision import lowered
 from models.catalog import shipped
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import load_digits
 
 # Of the largest logit; measured on vitbn-tiny and cnn: bf16 0.007, int8 0.076.

@@ -22,7 +22,7 @@ from export.pipeline import export_engine
 from export.publishing.beside import write_beside
 from export.publishing.manifest import Plan, Profile
 from export.to_tensorrt import tensorrt
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 FP32, TF32, FP16 = (EngineOptions(precision, max_batch=300) for precision in ("fp32", "tf32", "fp16"))
 

@@ -13,8 +13,8 @@ from export.equivalence import onnx_classifier
 from export.graph import Form
 from export.images import embedded_sample
 from export.precision import to_fp16, to_int8
-from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
+from models.networks.config import MODEL_NAMES, ModelConfig
 
 OF_TWO_BLOCKS = ModelConfig(depth=2)  # other tests export it too
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn

@@ -17,8 +17,8 @@ from export.engines.openvino_engine import has_bfloat16
 from export.publishing.publish import read_config
 from export.to_onnx import export
 from models.catalog import relative
-from models.config import ModelConfig
 from models.data import load_digits
+from models.networks.config import ModelConfig
 from serving.local_server import running_server
 
 

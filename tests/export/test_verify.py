@@ -17,7 +17,7 @@ from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish
 from export.publishing.verify import verify_version
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 def test_verify(folder: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import shape_inference
 
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 USED: list[list[Any]] = []
 """Calls: class, attribute, arguments as text."""

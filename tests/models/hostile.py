@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from models.config import ModelConfig
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.registry import build
 
 SMALL = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 

@@ -9,7 +9,7 @@ import torch
 from random_networks import network
 from saved_networks import PUBLISHED_SHAPE, TINY, VITBN_NAMES, published, write, write_pth
 
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 PUBLISHED = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
 OTHER = {name: tensor + 1 for name, tensor in PUBLISHED.items()}

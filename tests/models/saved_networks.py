@@ -2,8 +2,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoint import CheckpointError, load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import CheckpointError, load
+from models.networks.config import ModelConfig
 
 TINY = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=3, heads=2, dim_head=8, mlp_dim=24)
 PUBLISHED_SHAPE = ModelConfig(depth=2, dim=32, heads=2, dim_head=64, mlp_dim=48)  # 64 a head, as all published

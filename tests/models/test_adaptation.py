@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 
 from common.files import typed_command
-from models import adaptation
 from models.adapt import adapt as command
-from models.adaptation import adapt
-from models.checkpoint import load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import load
 from models.data import load_digits
-from models.evaluation import measure_accuracy
-from models.recipe import TrainingOptions
+from models.evaluation.evaluation import measure_accuracy
+from models.networks.config import ModelConfig
 from models.train import train as train_command
-from models.training import train
+from models.training import adaptation
+from models.training.adaptation import adapt
+from models.training.loop import train
+from models.training.recipe import TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
 run = partial(commands.ok, command)

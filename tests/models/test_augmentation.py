@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _mapped, _zoom_out, augmentation
+from models.training.augmentation import ELASTIC_PIXELS, _affine, _displacements, _mapped, _zoom_out, augmentation
 
 
 @pytest.mark.parametrize("name", ["light", "elastic", "study"])

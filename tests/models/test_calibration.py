@@ -8,10 +8,10 @@ import trainings
 from commands import failure, ok
 
 from models.calibrate import calibrate
-from models.checkpoint import CheckpointError, add_metrics, load, save
+from models.checkpoints.checkpoint import CheckpointError, add_metrics, load, save
 from models.data import DataError, load_again, load_dataset
-from models.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
-from models.registry import build
+from models.evaluation.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
+from models.networks.registry import build
 
 TINY = replace(trainings.TINY, model="vit")
 OPTIONS = replace(trainings.OPTIONS, epochs=2, hold_out=400)

@@ -8,10 +8,10 @@ import torch
 from random_networks import network
 from saved_networks import TINY, image_batch, refusal, write
 
-from models.checkpoint import CheckpointError, load, read_config, save
-from models.config import ModelConfig
-from models.metrics import MetricsError
-from models.tensor_check import WrongTensors, check_tensors, form_of
+from models.checkpoints.checkpoint import CheckpointError, load, read_config, save
+from models.checkpoints.metrics import MetricsError
+from models.checkpoints.tensor_check import WrongTensors, check_tensors, form_of
+from models.networks.config import ModelConfig
 
 
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "cnn", "dnn", "dnnbn"])

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from models.config import MODEL_NAMES, ConfigError, ModelConfig
+from models.networks.config import MODEL_NAMES, ConfigError, ModelConfig
 
 UNUSUAL = ModelConfig(
     model="vitbnffn",

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from models.config import MODEL_NAMES, ModelConfig
-from models.costs import network_macs
-from models.macs import macs_per_image
-from models.registry import build
+from models.networks.config import MODEL_NAMES, ModelConfig
+from models.networks.costs import network_macs
+from models.networks.macs import macs_per_image
+from models.networks.registry import build
 
 WITHOUT = ("dnn", "dnnbn", "vit-dtn")
 NETWORKS = {

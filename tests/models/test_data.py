@@ -7,7 +7,6 @@ import numpy as np
 import pooch
 import pytest
 
-from models.config import ModelConfig
 from models.data import (
     DATASETS,
     DataError,
@@ -17,6 +16,7 @@ from models.data import (
     mnist,
 )
 from models.data.idx import read_idx
+from models.networks.config import ModelConfig
 
 BYTES = bytes(range(24))
 

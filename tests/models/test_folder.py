@@ -13,7 +13,7 @@ from PIL import Image
 from clients.images import paths
 from clients.images.decode import read_image
 from clients.images.photo import photo_to_model_input
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import DataError, split
 from models.data.folder import MAX_PIXELS, check_patches, load_folder, read_picture
 from models.data.picture_files import SUFFIXES

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from random_networks import network
 from torch import nn
 
-from models import layers, training_state
-from models.config import TRANSFORMER_NAMES, ModelConfig, ModelName
-from models.macs import macs_per_image
-from models.recipe import TrainingOptions
-from models.registry import build
-from models.vit import NORMS, cheaper_attention, row_attention
+from models.networks import layers
+from models.networks.config import TRANSFORMER_NAMES, ModelConfig, ModelName
+from models.networks.macs import macs_per_image
+from models.networks.registry import build
+from models.networks.vit import NORMS, cheaper_attention, row_attention
+from models.training import state
+from models.training.recipe import TrainingOptions
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
@@ -123,7 +124,7 @@ def test_how_much_less_work_it_is(depth: int, share: float) -> None:
 
 def test_a_training_of_the_published_form_does_less_work_too() -> None:
     config = ModelConfig(depth=2)
-    model = training_state.start(config, TrainingOptions(last_block="all", device="cpu"), 100, "key").model
+    model = state.start(config, TrainingOptions(last_block="all", device="cpu"), 100, "key").model
     assert operations(model.eval()) < 0.65 * operations(network(config))
 
 

@@ -6,13 +6,13 @@ import torch
 
 from clients.prediction import Answer, predictions
 from models.catalog import SHIPPED, describe, shipped
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
+from models.checkpoints.metrics import MetricsError, to_json
 from models.data import hold_out, load_dataset, load_digits
 from models.data.drawn import drawn
 from models.data.not_digits import FORMS, not_digits
-from models.evaluation import classify
-from models.metrics import MetricsError, to_json
-from models.rejection import DRAWINGS, MOST_LOST, drawings, fit_least_evidence
+from models.evaluation.evaluation import classify
+from models.evaluation.rejection import DRAWINGS, MOST_LOST, drawings, fit_least_evidence
 
 
 def logits_of(evidence):

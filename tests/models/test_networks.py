@@ -7,12 +7,12 @@ import torch
 from random_networks import network
 from torch import nn
 
-from models.cnn import CNN
-from models.config import ConfigError, ModelConfig
-from models.layers import Attention, TokenEmbedding, sinusoidal_positions
-from models.norms import TokenBatchNorm
-from models.registry import build, randomise_norms
-from models.vit import VisionTransformer
+from models.networks.cnn import CNN
+from models.networks.config import ConfigError, ModelConfig
+from models.networks.layers import Attention, TokenEmbedding, sinusoidal_positions
+from models.networks.norms import TokenBatchNorm
+from models.networks.registry import build, randomise_norms
+from models.networks.vit import VisionTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -206,7 +206,7 @@ def test_blocks_before_the_last_do_not_see_the_token_of_class_attention():
 
 def test_modules_need_no_torch():
     program = "import sys, benchmarks.studies.study; assert not {'torch', 'matplotlib'} & set(sys.modules)\n"
-    program += "import models.config, models.data, models.train; assert 'torch' not in sys.modules"
+    program += "import models.networks.config, models.data, models.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 

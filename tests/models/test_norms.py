@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.config import ModelConfig
-from models.norms import (
+from models.networks.config import ModelConfig
+from models.networks.norms import (
     DynamicFeatureNorm,
     ProgressiveRepBN,
     RepBN,
@@ -13,8 +13,8 @@ from models.norms import (
     UnifiedNorm,
     anneal,
 )
-from models.registry import build, randomise_norms
-from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
+from models.networks.registry import build, randomise_norms
+from models.networks.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
 EPS = 1e-5
 AFFINE = [TokenBatchNorm, RepBN, UnifiedNorm, DynamicFeatureNorm, lambda features: ProgressiveRepBN(6, features)]

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from models import pens as module
-from models.augmentation import augmentation
-from models.pens import pens
+from models.training import pens as module
+from models.training.augmentation import augmentation
+from models.training.pens import pens
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ import torch
 from random_networks import network
 from saved_networks import NAMES, PUBLISHED_SHAPE, VITBN_NAMES, image_batch, published, write_pth
 
-from models.checkpoint import UntrainedBlockWarning, load
-from models.config import INPUT_SCALE, ModelConfig
+from models.checkpoints.checkpoint import UntrainedBlockWarning, load
 from models.data import load_dataset
-from models.registry import build
+from models.networks.config import INPUT_SCALE, ModelConfig
+from models.networks.registry import build
 
 
 @pytest.mark.parametrize("depth", [1, 6])
-@pytest.mark.filterwarnings("ignore::models.checkpoint.UntrainedBlockWarning")
+@pytest.mark.filterwarnings("ignore::models.checkpoints.checkpoint.UntrainedBlockWarning")
 def test_published_checkpoint_gives_its_logits(mnist_dir, reference_dir, depth):
     images = torch.tensor(load_dataset("mnist", mnist_dir).test_images[:64]) * INPUT_SCALE
     with np.load(reference_dir / "vitbn_logits.npz") as published_logits:

@@ -8,14 +8,14 @@ from commands import failure, ok
 from trainings import OPTIONS as PLAIN
 from trainings import TINY, assert_identical, first_digits, run, series
 
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import DataError, hold_out
-from models.deepen import deepen
-from models.evaluation import measure_accuracy
-from models.recipe import TrainingError
-from models.registry import build
+from models.evaluation.evaluation import measure_accuracy
+from models.networks.registry import build
 from models.train import train as command
-from models.training import train
+from models.training.deepen import deepen
+from models.training.loop import train
+from models.training.recipe import TrainingError
 
 RECIPE = replace(PLAIN, schedule="one-cycle", weight_decay=0.05, label_smoothing=0.05, clip=1.0, augment="light")
 

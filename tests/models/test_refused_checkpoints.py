@@ -15,7 +15,7 @@ from hostile import FILES
 from refused_files import REFUSED
 from saved_networks import refusal, write_pth
 
-from models.checkpoint import CheckpointError, load
+from models.checkpoints.checkpoint import CheckpointError, load
 
 MAX_MB = 500
 MAX_SECONDS = 7.0  # processor time; measured: at most 1.3

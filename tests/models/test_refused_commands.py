@@ -14,10 +14,10 @@ from PIL import Image
 
 from models.adapt import adapt
 from models.calibrate import calibrate
-from models.checkpoint import save
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import save
 from models.data import load_digits
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.registry import build
 from models.train import train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)

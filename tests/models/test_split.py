@@ -11,7 +11,7 @@ from PIL import Image
 
 from export.images import own_dataset
 from models.calibrate import calibrate
-from models.checkpoint import load, save
+from models.checkpoints.checkpoint import load, save
 from models.data import DataError, load_again
 from models.data.folder import load_folder
 from models.train import train

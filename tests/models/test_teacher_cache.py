@@ -10,10 +10,10 @@ from random_networks import saved
 from safetensors.torch import load_file
 from trainings import OPTIONS, first_digits, series
 
-from models.augmentation import augmentation
-from models.checkpoint import load
-from models.config import INPUT_SCALE, ModelConfig
-from models.recipe import TrainingError
+from models.checkpoints.checkpoint import load
+from models.networks.config import INPUT_SCALE, ModelConfig
+from models.training.augmentation import augmentation
+from models.training.recipe import TrainingError
 
 CNN = ModelConfig(model="cnn")
 SHORT = replace(OPTIONS, epochs=2)

@@ -17,9 +17,9 @@ from trainings import TINY, first_digits, silent
 from benchmarks.studies.study import study
 from benchmarks.studies.tune import part_of, run_trial
 from models.data import load_digits
-from models.tracking import SETTINGS, TrackingError, track
 from models.train import train as command
-from models.training import train
+from models.training.loop import train
+from models.training.tracking import SETTINGS, TrackingError, track
 from vitbn_packages import install
 
 OPTIONS = replace(trainings.OPTIONS, epochs=2)
@@ -251,7 +251,8 @@ def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
 def test_mlflow_sends_no_telemetry():
     """MLflow switches it off under pytest and in CI, so both are hidden."""
     said = "print(mlflow.telemetry.get_telemetry_client() is None)"
-    ours = "from pathlib import Path; from models.tracking import track; track(iter(()), Path('run'), False, print)"
+    imports = "from pathlib import Path; from models.training.tracking import track"
+    ours = imports + "; track(iter(()), Path('run'), False, print)"
     hidden = ("PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS", "PYTEST_VERSION")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     child = subprocess.run(

@@ -13,7 +13,7 @@ import commands
 import pytest
 
 import models.train as module
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.train import train as command
 
 ROOT = Path(__file__).resolve().parents[2]

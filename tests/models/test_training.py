@@ -15,11 +15,11 @@ import trainings
 from trainings import OPTIONS, assert_identical, first_digits, series, silent
 
 from common.files import typed_command
-from models.checkpoint import load
-from models.config import TRANSFORMER_NAMES, ModelConfig
-from models.evaluation import measure_accuracy
-from models.recipe import TrainingError
-from models.training import train
+from models.checkpoints.checkpoint import load
+from models.evaluation.evaluation import measure_accuracy
+from models.networks.config import TRANSFORMER_NAMES, ModelConfig
+from models.training.loop import train
+from models.training.recipe import TrainingError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = replace(trainings.TINY, dropout=0.1, emb_dropout=0.1)
@@ -152,7 +152,8 @@ def test_out_of_memory_names_the_knob(tmp_path):
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from models import data, train, training
+from models import data, train
+from models.training import loop
 data.load_digits()
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + 200 * 1024**2

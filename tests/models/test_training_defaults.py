@@ -7,12 +7,12 @@ import pytest
 from commands import ok
 from PIL import Image
 
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
-from models.defaults import usual
-from models.recipe import configure
 from models.train import train
+from models.training.defaults import usual
+from models.training.recipe import configure
 
 
 def folder_of(count, side=28):

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 from models.data import load_digits
-from models.evaluation import measure_accuracy, on_device
-from models.report import MISTAKEN, Mistake, Result, measure
-from models.report_page import MOST_CLASSES, page
+from models.evaluation.evaluation import measure_accuracy, on_device
+from models.evaluation.report import MISTAKEN, Mistake, Result, measure
+from models.evaluation.report_page import MOST_CLASSES, page
 from models.train import train
 
 ok = partial(commands.ok, train)

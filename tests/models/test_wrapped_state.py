@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from export.to_onnx import export
-from models.checkpoint import load
+from models.checkpoints.checkpoint import load
 
 
 class Holder(nn.Module):

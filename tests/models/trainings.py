@@ -2,11 +2,11 @@
 
 import torch
 
-from models.checkpoint import load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import load
 from models.data import load_digits
-from models.recipe import TrainingOptions
-from models.training import train
+from models.networks.config import ModelConfig
+from models.training.loop import train
+from models.training.recipe import TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")

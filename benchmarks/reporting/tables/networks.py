@@ -103,7 +103,7 @@ def worth(run: Run) -> Table:
 def test_accuracy(row: Row) -> float:
     """The accuracy of the shipped checkpoint of that name, else the row's: newer weights have the same speed."""
     from models.catalog import SHIPPED, shipped
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     folder, name = PurePath(row["checkpoint"]).parts[-2], PurePath(row["checkpoint"]).stem
     metrics = load(shipped(name)).metrics if (folder, name in SHIPPED) == ("pretrained", True) else row
@@ -127,7 +127,7 @@ def choice(digits: Run, garments: Run) -> Table:
 
 def _choice(run: Run, needs: Mapping[str, str]) -> list[dict[str, str]]:
     from models.catalog import shipped
-    from models.checkpoint import load
+    from models.checkpoints.checkpoint import load
 
     speeds = _speeds(run)
     rows = []

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.studies import layout
 from benchmarks.studies.page import StudyError
-from models.config import ModelConfig
 from models.data import load_dataset
-from models.registry import build, randomise_norms
+from models.networks.config import ModelConfig
+from models.networks.registry import build, randomise_norms
 
 
 @pytest.mark.parametrize("model", ["vitbnffn", "vitbn"])

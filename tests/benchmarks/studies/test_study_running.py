@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.studies.page import StudyError
 from benchmarks.studies.running import Run, advance
-from models.checkpoint import load
-from models.config import ModelConfig
+from models.checkpoints.checkpoint import load
 from models.data import load_digits
-from models.recipe import TrainingOptions
-from models.training import train
+from models.networks.config import ModelConfig
+from models.training.loop import train
+from models.training.recipe import TrainingOptions
 
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
@@ -125,11 +125,11 @@ def test_fewer_epochs_than_there_are(whole, digits):
 
 def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
     """A run that is waiting holds neither its network nor the images."""
-    from models import training_state
+    from models.training import state
 
     alive = weakref.WeakSet()
-    build = training_state.build
-    monkeypatch.setattr(training_state, "build", lambda *given: alive.add(network := build(*given)) or network)
+    build = state.build
+    monkeypatch.setattr(state, "build", lambda *given: alive.add(network := build(*given)) or network)
     counts = []
 
     def on_epoch(run, epoch):

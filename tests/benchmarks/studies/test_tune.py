@@ -15,10 +15,10 @@ from searching import QUICK, SEARCH, failure, outcomes, run
 import vitbn
 from benchmarks.studies.search import Trial
 from benchmarks.studies.tune import part_of, tune, write_results
-from models import training
-from models.checkpoint import read_config
+from models.checkpoints.checkpoint import read_config
 from models.data import load_digits
 from models.train import train as train_command
+from models.training import loop
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ def test_a_killed_search_keeps_its_trials(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_seen_before_the_first_trial(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "train", lambda *arguments: pytest.fail("a trial ran"))
+    monkeypatch.setattr(loop, "train", lambda *arguments: pytest.fail("a trial ran"))
     (tmp_path / "file").touch()
     for objective in ("accuracy", "frontier"):
         options = [*(QUICK[2:] if objective == "frontier" else QUICK), "--objective", objective]
@@ -100,8 +100,8 @@ def test_ctrl_c_keeps_the_trials(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         yield from original(*arguments)
 
-    original = training.train
-    monkeypatch.setattr(training, "train", interrupted)
+    original = loop.train
+    monkeypatch.setattr(loop, "train", interrupted)
     result = invoke(tune, *QUICK, "--trials", 4, "--output", tmp_path)
     assert result.exit_code == 130
     assert "Interrupted: kept 2 of 4 trials" in result.stdout
@@ -116,8 +116,8 @@ def test_a_trial_that_diverges_is_marked_and_the_search_goes_on(tmp_path, monkey
         calls.append(options)
         yield from original(config, dataset, replace(options, lr=1e30) if len(calls) == 2 else options, *others)
 
-    original = training.train
-    monkeypatch.setattr(training, "train", diverging)
+    original = loop.train
+    monkeypatch.setattr(loop, "train", diverging)
     printed = run(tmp_path, "--trials", 3)
     rows = [(accuracy is None, error) for _, _, accuracy, error in outcomes(tmp_path)]
     assert [failed for failed, _ in rows] == [False, True, False]
@@ -127,9 +127,9 @@ def test_a_trial_that_diverges_is_marked_and_the_search_goes_on(tmp_path, monkey
 
 def test_nothing_is_recommended_where_every_trial_failed(tmp_path, monkeypatch):
     def fails(*arguments):
-        raise training.TrainingError("training loss: expected a finite number, found nan")
+        raise loop.TrainingError("training loss: expected a finite number, found nan")
 
-    monkeypatch.setattr(training, "train", fails)
+    monkeypatch.setattr(loop, "train", fails)
     message, exit_code = failure(tmp_path, "--trials", 2)
     assert (exit_code, "found 2 failures" in message) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["vitbn.trials.json"]

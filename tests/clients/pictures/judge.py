@@ -12,8 +12,8 @@ from PIL import Image
 
 from clients.preprocess import InvalidImage, to_model_input
 from models.catalog import shipped
-from models.checkpoint import load
-from models.config import INPUT_SCALE
+from models.checkpoints.checkpoint import load
+from models.networks.config import INPUT_SCALE
 from pictures.parts import Array
 
 

@@ -16,8 +16,8 @@ from web_parts import Triton, draw, publish_shipped, running_page
 from export.pipeline import export_checkpoint
 from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish
-from models.config import ModelConfig
 from models.data import FASHION_MNIST_LABELS
+from models.networks.config import ModelConfig
 
 pytestmark = pytest.mark.live
 

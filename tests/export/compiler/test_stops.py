@@ -31,8 +31,8 @@ def graph(nodes: str) -> ir.Model:
             "Gather of flattened rows at row + length * text, and GatherElements of whole rows",
         ),
         (
-            "h = MatMul(x, w) l = LpNormalization<axis = 2>(h) y = Gather<axis = 1>(l, zero)",
-            "l (LpNormalization): the part that is read, 0 of axis 1, is not computed alone: it has no rule",
+            "h = MatMul(x, w) l = Hardmax<axis = 2>(h) y = Gather<axis = 1>(l, zero)",
+            "l (Hardmax): the part that is read, 0 of axis 1, is not computed alone: it has no rule",
         ),
         (
             "h = MatMul(x, w) p = Softmax<axis = 1>(h) y = Gather<axis = 1>(p, zero)",

@@ -19,7 +19,7 @@ from export.pictures.graph import Interface
 from export.pictures.make import Made, make
 from export.pictures.processor import Processor, from_options
 from export.publishing.picture_config import PictureConfig
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

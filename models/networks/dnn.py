@@ -10,7 +10,7 @@ import math
 
 from torch import Tensor, nn
 
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 WIDTH = 100
 

@@ -1,7 +1,7 @@
 """What a finished training reached on its test part: the figures and pictures of its report.
 
 In: the checkpoint as the training wrote it, with its series beside it, and the dataset. Out: `Result`, which
-models/report_page.py draws.
+models/evaluation/report_page.py draws.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models import metrics as metrics_json
-from models.interval import wilson
+from models.checkpoints import metrics as metrics_json
+from models.evaluation.interval import wilson
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -63,8 +63,8 @@ class Result:
 
 def measure(path: Path, dataset: Dataset, device: str) -> Result:
     """Measures the checkpoint at `path` on the dataset's test part. Raises CheckpointError and OSError."""
-    from models.checkpoint import load
-    from models.evaluation import classify, on_device
+    from models.checkpoints.checkpoint import load
+    from models.evaluation.evaluation import classify, on_device
 
     about = metrics_json.from_json(path.with_suffix(".json").read_text())
     images, _ = on_device(dataset.test_images, dataset.test_labels, device)

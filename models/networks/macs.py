@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.registry import Network
+from models.networks.registry import Network
 
 
 def macs_per_image(model: nn.Module) -> int:

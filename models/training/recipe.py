@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from models.config import AUGMENTATIONS, Augmentation, ModelConfig
+from models.networks.config import AUGMENTATIONS, Augmentation, ModelConfig
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -59,7 +59,7 @@ class TrainingOptions:
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
     - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
     - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
-      least (`models/deepen.py`).
+      least (`models/training/deepen.py`).
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
     - `device`: as `choose_device` returns it, before a training starts.
     """

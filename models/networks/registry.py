@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models.cnn import CNN
-from models.config import ModelConfig
-from models.dnn import DNN
-from models.norms import TokenNorm, anneal
-from models.vit import AttentionOf, VisionTransformer, plain_attention
+from models.networks.cnn import CNN
+from models.networks.config import ModelConfig
+from models.networks.dnn import DNN
+from models.networks.norms import TokenNorm, anneal
+from models.networks.vit import AttentionOf, VisionTransformer, plain_attention
 
 Network = VisionTransformer | CNN | DNN
 

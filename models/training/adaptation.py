@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from common.files import typed_command
-from models import checkpoint
-from models.config import INPUT_SCALE
+from models.checkpoints import checkpoint
+from models.checkpoints.metrics import DATASET, Metrics
 from models.data.folder import load_unlabelled
-from models.metrics import DATASET, Metrics
-from models.vit import LastBlock, VisionTransformer, row_attention
+from models.networks.config import INPUT_SCALE
+from models.networks.vit import LastBlock, VisionTransformer, row_attention
 
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
 

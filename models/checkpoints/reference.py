@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.config import ModelConfig, ModelName
-from models.tensor_check import shown
+from models.checkpoints.tensor_check import shown
+from models.networks.config import ModelConfig, ModelName
 
 DIM_HEAD = 64  # of all published files; not visible in the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")

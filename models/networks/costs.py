@@ -1,11 +1,11 @@
 """Multiply-accumulates by formula, without torch.
 
-In: a configuration or the sizes of an attention. Out: the number that PyTorch's counter gives (`models.macs`).
+In: a configuration or the sizes of an attention. Out: the number that PyTorch's counter gives (`models.networks.macs`).
 """
 
 from __future__ import annotations
 
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
@@ -35,7 +35,7 @@ def network_macs(config: ModelConfig) -> int:
 
 
 def _cnn_macs(config: ModelConfig) -> int:
-    """Three convolutions of 5x5, the last two each before a pooling by 2, and two linear layers: `models.cnn`."""
+    """Three convolutions of 5x5, the last two each before a pooling by 2, and two linear layers: `cnn.py`."""
     (h1, w1), (h2, w2) = ((side - 4 for side in config.image_size), (side - 8 for side in config.image_size))
     h3, w3 = h2 // 2 - 4, w2 // 2 - 4
     convolutions = 25 * (config.channels * 32 * h1 * w1 + 32 * 32 * h2 * w2 + 32 * 64 * h3 * w3)

@@ -23,13 +23,13 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from common.files import sha256, write_atomically
-from models import metrics as metrics_json
-from models.config import ConfigError, ModelConfig
-from models.metrics import Metrics, MetricsError
-from models.reference import UnknownLayoutError, from_reference
-from models.registry import build
-from models.state_dict_file import UnsafeFile, is_legacy, read_state_dict
-from models.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
+from models.checkpoints import metrics as metrics_json
+from models.checkpoints.metrics import Metrics, MetricsError
+from models.checkpoints.reference import UnknownLayoutError, from_reference
+from models.checkpoints.state_dict_file import UnsafeFile, is_legacy, read_state_dict
+from models.checkpoints.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
+from models.networks.config import ConfigError, ModelConfig
+from models.networks.registry import build
 
 MAX_HEADER_BYTES = 1 << 23  # some 60,000 tensors
 FLOATING = ("F64", "F32", "F16", "BF16")

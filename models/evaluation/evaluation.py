@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
-from models.recipe import Diverged
-from models.rejection import drawings, fit_least_evidence
+from models.evaluation.rejection import drawings, fit_least_evidence
+from models.networks.config import INPUT_SCALE
+from models.training.recipe import Diverged
 
 TEST_BATCH = 100  # fits a CPU's cache: an image takes twice as long in batches of 1000
 BINS = 15

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.registry import build
+from models.networks.config import ModelConfig
+from models.networks.registry import build
 
 MAX_TABLE_BYTES = 1 << 26  # of constants that the network computes, such as sinusoidal positions
 LEAST_TENSORS = 6  # of a block: queries, keys and values, and the FFN with its norm

@@ -21,13 +21,13 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from common.files import sha256, write_atomically
-from models import checkpoint
-from models.augmentation import augmentation
-from models.config import INPUT_SCALE, ModelConfig
+from models.checkpoints import checkpoint
 from models.data import Dataset
-from models.evaluation import TEST_BATCH
-from models.recipe import TrainingError, TrainingOptions
-from models.registry import channels_last
+from models.evaluation.evaluation import TEST_BATCH
+from models.networks.config import INPUT_SCALE, ModelConfig
+from models.networks.registry import channels_last
+from models.training.augmentation import augmentation
+from models.training.recipe import TrainingError, TrainingOptions
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:

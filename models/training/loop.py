@@ -17,20 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.augmentation import augmentation
-from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
 from models.data.drawn import with_drawn
-from models.evaluation import (
+from models.evaluation.evaluation import (
     TEST_BATCH,
     accuracy_by_class,
     classify,
     on_device,
 )
-from models.norms import anneal
-from models.recipe import Diverged, Epoch, TrainingError, TrainingOptions
-from models.teacher import open_folder, targets
-from models.training_state import (
+from models.networks.config import INPUT_SCALE, ModelConfig
+from models.networks.norms import anneal
+from models.training.augmentation import augmentation
+from models.training.recipe import Diverged, Epoch, TrainingError, TrainingOptions
+from models.training.state import (
     RESUME,
     State,
     batches_of,
@@ -42,6 +41,7 @@ from models.training_state import (
     tests_once,
     write,
 )
+from models.training.teacher import open_folder, targets
 
 
 def train(

@@ -4,7 +4,7 @@
   0.2 a zoom-out by r from U(2, 3) to anywhere in the frame. Rotation and translation are bilinear here, nearest in the
   publication. The zoom-out averages 9 bilinear samples a pixel; the publication uses Pillow's bilinear resize.
 - `light`: a small affine map. `elastic` adds smooth displacements of up to 1.5 pixels (Simard et al., "Best Practices
-  for Convolutional Neural Networks", 2003). `pens` adds the changes of models/pens.py to `elastic`.
+  for Convolutional Neural Networks", 2003). `pens` adds the changes of models/training/pens.py to `elastic`.
 - `crop-flip`, for photos: crops after 4 black pixels of padding, half of them mirrored (He et al., "Deep Residual
   Learning", 2016, section 4.2).
 - `flip-erase`, for things that fill their frame: half of the images are mirrored, all move by up to a 28th of the side,
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import Augmentation
-from models.pens import gaussians, pens
+from models.networks.config import Augmentation
+from models.training.pens import gaussians, pens
 
 ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5

@@ -1,4 +1,4 @@
-"""Transformer layers; the norm is injected (models/norms.py).
+"""Transformer layers; the norm is injected (models/networks/norms.py).
 
 Shapes: B images, N tokens, D features, H heads of size E.
 """
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import ModelConfig
-from models.norms import NormFactory
+from models.networks.config import ModelConfig
+from models.networks.norms import NormFactory
 
 
 class TokenEmbedding(nn.Module):

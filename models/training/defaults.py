@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from models.config import CNN_MIN_SIDE, ModelConfig
+from models.networks.config import CNN_MIN_SIDE, ModelConfig
 
 if TYPE_CHECKING:
     from models.data import Dataset

@@ -11,7 +11,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from models.norms import EPS, Affine, NeverAffine, TokenNorm
+from models.networks.norms import EPS, Affine, NeverAffine, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm):

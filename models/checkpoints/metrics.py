@@ -1,6 +1,6 @@
 """A checkpoint's metrics: a JSON object, checked on writing and reading.
 
-`temperature` divides the logits. Below `least_evidence` a picture is none of the classes (models/rejection.py).
+`temperature` divides the logits. Below `least_evidence` a picture is none of the classes (evaluation/rejection.py).
 """
 
 from __future__ import annotations

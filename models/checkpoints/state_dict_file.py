@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.wrapped_state import AmbiguousState, unwrap
+from models.checkpoints.wrapped_state import AmbiguousState, unwrap
 
 MAX_BYTES = 1 << 24  # four times a published ViT; to list the members of such an archive takes Python 1.5 s and 90 MB
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number at the start of files before PyTorch 1.6
@@ -27,7 +27,7 @@ class UnsafeFile(ValueError):
 
 
 def read_state_dict(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors by name, and a note of the wrappers that were removed (models/wrapped_state.py).
+    """The tensors by name, and a note of the wrappers that were removed (models/checkpoints/wrapped_state.py).
 
     Raises UnsafeFile for any other file, before it allocates more than the file's size.
     """

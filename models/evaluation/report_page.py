@@ -1,6 +1,6 @@
 """A training's result as one HTML file: curves, confusion matrix, the most mistaken pictures.
 
-In: `models.report.Result`. Out: the page's text. Curves are SVG and pictures PNG inside it; it loads no other file.
+In: `report.Result`. Out: the page's text. Curves are SVG and pictures PNG inside it; it loads no other file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.config import TRANSFORMER_NAMES
-from models.report import Mistake, Result
+from models.evaluation.report import Mistake, Result
+from models.networks.config import TRANSFORMER_NAMES
 
 MOST_CLASSES = 60  # rows of the matrix
 SHORT = 3  # characters of a label that fit over a column

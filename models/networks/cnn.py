@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import ModelConfig
+from models.networks.config import ModelConfig
 
 
 class CNN(nn.Module):

@@ -14,11 +14,19 @@ from typing import Literal, NamedTuple, cast
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelName
-from models.costs import absorbed_attention_macs, attention_macs
-from models.layers import AbsorbedAttention, Attention, Block, FeedForward, TokenEmbedding
-from models.norms import DynamicFeatureNorm, NormFactory, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
-from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
+from models.networks.config import ModelConfig, ModelName
+from models.networks.costs import absorbed_attention_macs, attention_macs
+from models.networks.layers import AbsorbedAttention, Attention, Block, FeedForward, TokenEmbedding
+from models.networks.norms import (
+    DynamicFeatureNorm,
+    NormFactory,
+    ProgressiveRepBN,
+    RepBN,
+    RowNorm,
+    TokenBatchNorm,
+    UnifiedNorm,
+)
+from models.networks.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
 Norm = Callable[[ModelConfig, int], nn.Module]
 """Configuration and number of features -> normalisation of tokens (B, N, features)."""

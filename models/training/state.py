@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from common.files import typed_command, write_atomically
-from models import checkpoint
-from models.config import ModelConfig
+from models.checkpoints import checkpoint
+from models.checkpoints.metrics import Metrics
+from models.checkpoints.state_dict_file import unpickling_reason
 from models.data import Dataset
-from models.deepen import deepen
-from models.evaluation import (
+from models.evaluation.evaluation import (
     measure_accuracy,
     measure_calibration,
     on_device,
 )
-from models.metrics import Metrics
-from models.recipe import Epoch, TrainingError, TrainingOptions, depends_on_epochs
-from models.registry import build, channels_last
-from models.state_dict_file import unpickling_reason
-from models.teacher import load_teacher
-from models.vit import AttentionOf, VisionTransformer, cheaper_attention, plain_attention, row_attention
+from models.networks.config import ModelConfig
+from models.networks.registry import build, channels_last
+from models.networks.vit import AttentionOf, VisionTransformer, cheaper_attention, plain_attention, row_attention
+from models.training.deepen import deepen
+from models.training.recipe import Epoch, TrainingError, TrainingOptions, depends_on_epochs
+from models.training.teacher import load_teacher
 
 RESUME = ".resume.pt"
 

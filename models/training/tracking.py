@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.files import write_atomically
-from models.recipe import Epoch, TrainingError
+from models.training.recipe import Epoch, TrainingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,0 +1,1 @@
+"""Checkpoint files: read, checked, written, shipped."""

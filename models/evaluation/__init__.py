@@ -1,0 +1,1 @@
+"""Accuracy, calibration, rejection, the report."""

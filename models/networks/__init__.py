@@ -1,0 +1,1 @@
+"""The networks: layers, norms, their configuration, costs."""

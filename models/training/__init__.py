@@ -1,0 +1,1 @@
+"""From a dataset to a checkpoint: options, the loop, teachers, distortions."""

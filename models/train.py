@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -21,44 +20,13 @@ from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
 from models.evaluation.interval import wilson
 from models.networks.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
+from models.training.command_options import training_options
 from models.training.defaults import usual
 from models.training.outputs import CHECKPOINTS, check_output
-from models.training.recipe import Epoch, Numbers, TrainingError, TrainingOptions, choose_device, configure
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from models.training.params_file import check_model, read_params
+from models.training.recipe import Epoch, TrainingError, TrainingOptions, choose_device, configure
 
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
-
-
-def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"expected a finite number, found {value}")
-    return value
-
-
-def _option(of: Field[Any]) -> Callable[[Command], Command]:
-    """The command-line option of a field of TrainingOptions."""
-    values = of.metadata["values"]
-    about: dict[str, Any] = {"help": of.metadata["help"], "metavar": of.metadata["metavar"], "default": of.default}
-    about["show_default"] = of.default is not None and of.default is not False
-    if values is bool:
-        about["is_flag"] = True
-    elif values is Path:
-        about["type"] = click.Path(path_type=str)
-    elif isinstance(values, Numbers):
-        bounds: Any = values[1:]
-        about["type"] = click.IntRange(*bounds) if values.kind is int else click.FloatRange(*bounds)
-        about["callback"] = _finite
-    else:
-        about["type"] = click.Choice(values)
-    return click.option(f"--{of.name.replace('_', '-')}", **about)
-
-
-def training_options(command: Command) -> Command:
-    """Gives a command an option for each field of TrainingOptions."""
-    for each in reversed(fields(TrainingOptions)):
-        command = _option(each)(command)
-    return command
 
 
 def _now_a_command(ctx: click.Context, param: click.Parameter, folder: str | None) -> None:
@@ -80,43 +48,11 @@ def _check_writable(output: Path) -> None:
         TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()
 
 
-def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
-    not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to"}
-    known = {option.name for option in ctx.command.params} - not_options
-    unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
-    if unknown:
-        raise click.BadParameter(f"{path}: expected options out of {', '.join(sorted(known))}, found {unknown[0]}")
-    options = {option.name: option for option in ctx.command.params}
-    given = {name: value for name, value in values.items() if value is not None}
-    ctx.default_map = {name: _as_words(path, options[name], value) for name, value in given.items()}
-
-
-def _as_words(path: Path, option: click.Parameter, value: object) -> str | list[str]:
-    """The value as typed text: click would cut the number 1.9 to the integer 1, but refuses the text 1.9."""
-    if isinstance(value, dict) or isinstance(value, list) != (option.nargs > 1):
-        values = f"{option.nargs} values" if option.nargs > 1 else "one value"
-        raise click.BadParameter(f"{path}: expected {values} for {option.name}, found {value}")
-    return [str(each) for each in value] if isinstance(value, list) else str(value)
-
-
-def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
-    meant = (ctx.default_map or {}).get("model", model)
-    if meant != model:
-        raise click.BadParameter(f"expected the model that --params is for, {meant}, found {model}")
-    return model
-
-
 @click.command()
 @click.option(
     "--params",
     type=click.Path(path_type=Path),
-    callback=_read_params,
+    callback=read_params,
     is_eager=True,
     expose_value=False,
     help="JSON with values for the options below, such as vitbn tune writes.",
@@ -126,7 +62,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     type=NameChoice(MODEL_NAMES),
     default="vitbn",
     show_default="vitbn; of a folder's few pictures cnn",
-    callback=_check_model,
+    callback=check_model,
 )
 @click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)

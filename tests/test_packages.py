@@ -39,7 +39,7 @@ def test_a_script_says_that_it_is_hidden(tmp_path, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_other_script_does(tmp_path, script):
-    hide(tmp_path, script.partition("/")[0], "config", "catalog", "data", "studies")
+    hide(tmp_path, script.partition("/")[0], "networks", "catalog", "data", "studies")
     done = run([sys.executable, str(ROOT / script), *SCRIPTS[script]], tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
 

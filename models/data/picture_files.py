@@ -100,12 +100,18 @@ def _parts(folder: Path) -> dict[str, Path]:
 
 
 def _expect_classes(folder: Path, names: Collection[str]) -> None:
-    """Raises DataError for parts that would be read as classes: `Train` and `Test`, or a `test` without sub-folders."""
-    parts = sorted(name for name in names if name.casefold() in PART_NAMES)
-    if len(parts) > 1 and any(len(_folders(folder / name)) > 1 for name in parts):
+    """Raises DataError for parts that would be read as classes.
+
+    Such are `Train` and `Test`, a `test` without sub-folders, and `train` beside a folder of the same classes, `dev`.
+    """
+    below = {name: {place.name for place in _folders(folder / name)} for name in names}
+    parts = {name for name in names if name.casefold() in PART_NAMES}
+    for trained in (name for name in names if name.casefold().startswith("train") and len(below[name]) > 1):
+        parts |= {name for name in names if below[name] == below[trained]} | {trained}
+    if len(parts) > 1 and any(len(below[name]) > 1 for name in parts):
         raise DataError(
             f"{folder}: expected train, and test or val, each with the same classes' sub-folders, "
-            f"found {', '.join(sorted(names))}; or name a folder of classes, such as {folder / parts[-1]}"
+            f"found {', '.join(sorted(names))}; or name a folder of classes, such as {folder / max(parts)}"
         )
 
 

@@ -335,3 +335,12 @@ def test_a_picture_of_another_format_is_refused_whatever_its_name(folder):
     (folder / "stripes/00.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
     with pytest.raises(DataError, match=r"00\.png: expected a picture, found UnidentifiedImageError"):
         load_folder(folder)
+
+
+@pytest.mark.parametrize(("trained", "tested"), [("train", "dev"), ("train", "holdout"), ("training_set", "test_set")])
+def test_parts_under_any_name_are_no_classes(folder, trained, tested):
+    place = folder.parent / "parted"
+    for part in (trained, tested):
+        shutil.copytree(folder, place / part)
+    with pytest.raises(DataError, match=f"expected train, and test or val, .* found {tested}, {trained};"):
+        load_folder(place)

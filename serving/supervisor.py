@@ -181,6 +181,7 @@ class Supervisor(Loop):
         deadline = time.monotonic() + START_S
         while True:
             server.check()
+            server.stubs()  # one that dies before it is seen would never be missed
             try:
                 return self._control.index()
             except NotReady as error:  # for good: Triton could not follow an option, and its log says why

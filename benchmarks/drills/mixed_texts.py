@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.drills.bench import HEAL_S, stubs, wait_until, wait_until_right, workers
+from benchmarks.drills.bench import HEAL_S, acts, stubs, wait_until, wait_until_right
 from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
 from benchmarks.drills.verdicts import Asker, Question, Verdicts, is_close, meanwhile, question
 from benchmarks.measure.run import Row
@@ -39,10 +38,10 @@ def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
             wait_until_right(server)
             asker = Asker(server.http_url, MODEL, texts.questions)
             with meanwhile(lambda until, verdicts: asker.closed_loop(IN_FLIGHT, until, verdicts)) as verdicts:
-                for number in range(kills):
-                    _wait_for(verdicts, requests * (number + 1) // (kills + 1))
+                for _ in range(kills):
+                    _wait_for(verdicts, requests // (kills + 1))
                     _kill(server)
-                _wait_for(verdicts, requests)
+                _wait_for(verdicts, requests // (kills + 1))
             texts_a_run = _texts_a_run(server)
     return {**verdicts.row(), "swapped": texts.swapped, "kills": kills, "texts_a_run": texts_a_run}
 
@@ -101,20 +100,20 @@ class Texts:
 
 
 def _wait_for(verdicts: Verdicts, count: int) -> None:
-    """Waits until `count` requests are sent. Raises TimeoutError if no answer is right for HEAL_S."""
-    while verdicts.sent < count:
-        right, started = len(verdicts.right), time.monotonic()
-        while len(verdicts.right) == right and verdicts.sent < count:
-            if time.monotonic() - started > HEAL_S:
-                raise TimeoutError(f"expected a right answer within {HEAL_S:g} s")
-            time.sleep(0.05)
+    """Waits until `count` more answers are right. Raises TimeoutError if none is right for HEAL_S."""
+    enough = len(verdicts.right) + count
+    while (right := len(verdicts.right)) < enough:
+        wait_until(lambda: len(verdicts.right) > right)
 
 
 def _kill(server: Server) -> None:
-    """Kills the newest stub: an older stub may be about to end after a load."""
-    first = workers(server)
+    """Kills the newest stub, and waits until the model is loaded again or the server is restarted.
+
+    An older stub may be about to end after a load.
+    """
+    before = acts(server)
     max(stubs(server), key=lambda process: process.create_time()).kill()
-    wait_until(lambda: workers(server) - first)
+    wait_until(lambda: acts(server) != before)
     wait_until_right(server)
 
 

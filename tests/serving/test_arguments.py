@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.arguments import parse
+from serving.arguments import EXIT_TIMEOUT_S, parse
 
 
 def test_addresses_headers_and_models(tmp_path: Path) -> None:
@@ -34,4 +34,6 @@ def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) 
     command = options.command(["a", "b"], complete=False, memory="vitbn_1_")
     assert command[-len(kept) :] == kept
     assert [word for word in command if word.startswith("--load-model")] == ["--load-model=a", "--load-model=b"]
-    assert not any("60" in word for word in command)
+    assert [word for word in command if word == "60" or "exit-timeout" in word] == [
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}"
+    ]

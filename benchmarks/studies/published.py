@@ -37,7 +37,7 @@ RATES = (0.0005, 0.005, 0.01)
 AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
 SMALL, LONG = "learning-rates-three-seeds/learning-rates", "learning-rates-0.01-all-images/learning-rates"
 WHOLE = "learning-rates/learning-rates"
-GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in (0.0005, 0.005)}
+GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in (0.0005, 0.005, 0.01)}
 PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
 RIGHT = "test images right, %"
 

@@ -21,6 +21,7 @@ from onnx_ir.external_data import set_base_dir
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
+from export.compiler.graph.check_parts import check_parts
 from export.compiler.graph.constants import FLOATS
 from export.compiler.graph.defaults import restore_defaults, split_defaults
 from export.compiler.graph.inside import LARGE, InsideTensor, join, outline
@@ -37,7 +38,9 @@ def read_model(path: Path) -> ir.Model:
         _check_circles(model, path)
         model.graph.sort()  # ONNX Runtime's float16 converter writes nodes out of order
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200] or "a graph without outputs"
+        reason = " ".join(str(error).split())[:200] if isinstance(error, OSError) else "parts that cannot be read"
+        if isinstance(error, StopIteration):
+            reason = "a graph without outputs"
         if isinstance(error, DecodeError):
             reason = "another kind of file, or a model that was cut off"
         if isinstance(error, SerdeError):
@@ -64,16 +67,17 @@ def read_model(path: Path) -> ir.Model:
 def _loaded(path: Path) -> ir.Model:
     """Large weights inside the file stay there, too, until they are read."""
     data = outline(path) if path.stat().st_size > LARGE else None
+    place = path.resolve()
     if data is None:
-        model = ir.load(path)
+        check_parts(proto := onnx.load(path, load_external_data=False), path)
+        set_base_dir((model := ir.from_proto(proto)).graph, path.parent)
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
                 value.const_value = ir.tensor(tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string)
         return model
-    proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    model, place = ir.from_proto(proto), path.resolve()
-    set_base_dir(model.graph, place.parent)
+    check_parts(proto := onnx.ModelProto.FromString(data), path)
+    set_base_dir((model := ir.from_proto(proto)).graph, place.parent)
     for value in model.graph.initializers.values():
         if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.location == place.name:
             where = tensor.location, tensor.offset, tensor.length, tensor.dtype

@@ -153,7 +153,7 @@ def name_free_dimensions(graph: ir.Graph) -> None:
     taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
     plain = {name for name in taken if isinstance(name, str)}
     for value in graph.inputs:
-        if value.shape is None:
+        if value.shape is None or not isinstance(value.type, ir.TensorType):
             kind = value.type or "no type"
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
         dims = enumerate(value.shape.dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,31 @@ def softmax(version: int = 8, **attributes: Any) -> onnx.ModelProto:
     return proto
 
 
+def weighted(change: Callable[[onnx.ModelProto, onnx.TensorProto], object]) -> onnx.ModelProto:
+    """y = x w, with a changed part."""
+    proto = square(("MatMul", ["x", "w"], ["y"]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    change(proto, proto.graph.initializer[0])
+    return proto
+
+
+def make_sparse(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
+    indices = onnx.numpy_helper.from_array(np.arange(16))
+    proto.graph.sparse_initializer.add(values=weight, indices=indices, dims=[16])
+    del proto.graph.initializer[:]
+
+
+def make_sparse_constant(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
+    make_sparse(proto, weight)
+    node = onnx.helper.make_node("Constant", [], ["w"], sparse_value=proto.graph.sparse_initializer[0])
+    del proto.graph.sparse_initializer[:]
+    proto.graph.node.insert(0, node)
+
+
+def read_a_sequence(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
+    proto.graph.input.append(onnx.helper.make_tensor_sequence_value_info("words", onnx.TensorProto.FLOAT, ["n"]))
+
+
 CIRCLE = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => (float[n] y) { y = own.f(x) }
 <domain: "own", opset_import: ["": 18, "own": 1]> f (x) => (y) { y = own.h(x) }
 <domain: "own", opset_import: ["": 18, "own": 1]> h (x) => (y) { y = own.f(x) }"""
@@ -101,6 +127,47 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         square(("MatMul", ["x", "nothing"], ["y"])),
         2,
         "expected inputs of MatMul that are known, found 'nothing'",
+    ),
+    "a type that is none": (
+        weighted(lambda _, weight: setattr(weight, "data_type", 77)),
+        2,
+        "weight 'w': expected a type of ONNX, found number 77; nothing written",
+    ),
+    "a weight that was cut off": (
+        weighted(lambda _, weight: setattr(weight, "raw_data", weight.raw_data[:-4])),
+        2,
+        "weight 'w': expected 64 bytes for FLOAT (4, 4), found 60; nothing written",
+    ),
+    "a weight of numbers that was cut off": (
+        weighted(lambda _, weight: weight.CopyFrom(onnx.TensorProto(name="w", data_type=1, dims=[2], float_data=[1]))),
+        2,
+        "weight 'w': expected 2 numbers for FLOAT (2,), found 1; nothing written",
+    ),
+    "a negative size": (
+        weighted(lambda _, weight: weight.dims.extend([-1])),
+        2,
+        "weight 'w': expected a type and sizes, found FLOAT (4, 4, -1); nothing written",
+    ),
+    "a sparse weight": (weighted(make_sparse), 4, "expected dense weights, found the sparse 'w'; nothing written"),
+    "a sparse constant": (
+        weighted(make_sparse_constant),
+        4,
+        "expected dense weights, found the sparse 'w'; nothing written",
+    ),
+    "an output named twice": (
+        weighted(lambda proto, _: proto.graph.output.append(proto.graph.output[0])),
+        2,
+        "expected each output once, found 'y' twice; nothing written",
+    ),
+    "an old file whose weights are no inputs": (
+        weighted(lambda proto, _: setattr(proto, "ir_version", 3)),
+        2,
+        "IR version 3: expected weights among the inputs, found 'w', which is none; nothing written",
+    ),
+    "a sequence as an input": (
+        weighted(read_a_sequence),
+        4,
+        "input 'words': expected a tensor of known rank, found Sequence(Tensor(FLOAT)); nothing written",
     ),
     "a circle of nodes": (
         square(("Relu", ["x", "y"], ["z"]), ("Relu", ["z"], ["y"])),

@@ -99,6 +99,27 @@ def test_weights_at_an_odd_place_are_named(place: str, code: int, reason: str, e
     assert result.output == f"Error: {path}: expected {reason.format(folder=tmp_path)}; nothing written\n"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("offset", "abc", "a number of bytes as offset, found 'abc'"),
+        ("offset", "-4", "a number of bytes as offset, found '-4'"),
+        ("length", "8", "3,200 bytes for FLOAT (50, 16), found 8"),
+    ],
+)
+def test_a_place_that_is_no_part_of_a_file_is_named(
+    key: str, value: str, reason: str, encoder: Path, tmp_path: Path
+) -> None:
+    onnx.save(onnx.load(encoder), path := tmp_path / "in.onnx", save_as_external_data=True, location="w")
+    model = onnx.load(path, load_external_data=False)
+    weight = next(each for each in model.graph.initializer if (*each.dims,) == (50, 16))
+    next(entry for entry in weight.external_data if entry.key == key).value = value
+    path.write_bytes(model.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx")
+    line = f"Error: {path}: weight {weight.name!r}: expected {reason}; nothing written\n"
+    assert (result.exit_code, result.output) == (2, line)
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """26 MB, almost all in a file beside the model."""

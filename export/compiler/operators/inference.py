@@ -151,6 +151,21 @@ def _least(library: Inference) -> Inference:
     return infer_least
 
 
+def _quotient(library: Inference) -> Inference:
+    """The library divides numbers alone; batch * n divided by batch, as `mask.view(batch, -1)` is exported, is n."""
+
+    def infer_quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
+        known = [values[0] for values in held if values is not None and len(values) == 1]
+        if len(known) == 2 and isinstance(known[0], ir.SymbolicDim) and known[1] != 0:
+            whole = known[0] // known[1]
+            if same(whole * known[1], known[0]):
+                context.set_symbolic_value(node.outputs[0], [number(whole)])
+
+    return infer_quotient
+
+
 def _reshape(library: Inference) -> Inference:
     """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
 
@@ -234,6 +249,7 @@ def _register() -> None:
     if grouped is not None:
         registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
     wrappers = dict.fromkeys([*BROADCASTING, "Expand", "MatMul"], _careful) | {
+        "Div": lambda library: _careful(_quotient(library)),
         "Min": lambda library: _careful(_least(library)),
         "Reshape": _reshape,
         "Split": _split,

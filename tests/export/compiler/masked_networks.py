@@ -100,6 +100,13 @@ class Biased(Masked):
         return (1.0 - mask[:, None, None, :].to(torch.float32)) * -3.0
 
 
+class Viewed(Masked):
+    """GPT-2's: the mask's length is that of all texts, divided by their number."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(input_ids, attention_mask.view(input_ids.shape[0], -1))
+
+
 class Convolved(Masked):
     """Reads of a token its neighbours."""
 
@@ -112,4 +119,4 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Masked"]
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Masked", "Viewed"]

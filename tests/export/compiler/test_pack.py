@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import VOCABULARY, Encoder, export, model, run
-from masked_networks import Biased, Convolved, Masked
+from masked_networks import Biased, Convolved, Masked, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
@@ -116,6 +116,12 @@ def test_no_text_gives_no_answer(pool: str) -> None:
     given = feeds(1, 3, 0)
     none = {name: array[:0] for name, array in given.items()}
     assert after.run(None, none)[0].shape == before.run(None, none)[0].shape
+
+
+def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
+    proto = export(Viewed("causal"), "new", 20)
+    assert any(node.op_type == "Div" and "floordiv" in node.output[0] for node in proto.graph.node)
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls"])

@@ -5,14 +5,14 @@ In: a node, the roles of its inputs and, for an axis of its output, the axis of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import SUNK, Roles
-from export.compiler.graph.constants import FLOATS, constant
+from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.operators.table import Trait, operator_of
 
 
@@ -24,6 +24,13 @@ class Facts:
 
 
 UNKNOWN = Facts()
+COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+}
 
 
 def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
@@ -35,6 +42,8 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
         return _where(node, roles, axes)
     if node.op_type == "Not":
         return Facts(zero=given[0].true, true=given[0].zero)
+    if node.op_type in COMPARING:
+        return _compared(node, given)
     traits = operator_of(node).traits
     if Trait.ZERO_IF_ANY in traits:
         return Facts(zero=any(each.zero for each in given))
@@ -45,6 +54,17 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     if Trait.MOVES in traits:
         return given[0]
     return Facts(zero=given[0].zero and Trait.ZERO in traits)
+
+
+def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
+    """0 with a number."""
+    for position, other in enumerate(reversed(node.inputs)):
+        number = constant(other)
+        if given[position].zero and number is not None:
+            pair = np.zeros_like(number), number
+            answer = COMPARING[node.op_type](*(pair if position == 0 else pair[::-1]))
+            return Facts(zero=not answer.any(), true=bool(answer.all()))
+    return UNKNOWN
 
 
 def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
@@ -63,7 +83,10 @@ def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -
 
 
 def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
-    number = constant(node.inputs[position])
+    value = node.inputs[position]
+    maker = value.producer() if value is not None else None
+    spread = maker.inputs[0] if maker is not None and maker.op_type == "Expand" and not maker.domain else value
+    number = constant(spread)  # also of torch.full_like
     if number is None:
         return _of_input(roles, axes, position)
     return Facts(

@@ -24,7 +24,8 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 class Masked(Encoder):
     """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or
-    local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, sparse, or hidden.
+    local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, filled, put, sparse, or
+    hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
@@ -82,6 +83,14 @@ class Masked(Encoder):
                 made = self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
             case "max":
                 made = x.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+            case "filled" | "put":  # as sentence-transformers write it
+                hidden = mask.unsqueeze(-1).expand(x.size()).to(x.dtype) == 0
+                if self.pool == "put":
+                    x = x.clone()
+                    x[hidden] = -1e9
+                else:
+                    x = torch.where(hidden, torch.full_like(x, -1e9), x)
+                made = x.max(1)[0]
             case "sparse":
                 made = (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)
             case "plain":

@@ -118,6 +118,12 @@ def test_no_text_gives_no_answer(pool: str) -> None:
     assert after.run(None, none)[0].shape == before.run(None, none)[0].shape
 
 
+@pytest.mark.parametrize("pool", ["filled", "put"])
+def test_a_maximum_over_what_a_mask_of_floats_fills_is_packed(pool: str) -> None:
+    proto = export(Masked("absolute", pool))
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
 def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
     proto = export(Viewed("causal"), "new", 20)
     assert any(node.op_type == "Div" and "floordiv" in node.output[0] for node in proto.graph.node)

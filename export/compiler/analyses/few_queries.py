@@ -11,6 +11,7 @@ of D features, Q queries and H heads of E features:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ from export.compiler.operators.table import RESHAPES, SELECTING
 
 @dataclass(frozen=True)
 class Parts:
-    """`readers` read queries, keys and values."""
+    """`readers` read queries, keys and values. `joined`: of these and of `pooled` batch and heads are a single axis."""
 
     query: ir.Value
     key: ir.Value
@@ -41,6 +42,7 @@ class Parts:
     tokens: Dim
     guarded: bool = False  # rows may be zero behind the softmax
     uniform: bool = True  # the softmax ignores a term that all tokens share
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,7 @@ class FewQueries:
 def plan(shapes: Shapes, parts: Parts) -> FewQueries:
     """Raises Refused if the keys or values cannot be absorbed."""
     heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
-    keys, values = trace(shapes, parts.key), trace(shapes, parts.value)
-    check_layout(keys, heads, parts.key_axis)
-    check_layout(values, heads, 2)
+    keys, values = traced(shapes, parts.key, heads, parts.key_axis), traced(shapes, parts.value, heads, 2)
     check_tokens(keys, values)
     check_alone([keys, values], parts.readers)
     features, wide_keys, wide_values = keys.weight.shape[0], keys.columns.size, values.columns.size
@@ -98,6 +98,27 @@ def plan(shapes: Shapes, parts: Parts) -> FewQueries:
     else:
         after += apart
     return FewQueries(parts, keys, values, query, output, asked, before, after)
+
+
+def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) -> Channels:
+    """Of (batch, heads, ...) or (batch * heads, ...), of any number of heads, with the axes of the former.
+
+    Raises Refused unless the tokens are on `token_axis` of these.
+    """
+    try:
+        return _apart(trace(shapes, value), heads, token_axis)
+    except Refused:
+        with suppress(Refused):  # nn.MultiheadAttention turns batch and tokens
+            return _apart(trace(shapes, value, turned=True), heads, token_axis)
+        raise
+
+
+def _apart(channels: Channels, heads: int | None, token_axis: int) -> Channels:
+    if channels.columns.ndim == 3 and channels.batch_axis == 0:
+        arrays = (array[None] for array in (channels.columns, channels.scale, channels.shift))
+        channels = channels.arrange(*arrays, channels.token_axis + 1, 0)
+    check_layout(channels, heads or channels.columns.shape[1], token_axis)
+    return channels
 
 
 def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
@@ -147,8 +168,7 @@ def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Ch
     if keys.shift.any() and not parts.uniform:
         return None
     try:
-        query = trace(shapes, parts.query)
-        check_layout(query, parts.heads, 2)
+        query = traced(shapes, parts.query, parts.heads, 2)
         check_alone([keys, values, query], parts.readers)
     except Refused:
         return None

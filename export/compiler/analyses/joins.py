@@ -16,6 +16,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
+from export.compiler.operators.view import wide
 
 Axes = Mapping[int, int]  # of inputs, by position
 
@@ -91,10 +92,11 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
         return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
     axes = {}
     for run in view.runs:
-        inner = [*(view.before[axis] for axis in run.source[1:]), *(view.after[axis] for axis in run.made[1:])]
-        if not run.source or not run.made or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
+        left, right = wide(view.before, run.source), wide(view.after, run.made)
+        inner = [*(view.before[axis] for axis in left[1:]), *(view.after[axis] for axis in right[1:])]
+        if not left or not right or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
             continue
-        source, made = run.source[0], run.made[0]
+        source, made = left[0], right[0]
         if source == role.batch or same(view.before[source], view.after[made]):
             axes[made] = {0: source}
     return Join(axes=axes)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
+from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
@@ -43,43 +44,50 @@ class Channels:
         return replace(self, path=(*self.path, node))
 
 
-def trace(shapes: Shapes, value: ir.Value) -> Channels:
-    """Raises Refused."""
+def trace(shapes: Shapes, value: ir.Value, turned: bool = False) -> Channels:
+    """`turned`: a Transpose has made (tokens, batch, features) of the tokens. Raises Refused."""
     node = value.producer()
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "expected keys and values made by a MatMul with a weight")
     operator = node.op_type
     if operator == "MatMul":
-        return _matmul(shapes, node)
+        return _matmul(shapes, node, turned)
     if operator in ("Add", "Mul", "Div", "Sub"):
-        return _affine(shapes, node).through(node)
+        return _affine(shapes, node, turned).through(node)
     source = node.inputs[0]
     if source is None:
         raise Refused(value.name or "", operator, "expected an input, found none")
     view = view_of(shapes, node, value.index() or 0)
     if view is not None:
-        before = trace(shapes, source)
+        before = trace(shapes, source, turned)
         if operator in RESHAPES:
             return _reshape(shapes, before, view, value).through(node)
         return _moved(before, view, value).through(node)
     raise Refused(value.name or "", operator, "no operator that only moves, scales or shifts channels")
 
 
-def _matmul(shapes: Shapes, node: ir.Node) -> Channels:
+def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
     tokens, weight = node.inputs[0], constant(node.inputs[1])
     if tokens is None or weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
         raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)
-    return Channels(tokens, weight.astype(np.float64), columns, ones, 0 * ones, 1, 0, (node,))
+    made = Channels(tokens, weight.astype(np.float64), columns, ones, 0 * ones, 1, 0, (node,))
+    if not turned:
+        return made
+    maker = tokens.producer()
+    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" and not maker.domain else None
+    if maker is None or source is None or permutation(maker, 3) != [1, 0, 2]:
+        raise Refused.at(node, "expected tokens that a Transpose turns")
+    return replace(made, tokens=source, token_axis=0, batch_axis=1)
 
 
-def _affine(shapes: Shapes, node: ir.Node) -> Channels:
+def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
     name, operator, made = node.outputs[0].name or "", node.op_type, arithmetic(shapes, node)
     if made is None:
         raise Refused(name, operator, "expected one constant operand, and not the first of Div")
     other, factor, term = made
-    before = trace(shapes, other)
+    before = trace(shapes, other, turned)
     if before.columns.ndim != factor.ndim:
         raise Refused(name, operator, "expected a constant with no more axes than the value")
     if factor.shape[before.token_axis] != 1 or factor.shape[before.batch_axis] != 1:

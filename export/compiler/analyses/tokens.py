@@ -77,13 +77,19 @@ def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, 
 
 
 def _starts(tokens: Tokens, node: ir.Node) -> bool:
-    """Whether it reads such a value, or is the first with features, in floats, of each token of each text."""
+    """Whether it reads such a value, or is the first with features, in floats, of each token of each text, or the first
+    with an axis of texts and heads: behind it the axis would not tell whether the elements of a text stand together.
+    """
     if any(value in tokens.roles for value in node.inputs if value is not None):
         return True
     out = node.outputs[0]
-    if out.shape is None or out.dtype not in FLOATS or node.op_type == "Expand":
+    if out.shape is None:
         return False
     dims, entries = tokens.shapes.dims(out), tokens.entries
+    if any(entries.texts_in(dim) not in (None, 1) for dim in dims):
+        return True
+    if out.dtype not in FLOATS or node.op_type == "Expand":
+        return False
     features = any(isinstance(dim, int) and dim > 1 for dim in dims)
     return features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
 

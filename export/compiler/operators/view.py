@@ -68,10 +68,10 @@ class View:
         run = next(run for run in self.runs if axis in run.source)
         if run.pick is not None:
             return None
-        wide = _wide(self.before, run.source), _wide(self.after, run.made)
-        if wide == ([], []):
-            wide = [*run.source], [*run.made]
-        return wide[1][0] if wide[0] == [axis] and len(wide[1]) == 1 else None
+        left, right = wide(self.before, run.source), wide(self.after, run.made)
+        if not left and not right:
+            left, right = [*run.source], [*run.made]
+        return right[0] if left == [axis] and len(right) == 1 else None
 
     def read(self, wanted: Box) -> tuple[dict[int, Places], dict[int, Places]]:
         """Of a box of the output what can be made alone, and the source's part for it. An unknown pick stays whole."""
@@ -147,7 +147,7 @@ def _placed(array: Array, axis: int, places: Places, size: int, rest: float) -> 
     return whole
 
 
-def _wide(dims: Sequence[Dim], axes: Sequence[int]) -> list[int]:
+def wide(dims: Sequence[Dim], axes: Sequence[int]) -> list[int]:
     return [axis for axis in axes if not same(dims[axis], 1)]
 
 
@@ -155,7 +155,7 @@ def _through(
     before: Sequence[Dim], after: Sequence[Dim], run: Run, chosen: Mapping[int, Places]
 ) -> dict[int, Places] | None:
     """The box of a run's source with the elements `chosen` of the axes that it makes; None without such a box."""
-    left, right = _wide(before, run.source), _wide(after, run.made)
+    left, right = wide(before, run.source), wide(after, run.made)
     if not left:
         return {}  # repeated
     if len(left) == len(right) == 1 and list(chosen) == right:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.attention import given, pooled_of, scores_of, take_apart, takes_apart
 from export.compiler.analyses.demand import analyse
-from export.compiler.analyses.few_queries import FewQueries, Parts, plan
+from export.compiler.analyses.few_queries import FewQueries, Parts, plan, traced
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes
 from export.compiler.graph.shapes import Shapes
@@ -66,14 +66,18 @@ def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     dims, name = shapes.dims(softmax.outputs[0]), softmax.outputs[0].name or ""
-    if len(dims) != 4 or mixed_axes(softmax, 4) != range(3, 4):
+    rank, joined = len(dims), len(dims) == 3
+    if rank not in (3, 4) or mixed_axes(softmax, rank) != range(rank - 1, rank):
         raise Refused(name, "Softmax", "expected scores (batch, heads, queries, tokens)")
-    if not isinstance(dims[1], int) or not isinstance(dims[2], int):
-        raise Refused(name, "Softmax", f"expected a known number of queries, found {dims[2]}")
+    queries, tokens = dims[-2:]
     scores, uniform = scores_of(shapes, softmax)
     pooled, _, guarded = pooled_of(softmax.outputs[0])
     values = given(scores, 0), given(scores, 1), given(pooled, 1), pooled.outputs[0]
-    return Parts(*values, frozenset({scores, pooled}), 3, dims[1], dims[2], dims[3], guarded, uniform)
+    heads = traced(shapes, values[1], None, 3).columns.shape[1] if joined else dims[1]
+    if not isinstance(heads, int) or not isinstance(queries, int):
+        raise Refused(name, "Softmax", f"expected a known number of queries, found {queries}")
+    readers = frozenset({scores, pooled})
+    return Parts(*values, readers, 3, heads, queries, tokens, guarded, uniform, joined)
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:

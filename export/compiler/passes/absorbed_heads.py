@@ -66,24 +66,41 @@ class Absorber:
         made = self._by_head(apart, head_weights(site.values, heads), "values")
         if site.values.shift.any():
             bias = self._constant(site.values.shift.reshape(heads, 1, -1), "value_bias")
-            return self._node("Add", made, bias)
-        return made
+            made = self._node("Add", made, bias)
+        return self._joined(made, head_weights(site.values, heads).shape[2])
+
+    def _joined(self, made: ir.Value, width: int) -> ir.Value:
+        """(batch, heads, queries, width) with the axes of the original's heads."""
+        return self._node("Reshape", made, self._sizes(-1, self.parts.queries, width)) if self.parts.joined else made
+
+    def _apart(self, value: ir.Value, width: int) -> ir.Value:
+        """A value of the original as (batch, heads, queries, width)."""
+        sizes = self._sizes(-1, self.parts.heads, self.parts.queries, width)
+        return self._node("Reshape", value, sizes) if self.parts.joined else value
 
     def _scores(self) -> ir.Value:
-        """(q Wk') X', (batch, heads, queries, tokens)."""
+        """(q Wk') X', (batch, heads, queries, tokens) or (batch * heads, queries, tokens)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if site.asked is not None:
             weight = (site.asked @ self._keys()).reshape(self.rows, site.features).T
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
-            scores = self._node("Reshape", scores, self._sizes(0, 0, heads, queries))
-            scores = self._node("Transpose", scores, perm=[0, 2, 3, 1])
+            if self.parts.joined:
+                scores = self._node("Transpose", scores, perm=[0, 2, 1])
+                scores = self._node("Reshape", scores, self._sizes(-1, queries, 0))
+            else:
+                scores = self._node("Reshape", scores, self._sizes(0, 0, heads, queries))
+                scores = self._node("Transpose", scores, perm=[0, 2, 3, 1])
         else:
             scores = self._node("MatMul", self._asked(), self._node("Transpose", self.alone, perm=[0, 1, 3, 2]))
-            scores = self._node("Reshape", scores, self._sizes(0, heads, queries, 0))
+            if self.parts.joined:
+                scores = self._node("Reshape", self.nodes.squeeze(scores, [1]), self._sizes(-1, queries, 0))
+            else:
+                scores = self._node("Reshape", scores, self._sizes(0, heads, queries, 0))
         bias = site.keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
-        return self._node("Add", scores, self._by_head(self.parts.query, bias, "key_bias"))
+        query = self._apart(self.parts.query, bias.shape[1])
+        return self._node("Add", scores, self._joined(self._by_head(query, bias, "key_bias"), 1))
 
     def _keys(self) -> Array:
         """Wk' of each head, (H, E, D)."""
@@ -93,7 +110,8 @@ class Absorber:
         """q Wk', (batch, 1, heads * queries, features)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if site.query is None:
-            asked = self._by_head(self.parts.query, self._keys(), "keys")
+            keys = self._keys()
+            asked = self._by_head(self._apart(self.parts.query, keys.shape[1]), keys, "keys")
             return self._node("Reshape", asked, self._sizes(-1, 1, self.rows, site.features))
         asked = self._query_keys()
         if queries > 1:
@@ -113,9 +131,12 @@ class Absorber:
         return self._node("Add", asked, self._constant(bias, "query_keys_bias")) if bias.any() else asked
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
-        """(A X) Wv + (A 1) bv, (batch, heads, queries, width), or (batch, queries, columns) behind the projection."""
+        """(A X) Wv + (A 1) bv, as the original's heads or, behind the projection, (batch, queries, columns)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
-        flat = self._node("Reshape", weights, self._sizes(0, 1, self.rows, 0))
+        if self.parts.joined:
+            flat = self.nodes.unsqueeze(self._node("Reshape", weights, self._sizes(-1, self.rows, 0)), [1])
+        else:
+            flat = self._node("Reshape", weights, self._sizes(0, 1, self.rows, 0))
         pooled = self._node("MatMul", flat, self.alone)  # (B, 1, H Q, D)
         if site.output is not None:
             if queries > 1:
@@ -125,14 +146,15 @@ class Absorber:
         pooled = self._node("Reshape", pooled, self._sizes(-1, heads, queries, site.features))
         pooled = self._by_head(pooled, head_weights(site.values, heads), "values")
         bias = site.values.shift.reshape(heads, 1, -1)
+        wide = bias.shape[2]
         if not bias.any():
-            return pooled
+            return self._joined(pooled, wide)
         added = self._constant(bias, "value_bias")
         if self.parts.guarded:
             # Of an empty batch ONNX Runtime's sum keeps all keys: the Gather takes the sum, and none of nothing.
             shares = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
-            added = self._node("Mul", shares, added)
-        return self._node("Add", pooled, added)
+            added = self._node("Mul", self._apart(shares, 1), added)
+        return self._joined(self._node("Add", pooled, added), wide)
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
         """(B, H, Q, D) by (H, D, E) of the heads, which come first: ONNX Runtime broadcasts no empty batch."""

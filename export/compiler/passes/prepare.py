@@ -52,6 +52,7 @@ def prepare(model: ir.Model) -> None:
     _drop_identities(model.graph)
     name_free_dimensions(model.graph)
     fold_constants(model)
+    _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
 
@@ -144,6 +145,21 @@ def _expand_fills(graph: ir.Graph) -> None:
             held = node.attributes.get("value")
             fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
             new = ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]])
+            graph.insert_before(node, new)
+            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
+
+
+def _expand_tiles(graph: ir.Graph) -> None:
+    """Writes a Tile that repeats axes of size 1 as an Expand to the same sizes: the passes build the parts of that."""
+    shapes = Shapes(graph)
+    for node in list(graph):
+        source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if node.op_type != "Tile" or node.domain or source is None or None in (source.shape, out.shape):
+            continue
+        sizes = zip(shapes.dims(source), shapes.dims(out), strict=True)
+        if all(same(before, 1) or same(before, after) for before, after in sizes):
+            new = ir.node("Expand", [source, node.inputs[1]])
+            new.outputs[0].shape, new.outputs[0].dtype = out.shape, out.dtype
             graph.insert_before(node, new)
             ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 

@@ -1,0 +1,137 @@
+"""Pools of nn.MultiheadAttention, as SigLIP's: few queries, and scores of three axes, images and heads on the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from foreign_networks import DIM, Encoder, Vision, draw, export, model, proved
+from torch import Tensor, nn
+
+from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.passes.absorbed_heads import Absorber
+from export.compiler.pipeline import Rewritten, rewrite
+from export.compiler.proof.runs import Runner
+from export.rewrite_file import Request, rewrite_file
+
+pytestmark = pytest.mark.slow
+
+MASK = "attention_mask"
+
+
+class Pool(nn.Module):
+    """`probes` queries that all images share, of which `read` are read."""
+
+    def __init__(self, heads: int, probes: int, read: int) -> None:
+        super().__init__()
+        self.read = read
+        self.probe = nn.Parameter(torch.randn(1, probes, DIM))
+        self.attention = nn.MultiheadAttention(DIM, heads, batch_first=True)
+        nn.init.uniform_(self.attention.in_proj_bias, -0.5, 0.5)
+        self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        y = self.attention(self.probe.repeat(x.shape[0], 1, 1), x, x, key_padding_mask=hidden)[0]
+        return (y + self.down(torch.tanh(self.up(self.norm(y)))))[:, -self.read :].flatten(1)
+
+
+class PooledVision(Vision):
+    def __init__(self, heads: int = 4, probes: int = 1, read: int = 1) -> None:
+        super().__init__()
+        self.pool = Pool(heads, probes, read)
+        draw(self)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patch(image).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x, None)
+        return self.pool(self.last(x))
+
+
+class PooledText(Encoder):
+    def __init__(self, heads: int = 4, probes: int = 1, read: int = 1) -> None:
+        super().__init__("hidden")
+        self.attention_pool = Pool(heads, probes, read)
+        draw(self)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.attention_pool(super().forward(input_ids, attention_mask), attention_mask == 0)
+
+
+class HeadsFirst(Encoder):
+    """Its two heads stand before the texts on the axis that they share."""
+
+    def __init__(self) -> None:
+        super().__init__("hidden")
+        self.probe = nn.Parameter(torch.randn(2, 1, 1, DIM // 2))
+        draw(self)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x, (b, n) = super().forward(input_ids, attention_mask), input_ids.shape
+        tokens = x.view(b, n, 2, -1).permute(2, 0, 1, 3).reshape(2 * b, n, -1)
+        query = self.probe.expand(-1, b, -1, -1).reshape(2 * b, 1, -1)
+        hidden = torch.where(attention_mask == 0, -1e9, 0.0).expand(2, b, n).reshape(2 * b, 1, n)
+        pooled = torch.softmax(query @ tokens.transpose(1, 2) + hidden, -1) @ tokens
+        return pooled.view(2, b, -1).permute(1, 0, 2).flatten(1)
+
+
+def absorbed(original: onnx.ModelProto) -> Rewritten:
+    rewritten = rewrite(model(original), sizes={"batch": 1, "seq": 24})
+    (sites,) = (step.sites for step in rewritten.steps if step.name == "absorb-queries")
+    assert [site.operator for site in sites] == ["Softmax"]
+    return rewritten
+
+
+FORMS = [("old", 14), ("old", 17), ("new", 20)]
+
+
+@pytest.mark.parametrize(("exporter", "opset"), FORMS)
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (4, 3, 3), (4, 3, 1), (1, 2, 2)])
+def test_a_pool_of_images_makes_no_keys_and_values(sizes: tuple[int, int, int], exporter: str, opset: int) -> None:
+    original = export(PooledVision(*sizes), exporter, opset)
+    assert proved(model(original), absorbed(original).model).error < 1e-13
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (4, 3, 3)])
+def test_a_pool_of_texts_keeps_its_mask(sizes: tuple[int, int, int]) -> None:
+    """The older exporter fixes the number of tokens."""
+    original = export(PooledText(*sizes), "new", 20)
+    assert proved(model(original), absorbed(original).model).error < 1e-13
+
+
+@pytest.mark.parametrize("only", [("tidy",), ("read-rows", "absorb-queries", "tidy")])
+def test_a_pool_of_texts_is_packed(only: tuple[str, ...], tmp_path: Path) -> None:
+    onnx.save(export(PooledText(), "new", 20), path := tmp_path / "in.onnx")
+    written = rewrite_file(path, tmp_path / "out.onnx", Request(only=only, packed=MASK))
+    assert written.rewritten.steps[-1].sites
+    assert written.proofs[0].error < 1e-12
+
+
+def test_heads_that_stand_before_texts_are_refused() -> None:
+    """Taken for heads of a text they would be those of others."""
+    with pytest.raises(NothingToRewrite, match=r"pack: .*\(Reshape\): axis 0 of its output mixes tokens or texts"):
+        rewrite(model(export(HeadsFirst(), "new", 20)), packed=MASK)
+
+
+def test_an_empty_batch_has_an_empty_answer(tmp_path: Path) -> None:
+    onnx.save(export(PooledVision(), "new", 20), path := tmp_path / "in.onnx")
+    rewrite_file(path, out := tmp_path / "out.onnx", Request())
+    none = {"image": np.zeros((0, 3, 16, 16), np.float32)}
+    assert Runner(out)(none)["y"].shape == Runner(path)(none)["y"].shape == (0, DIM)
+
+
+def swap_images_and_heads(self: Absorber, made: ir.Value, width: int) -> ir.Value:
+    turned = self.nodes.transpose(made, [1, 0, 2, 3])
+    return self.nodes.reshape(turned, [-1, self.parts.queries, width])
+
+
+def test_images_and_heads_in_the_other_order_fail_the_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    onnx.save(export(PooledVision()), path := tmp_path / "in.onnx")
+    monkeypatch.setattr(Absorber, "_joined", swap_images_and_heads)
+    with pytest.raises(ProofFailed):
+        rewrite_file(path, tmp_path / "out.onnx", Request())
+    assert not (tmp_path / "out.onnx").exists()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common.decoding import DECODED_SIDE, FORMATS
 from models.data.dataset import DataError, Dataset
@@ -192,5 +192,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                 yield picture
     except (DataError, MemoryError):
         raise
+    except UnidentifiedImageError as error:
+        found = "no format that is read here" if path.stat().st_size else "an empty file"
+        raise DataError(f"{path}: expected a picture, found {found}") from error
     except Exception as error:  # Pillow's decoders raise many types for damaged bytes
         raise DataError(f"{path}: expected a picture, found {type(error).__name__}: {error}") from error

@@ -58,9 +58,8 @@ def find_files(folder: Path) -> PictureFiles:
     names = {part: tuple(place.name for place in _folders(place)) for part, place in parts.items()}
     classes = names["train"]
     if len(classes) < 2:
-        raise DataError(
-            f"{parts['train']}: expected a sub-folder of pictures for each of two classes or more, found {len(classes)}"
-        )
+        expected = "expected a sub-folder of pictures for each of two classes or more"
+        raise DataError(f"{parts['train']}: {expected}, found {len(classes)}{_instead(parts['train'])}")
     for name in classes:
         if not (name.isprintable() and name.strip()):
             raise DataError(f"{parts['train']}: expected sub-folders with printable names, found {name!r}; rename it")
@@ -81,14 +80,20 @@ def find_files(folder: Path) -> PictureFiles:
     )
 
 
+def _instead(folder: Path) -> str:
+    """Names the folder below that holds the classes, if each folder on the way there has no other beside it."""
+    inner = folder
+    while len(below := _folders(inner)) == 1:
+        inner = below[0]
+    return f"; name {inner}, which holds {len(below)} folders" if below else ""
+
+
 def _parts(folder: Path) -> dict[str, Path]:
     """Part -> folder: `train`, and `test` and `held_out` if the folder has them. Raises DataError."""
     names = {place.name for place in _folders(folder)}
     tests = [name for name in TEST_NAMES if name in names]
-    if "train" not in names or not tests or names - {"train", *TEST_NAMES}:
-        _expect_classes(folder, names)
-        return {"train": folder}
-    if not all(_folders(folder / name) for name in names):  # these are classes that have such names
+    are_parts = "train" in names and tests and not names - {"train", *TEST_NAMES}
+    if not are_parts or not all(_folders(folder / name) for name in names):
         _expect_classes(folder, names)
         return {"train": folder}
     if (len(tests) > 1 and tests[0] != "test") or len(tests) > 2:
@@ -102,16 +107,20 @@ def _parts(folder: Path) -> dict[str, Path]:
 def _expect_classes(folder: Path, names: Collection[str]) -> None:
     """Raises DataError for parts that would be read as classes.
 
-    Such are `Train` and `Test`, a `test` without sub-folders, and `train` beside a folder of the same classes, `dev`.
+    Such are `Train` and `Test`, a `test` without sub-folders, and `train` beside a folder of the same classes, `dev`;
+    folders that all have names of parts, too, if they hold pictures alone.
     """
     below = {name: {place.name for place in _folders(folder / name)} for name in names}
     parts = {name for name in names if name.casefold() in PART_NAMES}
     for trained in (name for name in names if name.casefold().startswith("train") and len(below[name]) > 1):
         parts |= {name for name in names if below[name] == below[trained]} | {trained}
-    if len(parts) > 1 and any(len(below[name]) > 1 for name in parts):
+    if len(parts) > 1 and (parts == set(names) or any(len(below[name]) > 1 for name in parts)):
+        other = (
+            f"or name a folder of classes, such as {folder / max(parts)}" if below[max(parts)] else "or rename a class"
+        )
         raise DataError(
             f"{folder}: expected train, and test or val, each with the same classes' sub-folders, "
-            f"found {', '.join(sorted(names))}; or name a folder of classes, such as {folder / max(parts)}"
+            f"found {', '.join(sorted(names))}; {other}"
         )
 
 

@@ -302,6 +302,27 @@ def test_names_of_parts_that_would_be_classes_are_refused(folder, tmp_path):
         load_folder(tmp_path / "pictures")
 
 
+@pytest.mark.parametrize("names", [("train", "test"), ("train", "val"), ("Train", "Test")])
+def test_pictures_beside_each_other_in_parts_are_no_two_classes(folder, names):
+    for name, part in zip(CLASSES, names, strict=False):
+        shutil.copytree(folder / name, folder.parent / "flat" / part)
+    with pytest.raises(
+        DataError, match=f"each with the same classes' sub-folders, found .*{names[0]}.*; or rename a class"
+    ):
+        load_folder(folder.parent / "flat")
+    shutil.copytree(folder / CLASSES[2], folder.parent / "flat/lorry")
+    assert load_folder(folder.parent / "flat").labels == tuple(sorted((*names, "lorry")))
+
+
+def test_an_outer_folder_names_the_folder_of_the_classes(folder, tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    folder.rename(tmp_path / "a/b/cloth")
+    with pytest.raises(
+        DataError, match=r"a: expected .* of two classes or more, found 1; name .*a/b/cloth, which holds 3 folders"
+    ):
+        load_folder(tmp_path / "a")
+
+
 def test_many_pictures_of_classes_with_few(folder, monkeypatch):
     """The automatic hold-out takes a picture of each class, or none at all where a class has a single picture."""
     monkeypatch.setattr(split, "MANY", 40)
@@ -333,7 +354,10 @@ def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):
 
 def test_a_picture_of_another_format_is_refused_whatever_its_name(folder):
     (folder / "stripes/00.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
-    with pytest.raises(DataError, match=r"00\.png: expected a picture, found UnidentifiedImageError"):
+    with pytest.raises(DataError, match=r"00\.png: expected a picture, found no format that is read here$"):
+        load_folder(folder)
+    (folder / "stripes/00.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"00\.png: expected a picture, found an empty file$"):
         load_folder(folder)
 
 

@@ -115,8 +115,8 @@ def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) 
 
 def _apart(channels: Channels, heads: int | None, token_axis: int) -> Channels:
     if channels.columns.ndim == 3 and channels.batch_axis == 0:
-        arrays = (array[None] for array in (channels.columns, channels.scale, channels.shift))
-        channels = channels.arrange(*arrays, channels.token_axis + 1, 0)
+        columns, scale, shift = channels.columns[None], channels.scale[None], channels.shift[None]
+        channels = channels.arrange(columns, scale, shift, channels.token_axis + 1, 0)
     check_layout(channels, heads or channels.columns.shape[1], token_axis)
     return channels
 

@@ -69,15 +69,19 @@ def _loaded(path: Path) -> ir.Model:
     data = outline(path) if path.stat().st_size > LARGE else None
     place = path.resolve()
     if data is None:
-        check_parts(proto := onnx.load(path, load_external_data=False), path)
-        set_base_dir((model := ir.from_proto(proto)).graph, path.parent)
+        proto: onnx.ModelProto = onnx.load(path, load_external_data=False)
+        check_parts(proto, path)
+        model = ir.from_proto(proto)
+        set_base_dir(model.graph, path.parent)
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
                 value.const_value = ir.tensor(tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string)
         return model
-    check_parts(proto := onnx.ModelProto.FromString(data), path)
-    set_base_dir((model := ir.from_proto(proto)).graph, place.parent)
+    proto = onnx.ModelProto.FromString(data)
+    check_parts(proto, path)
+    model = ir.from_proto(proto)
+    set_base_dir(model.graph, place.parent)
     for value in model.graph.initializers.values():
         if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.location == place.name:
             where = tensor.location, tensor.offset, tensor.length, tensor.dtype

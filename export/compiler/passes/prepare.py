@@ -159,7 +159,7 @@ def _expand_tiles(graph: ir.Graph) -> None:
         sizes = zip(shapes.dims(source), shapes.dims(out), strict=True)
         if all(same(before, 1) or same(before, after) for before, after in sizes):
             new = ir.node("Expand", [source, node.inputs[1]])
-            new.outputs[0].shape, new.outputs[0].dtype = out.shape, out.dtype
+            new.outputs[0].shape, new.outputs[0].type = out.shape, out.type
             graph.insert_before(node, new)
             ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 

@@ -6,7 +6,7 @@ import pytest
 from commands import ok
 from PIL import Image
 
-from clients.images.photo import photo_to_model_input
+from clients.images.decode import photo_to_model_input
 from export.to_onnx import export
 from models.train import train
 

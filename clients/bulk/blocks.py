@@ -172,7 +172,7 @@ class Reader:
         """The pixels uint8 (C, H, W), or why there are none."""
         try:
             if (content := read()) is None:
-                raise InvalidImage("expected an image, found none")
+                raise InvalidImage("expected a picture, found none")
             picture = read_image(io.BytesIO(content), whole=self.framing is not None)
             return prepare(picture, self.shape, self.preprocessing, self.looks, self.framing)
         except InvalidImage as error:
@@ -200,22 +200,22 @@ def _reason(error: InvalidImage) -> str:
 def _content(path: str) -> bytes:
     if path.startswith("/"):
         if Path(path).is_symlink():  # it may lead out of a stranger's folder; links in a tar cannot be followed
-            raise InvalidImage(f"expected an image, found a link to {Path(path).readlink()}")
+            raise InvalidImage(f"expected a picture, found a link to {Path(path).readlink()}")
         if Path(path).is_fifo():  # it would wait for a writer
-            raise InvalidImage("expected an image, found a pipe")
+            raise InvalidImage("expected a picture, found a pipe")
     try:
         with opened(path) as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         if isinstance(error, PermissionError) and error.errno is None:  # storage without access, as of an expired token
             raise
-        raise InvalidImage(f"expected an image, found {error.strerror or 'no such file'}") from error
+        raise InvalidImage(f"expected a picture, found {error.strerror or 'No such file or directory'}") from error
     return _bounded(content)
 
 
 def _bounded(content: bytes) -> bytes:
     if len(content) > _LARGEST_PICTURE:
-        raise InvalidImage(f"expected an image of at most {_LARGEST_PICTURE} bytes, found more")
+        raise InvalidImage(f"expected a picture of at most {_LARGEST_PICTURE} bytes, found more")
     return content
 
 
@@ -232,7 +232,7 @@ class _Member(tarfile.TarInfo):
 
 
 def _no_image(found: str) -> bytes:
-    raise InvalidImage(f"expected an image, found {found}")
+    raise InvalidImage(f"expected a picture, found {found}")
 
 
 def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:

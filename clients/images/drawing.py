@@ -25,7 +25,7 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
     image: upright, any mode and size; dark on light, light on dark, or transparent.
     size:  (height, width) in pixels.
     Returns uint8 (1, height, width), 0 = background, 255 = ink.
-    Raises BlankImage without ink, InvalidImage for a colour space without grey (Lab).
+    Raises BlankImage without ink, InvalidImage for a mode that Pillow does not convert.
     """
     inputs, _, _ = drawing_inputs(image, size)
     return np.asarray(inputs[0])

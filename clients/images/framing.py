@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
-from clients.images.grey import eight_bits, on_white
+from clients.images.decode import converted
 from common.framing import Framing
 
 _MOST_PIXELS = 1 << 24  # of an image between the steps: a long thin picture would fill memory
@@ -20,15 +20,11 @@ def framed(image: Image.Image, shape: tuple[int, int, int], framing: Framing) ->
 
     As in transformers, transparent pixels become white; as in timm, transparency is dropped.
 
-    Raises InvalidImage for a colour space without RGB, for too thin a picture, and for too small a picture.
+    Raises InvalidImage for a mode that Pillow does not convert, for too thin a picture, and for too small a picture.
     """
     channels, height, width = shape
     name = getattr(image, "filename", "") or "image"
-    try:
-        opaque = on_white(eight_bits(image)) if framing.like == "transformers" else eight_bits(image)
-        coloured = opaque.convert("L" if channels == 1 else "RGB")
-    except ValueError as error:
-        raise InvalidImage(f"{name}: expected grey or colour, found the mode {image.mode}: {error}") from error
+    coloured = converted(image, "L" if channels == 1 else "RGB", on_white=framing.like == "transformers")
     rows, columns = _resized(coloured.height, coloured.width, framing)
     if max(rows, coloured.height) * columns > _MOST_PIXELS:
         raise InvalidImage(f"{name}: expected a picture that is less thin, found {image.width}x{image.height} pixels")

@@ -4,15 +4,16 @@ import numpy as np
 from PIL import Image
 
 from clients.errors import InvalidImage
+from common.pictures import usual_mode
 
 _SAMPLE_SIDE = 128  # pixels
 _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 
 
 def to_grey(image: Image.Image) -> Image.Image:
-    """Any mode -> "L". Raises InvalidImage for a colour space without grey (Lab)."""
-    image = eight_bits(image)
+    """Any mode -> "L". Raises InvalidImage for a mode that Pillow does not convert."""
     try:
+        image = usual_mode(image)
         if image.has_transparency_data:
             return _on_paper(image.convert("RGBA"))
         if image.mode == "RGB":
@@ -20,23 +21,6 @@ def to_grey(image: Image.Image) -> Image.Image:
         return image.convert("L")
     except ValueError as error:
         raise InvalidImage(f"expected grey or colour, found the mode {image.mode}: {error}") from error
-
-
-def eight_bits(image: Image.Image) -> Image.Image:
-    """Modes "I;16", "I" and "F" -> "L"; others stay."""
-    if image.mode.startswith("I;16"):
-        deep = np.asarray(image)
-        spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many devices use 10 to 14 bits
-        return Image.fromarray((deep >> spare_bits).astype(np.uint8))
-    if image.mode in ("I", "F"):  # no defined range: take the picture's range
-        with np.errstate(invalid="ignore"):  # converting NaN warns
-            values = np.array(image, dtype=np.float32)
-        np.nan_to_num(values, copy=False)
-        values /= max(float(values.max()), -float(values.min())) or 1  # first, as the range may overflow float32
-        values -= values.min()
-        values *= 255 / (float(values.max()) or 1)
-        return Image.fromarray(values.astype(np.uint8))
-    return image
 
 
 def _on_paper(layered: Image.Image) -> Image.Image:
@@ -58,10 +42,3 @@ def _most_telling(colours: Image.Image) -> Image.Image:
     if spreads.max() > _TELLING * brightness:
         return colours.getchannel(int(spreads.argmax()))
     return colours.convert("L")
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """The picture on white where it is transparent."""
-    if not image.has_transparency_data:
-        return image
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))

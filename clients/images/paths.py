@@ -11,9 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from common.decoding import SUFFIXES
+
 STANDARD_INPUT = "-"
 SORTED = 50_000  # names; more come unsorted, to bound memory
-_SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 T = TypeVar("T")
 Report = Callable[[str, str], None]  # path, message
@@ -53,7 +54,7 @@ def _matches(path: str, failed: Report) -> Iterator[str]:
 
 
 def has_image_suffix(name: str) -> bool:
-    return Path(name).suffix.lower() in _SUFFIXES
+    return Path(name).suffix.lower() in SUFFIXES
 
 
 def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
-from clients.images.decode import DRAFTED, read_image
+from clients.images.decode import read_image
 from clients.images.idx import IdxFile
 from clients.images.looks import Looks
 from clients.images.paths import SORTED, STANDARD_INPUT, Report, expand, has_image_suffix
 from clients.images.prepare import Prepared, Preprocessing, check_ready, prepare_shapes
 from common.framing import Framing
 from common.idx import is_idx
+from common.pictures import DRAFTED
 
 _LARGEST_STREAM = 1 << 27  # bytes
 
@@ -83,7 +84,7 @@ class Pictures:
             except InvalidImage as error:
                 self._failed(name, str(error))
             except OSError as error:
-                self._failed(name, f"expected an image, found {error.strerror}")
+                self._failed(name, f"expected a picture, found {error.strerror}")
 
 
 def _claimed(name: str) -> int:
@@ -121,5 +122,5 @@ def _read_once(stream: IO[bytes], name: str, noted: Callable[[str], object]) -> 
     held = _Held(stream.read(_LARGEST_STREAM + 1))
     held.name = name
     if held.getbuffer().nbytes > _LARGEST_STREAM:
-        raise InvalidImage(f"{name}: expected an image of at most {_LARGEST_STREAM} bytes, found more")
+        raise InvalidImage(f"{name}: expected a picture of at most {_LARGEST_STREAM} bytes, found more")
     return Picture(name, read_image(held, noted), held)

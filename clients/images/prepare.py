@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import BlankImage
+from clients.images.decode import photo_to_model_input
 from clients.images.drawing import drawing_inputs
 from clients.images.framing import framed
 from clients.images.ink import LEAST_CONTRAST
 from clients.images.looks import Looks, suited
-from clients.images.photo import photo_to_model_input
 from common.framing import Framing
 
 Preprocessing = Literal["ink", "photo"]

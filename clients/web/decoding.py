@@ -92,7 +92,7 @@ class Decoder:
             self._end()
             late = time.monotonic() - started_s >= LIMIT_S
             found = f"no answer within {LIMIT_S:g} s" if late else "an image that ended its reader"
-            raise InvalidImage(f"expected an image that is quickly read, found {found}") from error
+            raise InvalidImage(f"expected a picture that is quickly read, found {found}") from error
         finally:
             ending.cancel()
         if answer["ends"]:
@@ -162,7 +162,7 @@ def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object],
     except InvalidImage as error:
         return {"error": str(error)}, b""
     except MemoryError:
-        return {"error": f"expected an image that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
+        return {"error": f"expected a picture that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
     return {"shapes": prepared.shapes, "notes": prepared.notes, "suits": prepared.suits}, prepared.images.tobytes()
 
 

@@ -117,7 +117,7 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
         raise RequestEntityTooLarge(f"expected a picture of at most {BODY_BYTES / 1e6:g} MB, found a larger body")
     content = request.get_data()
     if not content:
-        raise BadRequest("expected an image file as the body, found an empty body")
+        raise BadRequest("expected a picture file as the body, found an empty body")
     answer = triton.ask(content, request.args.get("model") or None, lambda: _paying(rate))
     return jsonify(
         label=answer.prediction.label,

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.decoding import DECODED_SIDE, FORMATS
+from common.decoding import UnreadablePicture
+from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
 from models.data.split import Record, copies, split, split_again
@@ -26,9 +25,6 @@ from models.networks.config import ModelConfig
 SIDE = 28  # pixels
 PATCHES = 7  # per side, about
 FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the work of 7
-MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
-GREY_MODES = frozenset(("1", "L", "LA", "I", "F"))
-COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
 
 Read = TypeVar("Read")
 
@@ -47,9 +43,8 @@ def load_folder(
     chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
     parts, kept = (chosen.train, chosen.held_out, chosen.test), chosen.record(files.classes)
     paths = [file.path for part in parts for file in part]
-    channels = 1 if all(_read_all(folder, paths, _is_grey)) else 3
     try:
-        images = np.stack(_read_all(folder, paths, lambda path: read_picture(path, channels, size)))  # (n, C, H, W)
+        images = _of_equal_channels(_read_all(folder, paths, lambda path: _own_channels(path, size)))  # (n, C, H, W)
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
         raise DataError(f"{folder}: expected pictures that fit the memory, found {found} pixels") from error
@@ -109,11 +104,13 @@ def _suits(side: int) -> bool:
 def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
     """What `read` gives for each path. Raises DataError, which names all paths that fail."""
     done, faults = [], []
-    for path in paths:
-        try:
-            done.append(read(path))
-        except DataError as error:
-            faults.append(str(error))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
+        for path in paths:
+            try:
+                done.append(read(path))
+            except UnreadablePicture as error:
+                faults.append(str(error))
     if len(faults) > 1:
         raise DataError(f"{folder}: expected pictures, found {len(faults)} files that are none: {'; '.join(faults)}")
     if faults:
@@ -130,70 +127,25 @@ def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -
     if len(paths) < fewest:
         raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
     chosen = paths[:: -(-len(paths) // most)]
-    if config.preprocessing == "ink":
-        for path in chosen:
-            _check_size(path, config.image_size)
-    return np.stack(_read_all(folder, chosen, lambda path: read_picture(path, config.channels, config.image_size)))
+    return np.stack(_read_all(folder, chosen, lambda path: _as_model_reads(path, config)))
 
 
-def _check_size(path: Path, size: tuple[int, int]) -> None:
-    with _opened(path) as picture:
-        if picture.size != (size[1], size[0]):
-            found = f"{picture.width} x {picture.height}"
-            raise DataError(f"{path}: expected the model's {size[1]} x {size[0]} pixels, light on black, found {found}")
+def _as_model_reads(path: Path, config: ModelConfig) -> NDArray[np.uint8]:
+    is_ink, (height, width) = config.preprocessing == "ink", config.image_size
+    picture = read_picture(path, whole=is_ink)
+    if is_ink and picture.size != (width, height):
+        found = f"{picture.width} x {picture.height}"
+        raise DataError(f"{path}: expected the model's {width} x {height} pixels, light on black, found {found}")
+    return photo_pixels(picture, (config.channels, height, width))
 
 
-def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W)."""
-    with _opened(path) as picture:
-        picture.draft(None, (DECODED_SIDE, DECODED_SIDE))
-        upright = _eight_bits(ImageOps.exif_transpose(picture))
-        if upright.has_transparency_data:
-            layered = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
-        fitted = ImageOps.fit(upright.convert("L" if channels == 1 else "RGB"), (size[1], size[0]))
-    pixels = np.asarray(fitted).reshape(*size, channels)  # (H, W, C)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (C, H, W)
+def _own_channels(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W)."""
+    picture = read_picture(path)
+    return photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Reduces grey of more than eight bits to the highest eight in use, as clients do (clients/images/grey.py)."""
-    if picture.mode.startswith("I;16"):
-        deep = np.asarray(picture)
-        return Image.fromarray((deep >> max(0, int(deep.max()).bit_length() - 8)).astype(np.uint8))
-    if picture.mode not in ("I", "F"):
-        return picture
-    with np.errstate(invalid="ignore"):  # converting NaN warns
-        values = np.nan_to_num(np.array(picture, dtype=np.float32))
-    values /= max(float(values.max()), -float(values.min())) or 1  # first: the range may overflow float32
-    values -= values.min()
-    values *= 255 / (float(values.max()) or 1)
-    return Image.fromarray(values.astype(np.uint8))
-
-
-def _is_grey(path: Path) -> bool:
-    with _opened(path) as picture:
-        picture.draft(None, (DECODED_SIDE, DECODED_SIDE))
-        picture.load()  # so that all damaged files are named together
-        return picture.mode in GREY_MODES or picture.mode.startswith("I;16")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as picture:
-                if picture.width * picture.height > MAX_PIXELS:
-                    size = f"{picture.width} x {picture.height}"
-                    raise DataError(f"{path}: expected up to {MAX_PIXELS} pixels, found {size}")
-                if picture.mode not in GREY_MODES | COLOUR_MODES and not picture.mode.startswith("I;16"):
-                    raise DataError(f"{path}: expected grey or colour, found the mode {picture.mode}")
-                yield picture
-    except (DataError, MemoryError):
-        raise
-    except UnidentifiedImageError as error:
-        found = "no format that is read here" if path.stat().st_size else "an empty file"
-        raise DataError(f"{path}: expected a picture, found {found}") from error
-    except Exception as error:  # Pillow's decoders raise many types for damaged bytes
-        raise DataError(f"{path}: expected a picture, found {type(error).__name__}: {error}") from error
+def _of_equal_channels(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Pixels (1 or 3, H, W) -> (n, C, H, W): RGB if any picture has colours; grey ones then repeat their channel."""
+    channels = max(len(image) for image in images)
+    return np.stack([np.broadcast_to(image, (channels, *image.shape[1:])) for image in images])

@@ -12,13 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.decoding import SUFFIXES
 from common.files import sha256
 from models.data.dataset import DataError
 
-# As clients/images/paths.py, so that a picture to train on is a picture to ask about.
-SUFFIXES = frozenset(
-    (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
 TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")
 PART_NAMES = frozenset(("train", "training", "testing", *TEST_NAMES))
 DIGEST_CHARACTERS = 12  # 48 bits tell 100,000 pictures apart; checkpoints stay small

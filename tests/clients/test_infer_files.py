@@ -117,13 +117,13 @@ def test_what_the_system_refuses_is_named_and_the_rest_answered(run, draw, tmp_p
     code, lines, errors = run(LONG, f"{LONG}.png", "scans")
     assert (code, names(lines)) == (1, ["scans/b.png"])
     assert errors == [
-        f"Error: {name}: expected an image, found File name too long" for name in (LONG, f"{LONG}.png", "scans/a.png")
+        f"Error: {name}: expected a picture, found File name too long" for name in (LONG, f"{LONG}.png", "scans/a.png")
     ]
 
 
 def test_standard_input_that_cannot_be_read(run):
     with Path("/proc/self/mem").open("rb") as refused:
-        assert run("-", given=refused) == (1, [], ["Error: -: expected an image, found Input/output error"])
+        assert run("-", given=refused) == (1, [], ["Error: -: expected a picture, found Input/output error"])
 
 
 def test_what_has_no_images_is_named(run, draw, tmp_path):
@@ -149,7 +149,7 @@ def test_bad_ones_among_good_are_named_and_the_others_answered(run, draw, tmp_pa
     assert (code, names(lines)) == (1, ["1.png", "3.png", "5.png"])
     assert [error.split(": ")[1] for error in errors] == ["2.png", "4.png", "6.png"]
     assert "no ink found" in errors[1]
-    assert "no such file" in errors[2]
+    assert "No such file or directory" in errors[2]
 
 
 def test_a_folder_larger_than_can_be_sorted(run, draw, monkeypatch, tmp_path):
@@ -167,7 +167,7 @@ def test_standard_input(run, draw, tmp_path):
     assert run("-", given=content) == (0, [answer], [])
     code, lines, errors = run("-", "-", given=content)
     assert (code, lines) == (1, [answer])
-    assert errors == ["Error: -: expected an image, found an empty file"]
+    assert errors == ["Error: -: expected a picture, found an empty file"]
     white = io.BytesIO()
     Image.new("L", (60, 60), 255).save(white, "PNG")
     assert run("-", given=white.getvalue())[2][0].startswith("Error: -: no ink found")
@@ -198,7 +198,7 @@ def test_a_pipe(run, draw, tmp_path):
 
 
 def test_a_stream_without_end(run):
-    assert run("/dev/zero") == (1, [], ["Error: /dev/zero: expected an image of at most 134217728 bytes, found more"])
+    assert run("/dev/zero") == (1, [], ["Error: /dev/zero: expected a picture of at most 134217728 bytes, found more"])
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -270,7 +270,7 @@ def test_odd_names_stay_on_one_line(run, draw, tmp_path):
     code, lines, errors = run("--", *odd, "new\nline.png")
     assert code == 1
     assert names(lines) == ["a\\nb.png", "\\x1b[31mred.png", "latin\\udce9.png", "größe 二.png", "-dash.png"]
-    assert errors == ["Error: new\\nline.png: expected an image, found no such file"]
+    assert errors == ["Error: new\\nline.png: expected a picture, found No such file or directory"]
     assert [json.loads(line)["file"] for line in run("--json", "--", *odd)[1]] == odd
     assert "\x1b" not in "".join(run("--csv", "--", *odd)[1])
 

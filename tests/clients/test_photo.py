@@ -9,8 +9,8 @@ from infer_command import ask
 from PIL import ExifTags, Image
 from stand_in import DESCRIPTION, StandIn
 
+from clients.images.decode import photo_to_model_input
 from clients.images.looks import Looks, background_of, suited
-from clients.images.photo import photo_to_model_input
 from clients.images.pictures import Picture
 from clients.preprocess import InvalidImage, prepare, read_image
 from models.data import load_idx_part
@@ -66,7 +66,7 @@ def test_grey_for_a_model_of_colour_and_colour_for_one_of_grey() -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"]
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F"]
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode(mode: str, channels: int) -> None:
@@ -97,8 +97,8 @@ def test_a_photo_is_turned_upright() -> None:
 
 
 def test_what_cannot_be_prepared_is_named() -> None:
-    with pytest.raises(InvalidImage, match=r"^image: expected grey or colour, found the mode LAB"):
-        photo_to_model_input(Image.new("LAB", (30, 30)), (1, 32, 32))
+    with pytest.raises(InvalidImage, match=r"^image: expected grey or colour, found the mode La"):
+        photo_to_model_input(Image.new("La", (30, 30)), (1, 32, 32))
     with pytest.raises(InvalidImage, match=r"expected a model of 1 or 3 channels, found 4"):
         photo_to_model_input(Image.new("RGB", (30, 30)), (4, 32, 32))
 

@@ -10,13 +10,10 @@ import pytest
 from commands import failure, ok
 from PIL import Image
 
-from clients.images import paths
-from clients.images.decode import read_image
-from clients.images.photo import photo_to_model_input
+from common.pictures import photo_pixels, read_picture
 from models.checkpoints.checkpoint import load
 from models.data import DataError, split
-from models.data.folder import MAX_PIXELS, check_patches, load_folder, read_picture
-from models.data.picture_files import SUFFIXES
+from models.data.folder import check_patches, load_folder
 from models.train import train
 
 CLASSES = ("cross stripes", "stripes", "étoffe")
@@ -92,19 +89,6 @@ def test_one_coloured_picture_makes_all_coloured(folder):
     assert load_folder(folder).train_images.shape[1] == 3
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "1", "I;16"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_picture_is_what_clients_send_of_it(tmp_path, mode, channels):
-    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
-    noise = np.random.default_rng(0).integers(0, 256, (20, 50, 4), np.uint8)
-    picture = Image.fromarray(noise, "RGBA" if mode in ("LA", "RGBA") else "RGBX").convert("RGBA")
-    deep = Image.fromarray(noise[..., 0].astype(np.uint16) * 9)  # 12 bits
-    (deep if mode == "I;16" else picture.convert(mode)).save(path)
-    read = read_picture(path, channels, (14, 21))
-    with Image.open(path) as picture:
-        np.testing.assert_array_equal(read, photo_to_model_input(picture, (channels, 14, 21)))
-
-
 def test_files_of_a_mac_are_no_pictures(folder):
     before = load_folder(folder)
     (folder / "stripes/._00.png").write_bytes(b"\0\5\x16\7")
@@ -174,10 +158,6 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
     assert all(note in told.output for note in data.notes)
 
 
-def test_a_picture_to_train_on_is_one_to_ask_about():
-    assert SUFFIXES == paths._SUFFIXES
-
-
 def parted(folder, *parts):
     """The pictures of `folder` in parts: each class's first twelve to train on, four in each other."""
     for name in CLASSES:
@@ -198,7 +178,7 @@ def test_parts_that_the_folder_has(folder, parts, held):
     assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
     assert (np.bincount(data.held[1]).tolist() if data.held else None) == held
     place = folder.parent / "parted" / parts[-1] / CLASSES[0]
-    first = read_picture(sorted(place.iterdir())[0], 1, (28, 28))
+    first = photo_pixels(read_picture(sorted(place.iterdir())[0]), (1, 28, 28))
     np.testing.assert_array_equal(data.test_images[0], first)
 
 
@@ -213,15 +193,6 @@ def test_parts_of_other_classes_are_refused(folder):
 def test_a_part_of_its_own_needs_no_other(folder, held_out):
     with pytest.raises(DataError, match=f"expected no --hold-out, as it holds pictures apart, found {held_out}"):
         load_folder(parted(folder, "val", "test"), held_out=held_out)
-
-
-@pytest.mark.parametrize("size", [(2500, 2100), (1100, 5000)])
-def test_a_large_jpeg_has_the_same_pixels_in_training_and_for_clients(tmp_path, size):
-    rng = np.random.default_rng(0)
-    small = Image.fromarray(rng.integers(0, 256, (size[1] // 25, size[0] // 25, 3), np.uint8))
-    small.resize(size, Image.Resampling.NEAREST).save(tmp_path / "large.jpg")
-    asked = photo_to_model_input(read_image(tmp_path / "large.jpg"), (3, 28, 28))
-    np.testing.assert_array_equal(read_picture(tmp_path / "large.jpg", 3, (28, 28)), asked)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +221,6 @@ def test_a_path_that_cannot_be_printed(folder):
     moved = folder.rename(folder.with_name("grey\xa0cloth"))
     with pytest.raises(DataError, match=r"expected a path of printable characters, found .*grey\\xa0cloth"):
         load_folder(moved)
-
-
-def test_a_picture_of_too_many_pixels(tmp_path):
-    Image.new("1", (MAX_PIXELS // 1000, 1001)).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: expected up to 67108864 pixels, found 67108 x 1001"):
-        read_picture(tmp_path / "x.png", 1, (28, 28))
 
 
 def test_training_with_the_published_options(folder, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_link_in_a_folder_is_an_error_as_in_a_shard(tmp_path, digits, network)
     (folder / "3.png").symlink_to(tmp_path / "nowhere.png")
     errors = run([folder], tmp_path / "out", network)["error"].to_pylist()
     found = ["1.png", tmp_path / "nowhere.png"]
-    assert errors == [None, *(f"expected an image, found a link to {target}" for target in found)]
+    assert errors == [None, *(f"expected a picture, found a link to {target}" for target in found)]
 
 
 def test_a_link_in_a_shard_is_an_error(tmp_path, digits, network):
@@ -86,7 +86,7 @@ def test_a_link_in_a_shard_is_an_error(tmp_path, digits, network):
             link.type, link.linkname = kind, "1.png"
             more.addfile(link)
     errors = run([shard], tmp_path / "out", network)["error"].to_pylist()
-    assert errors == [None, *["expected an image, found a link to 1.png"] * 2]
+    assert errors == [None, *["expected a picture, found a link to 1.png"] * 2]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_names_that_are_not_utf8(tmp_path, digits, network):
 
 def test_a_pipe_is_not_waited_for(tmp_path, network):
     os.mkfifo(tmp_path / "1.png")
-    assert run([tmp_path], tmp_path / "out", network)["error"].to_pylist() == ["expected an image, found a pipe"]
+    assert run([tmp_path], tmp_path / "out", network)["error"].to_pylist() == ["expected a picture, found a pipe"]
 
 
 def test_storage_that_denies_access_is_no_error_of_the_picture(tmp_path, digits, network, monkeypatch):

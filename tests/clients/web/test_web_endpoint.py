@@ -87,7 +87,7 @@ def test_what_is_no_image(address: str) -> None:
     Image.new("L", (50, 50), 255).save(blank, "PNG")
     for body, status, found in [
         (b"", 400, "found an empty body"),
-        (b"seven", 422, "no format that Pillow reads"),
+        (b"seven", 422, "no format that is read here"),
         (DIGIT[:1000], 422, "damaged file"),
         (blank.getvalue(), 422, "no ink found"),
     ]:

@@ -217,7 +217,7 @@ def test_a_picture_without_a_digit_gives_the_reason(page: Page) -> None:
     draw(page, FORMS[2][0])
     expect_digit(page, "2")
     page.set_input_files("#file", {"name": "torn.png", "mimeType": "image/png", "buffer": DIGIT_PNG.read_bytes()[:99]})
-    expect(page.locator("#remark")).to_contain_text("expected an image, found")
+    expect(page.locator("#remark")).to_contain_text("expected a picture, found")
     expect_digit(page, "?")
     draw(page, FORMS[2][0])
     expect_digit(page, "2")

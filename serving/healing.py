@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.prober import Failure, Verdict
@@ -63,13 +63,25 @@ class History:
         return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
 
 
+class Lame:
+    """Finds processes that have been dead or stopped for `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._since = seconds, dict[Stub, float]()
+
+    def among(self, stubs: Iterable[Stub]) -> list[Stub]:
+        now = time.monotonic()
+        self._since = {stub: self._since.get(stub, now) for stub in stubs if stub.stopped}
+        return [stub for stub, since_s in self._since.items() if now - since_s >= self._seconds]
+
+
 class Judge:
     """Judges the models in one run of the server."""
 
     def __init__(self) -> None:
         self._silent = 0
         self._models = defaultdict[str, History](History)
-        self._lame: dict[Stub, float] = {}  # dead or stopped stub -> since
+        self._lame = Lame(LAME_S)
 
     def healed(self, model: str) -> None:
         """Call it after a load: the model's new processes have no failures yet."""
@@ -84,9 +96,7 @@ class Judge:
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
         """Stubs that have been dead or stopped for LAME_S. A probe may miss them: other instances answer it."""
-        now = time.monotonic()
-        self._lame = {stub: self._lame.get(stub, now) for stub in stubs if stub.stopped and stub not in replaced}
-        return [stub for stub, since_s in self._lame.items() if now - since_s >= LAME_S]
+        return self._lame.among(stub for stub in stubs if stub not in replaced)
 
     def sick(self, verdict: Verdict, stubs: Sequence[Stub]) -> list[Sick]:
         """The models that must be healed after this verdict. Raises ServerLost."""

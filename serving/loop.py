@@ -61,11 +61,19 @@ class Loop:
                 raise NotInTime(f"expected {what} within {seconds:g} s")
             self.tick()
 
-    def call(self, function: Callable[[], Result], seconds: float) -> Result:
+    def call(
+        self, function: Callable[[], Result], seconds: float, check: Callable[[], object] = lambda: None
+    ) -> Result:
         """Calls `function` in a thread and ticks meanwhile. Returns and raises what it does, or raises NotInTime.
 
-        gRPC's own deadline is not enough: it may be lost when the wall clock jumps.
+        `check` is called with each tick, and ends the wait by what it raises. gRPC's own deadline is not enough: it may
+        be lost when the wall clock jumps.
         """
+
+        def ended() -> bool:
+            check()
+            return not thread.is_alive()
+
         results: list[Result] = []
         failures: list[Exception] = []
 
@@ -78,7 +86,7 @@ class Loop:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            self.wait(lambda: not thread.is_alive(), seconds, "an answer")
+            self.wait(ended, seconds, "an answer")
         except NotInTime:
             raise NotInTime(f"no answer within {seconds:g} s") from None
         if failures:

@@ -21,10 +21,13 @@ CLOCK_S = 60.0  # by which the times of files and of processes may differ
 STUB = "triton_python_backend_stub"
 # A stub's arguments: model file, region, two sizes, parent, folder, offset, instance.
 FILE_WORD, INSTANCE_WORD = 1, 8
+BECOMES_STUB = "bash"  # Triton starts a stub by it
 
 
 @dataclass(frozen=True)
 class Stub:
+    """`model` is empty if the process had died before anybody looked."""
+
     process: psutil.Process
     model: str
     version: int
@@ -60,7 +63,7 @@ class Family:
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.pid).children(recursive=True)
         seen = {child: self.stubs[child] for child in children if child in self.stubs}
-        self.stubs = seen | {stub.process: stub for child in children for stub in _stub(child)}
+        self.stubs = seen | {stub.process: stub for child in children if child not in seen for stub in _stub(child)}
         return [*self.stubs.values()]
 
     def descriptors(self) -> tuple[int, int]:
@@ -105,6 +108,8 @@ def _triton_start_s(process: psutil.Process) -> float:
 
 def _stub(process: psutil.Process) -> Iterable[Stub]:
     with suppress(psutil.NoSuchProcess, IndexError, ValueError):
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has a name of at most 15 letters, and no arguments
+            return [Stub(process, "", 0)] if process.name() in (STUB[:15], BECOMES_STUB) else []
         words = process.cmdline()
         if Path(words[0]).name == STUB:
             file, instance = Path(words[FILE_WORD]), words[INSTANCE_WORD]

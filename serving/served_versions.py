@@ -28,11 +28,13 @@ class Refused:
     """A model's versions that are not served, version -> reason.
 
     `loads`: the server refused to load them. They may load later, such as after a full disk was emptied; `due_s`: when
-    to try again. `answers`: they answered wrong or too slowly, and are not tried again.
+    to try again. `answers`: they answered wrong or too slowly, and are not tried again. `died`: versions that lost a
+    process while they were loaded, and have not answered since.
     """
 
     loads: dict[int, str] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
+    died: set[int] = field(default_factory=set)
     pause_s: float = FIRST_PAUSE_S
     due_s: float | None = None
 
@@ -53,9 +55,9 @@ class Versions:
 
     def _plan_for_start(self, name: str) -> Plan:
         """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start."""
-        current = self.plan(name)
-        if current.versions == () and self._refused[name].loads:
-            self._refused[name].due_s = time.monotonic()
+        current, refused = self.plan(name), self._refused[name]
+        if current.versions == () and refused.loads:
+            refused.due_s = refused.due_s or time.monotonic()
         return current
 
     def plan(self, name: str) -> Plan:
@@ -68,18 +70,30 @@ class Versions:
         self._seen |= {(name, number): before.get(number) for number in current.versions or ()}
         return current
 
-    def load_refused(self, name: str, number: int) -> Plan:
+    def load_refused(self, name: str, number: int, found: str = "the server refuses it") -> Plan:
         """Call it after Triton refused to load version `number`. Returns the plan without that version.
 
         With nothing left to serve, refused loads are due again after a pause, each time twice as long.
         """
         refused = self._refused[name]
-        refused.loads[number] = "expected a version that loads, the server refuses it"
+        refused.loads[number] = f"expected a version that loads, {found}"
         current = self.replan(name)
         if not current.versions:
             refused.due_s = time.monotonic() + refused.pause_s
             refused.pause_s = min(2 * refused.pause_s, LONGEST_PAUSE_S)
         return current
+
+    def died(self, name: str, number: int) -> None:
+        """Call it after a version lost a process while it was loaded: the second time the load counts as refused."""
+        died = self._refused[name].died
+        if number in died:
+            self.load_refused(name, number, "its processes die meanwhile")
+        died.add(number)
+
+    def answered(self, served: Iterable[tuple[str, int]]) -> None:
+        """Call it with the versions that answer right."""
+        for name, number in served:
+            self._refused[name].died.discard(number)
 
     def replan(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
         """Gives up the `wrong` versions, plans the model anew and logs the plan."""

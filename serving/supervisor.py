@@ -18,6 +18,7 @@ from serving.arguments import ServerOptions, listening, parse
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
+from serving.loading import Loading, lost
 from serving.loop import Loop, NotInTime, Result, Stopping
 from serving.ports import TAKEN, is_taken
 from serving.prober import Failure, Prober, Verdict
@@ -69,12 +70,19 @@ class Supervisor(Loop):
             self.restart.clear()
             raise Restarting
 
-    def _call(self, function: Callable[[], Result], seconds: float = LOAD_S) -> Result:
-        """Calls `function` and ticks meanwhile. Raises what `function` raises, ControlFailed after twice `seconds`."""
+    def _call(
+        self, function: Callable[[], Result], seconds: float = LOAD_S, check: Callable[[], object] = lambda: None
+    ) -> Result:
+        """Calls `function`; ticks and checks meanwhile. Raises what both raise, ControlFailed after twice `seconds`."""
         try:
-            return self.call(function, 2 * seconds)
+            return self.call(function, 2 * seconds, check)
         except NotInTime as error:
             raise ControlFailed(str(error)) from error
+
+    def _load_model(self, server: TritonServer, name: str, config: str | None, seconds: float) -> None:
+        """Raises ControlFailed, ServerLost."""
+        load = partial(self._control.load, name, config, seconds)
+        self._call(load, seconds, Loading(server, self._versions).check)
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -175,13 +183,13 @@ class Supervisor(Loop):
             if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
                 self._versions.load_refused(name, first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
-            self._load_newest(name, first)
+            self._load_newest(server, name, first)
 
     def _wait_for_index(self, server: TritonServer) -> dict[str, dict[int, str]]:
-        deadline = time.monotonic() + START_S
+        deadline, loading = time.monotonic() + START_S, Loading(server, self._versions)
         while True:
             server.check()
-            server.stubs()  # one that dies before it is seen would never be missed
+            loading.check()  # also sees the processes: one that dies before would never be missed
             try:
                 return self._control.index()
             except NotReady as error:  # for good: Triton could not follow an option, and its log says why
@@ -191,11 +199,11 @@ class Supervisor(Loop):
                     raise ServerLost("hung", f"no index within {START_S:g} s of its start: {error}") from error
             self.tick()
 
-    def _load_newest(self, name: str, current: Plan) -> None:
+    def _load_newest(self, server: TritonServer, name: str, current: Plan) -> None:
         """Loads the newest versions that Triton does not refuse."""
         while current.versions:
             try:
-                self._call(partial(self._control.load, name, current.json(), LOAD_S))
+                self._load_model(server, name, current.json(), LOAD_S)
                 self._versions.loaded(name)
                 return
             except Unreachable as error:
@@ -215,12 +223,17 @@ class Supervisor(Loop):
                     stub.kill()
                     replaced[stub] = math.inf
                 for stub in judge.lame(stubs, replaced):
-                    if self._is_ready(stub.model, stub.version):  # else it was unloaded, and its processes had to end
+                    state = self._state(stub)
+                    if state == "LOADING" or not stub.model:
+                        raise lost(stub, self._versions)
+                    if state in ("UNLOADING", "UNAVAILABLE"):  # its processes had to end; another load may come
+                        replaced[stub] = math.inf
+                    if state == "READY":
                         reason = f"version {stub.version} has lost process {stub.process.pid}"
-                        replaced |= self._heal(judge, Sick(stub.model, reason), stubs)
+                        replaced |= self._heal(server, judge, Sick(stub.model, reason), stubs)
                         break
             for name in self._versions.due():
-                self._load_newest(name, self._versions.plan(name))
+                self._load_newest(server, name, self._versions.plan(name))
             verdict = self._prober.verdict()
             if verdict is None:
                 self.tick()
@@ -229,8 +242,9 @@ class Supervisor(Loop):
             self._events.probed(verdict)
             if verdict.ok:
                 self._healthy = self._was_healthy = True
+                self._versions.answered(verdict.states)
             for sick in judge.sick(verdict, stubs):
-                replaced |= self._heal(judge, sick, stubs)
+                replaced |= self._heal(server, judge, sick, stubs)
 
     def _with_broken_files(self, judge: Judge, verdict: Verdict) -> Verdict:
         """Adds a failure for each version whose files do not fit their hashes, whoever loaded it."""
@@ -240,7 +254,7 @@ class Supervisor(Loop):
             failures += self._call(partial(self._versions.check_files, which))  # a large file takes seconds
         return verdict.with_failures(failures)
 
-    def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
+    def _heal(self, server: TritonServer, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
         """Loads a model again; its living processes answer until the new processes do. Returns old stub -> kill time.
 
         A model with a wrong version is unloaded first, and an older version takes its place, if there is one. Raises
@@ -261,7 +275,7 @@ class Supervisor(Loop):
             if unfit or current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
             if config := current.json(again=True):
-                self._call(partial(self._control.load, name, config, RELOAD_S), RELOAD_S)
+                self._load_model(server, name, config, RELOAD_S)
             elif current.versions != ():
                 raise ServerLost("failed", f"model {name} {sick.reason}, and its config.pbtxt names no inputs")
         except ControlFailed as error:
@@ -271,10 +285,10 @@ class Supervisor(Loop):
         self._events.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
         return dict.fromkeys(old, time.monotonic() + REPLACED_S)
 
-    def _is_ready(self, name: str, version: int) -> bool:
+    def _state(self, stub: Stub) -> str | None:
         with suppress(ControlFailed):
-            return self._control.index().get(name, {}).get(version) == "READY"
-        return False
+            return self._control.index().get(stub.model, {}).get(stub.version)
+        return None
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:

@@ -65,6 +65,8 @@ class Child:
         return self.process.pid
 
     def start(self) -> None:
+        """Raises OSError and RuntimeError if no descriptor, process or thread is left."""
+        self._started_s = time.monotonic()
         with self._log.open("ab") if isinstance(self._log, Path) else nullcontext(self._log) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-IS", WITH_PARENT, str(os.getpid()), *self._command],
@@ -74,7 +76,6 @@ class Child:
                 start_new_session=True,
                 env={**os.environ, **self._environment},
             )
-        self._started_s = time.monotonic()
         self.starts += 1
 
     def wait_until_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
@@ -94,13 +95,15 @@ class Child:
     def revive(self) -> bool:
         """Starts the child again if it was started and no longer lives, at most once in `pause_s`.
 
-        Returns whether the child was started.
+        Returns whether the child was started; what is short now may be there at the next call.
         """
         if self.process is None or time.monotonic() - self._started_s < self.pause_s or self.alive():
             return False
         self.stop()
-        self.start()
-        return True
+        with suppress(OSError, RuntimeError):
+            self.start()
+            return True
+        return False
 
     def wait(self, seconds: float) -> int | None:
         """The exit code, a signal as a negative number; None if the child still runs after `seconds`."""
@@ -144,9 +147,18 @@ class Child:
         return len(rest)
 
     def _session(self) -> list[psutil.Process]:
-        """The living processes of the child's session, without zombies, whose exit code perhaps nobody ever reads."""
+        """The living processes of the child's session, without zombies, whose exit code perhaps nobody ever reads.
+
+        Without a free descriptor nobody can list them: then its process group is killed.
+        """
         living = []
-        for process in psutil.process_iter():
+        try:
+            processes = [*psutil.process_iter()]
+        except OSError:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            return []
+        for process in processes:
             with suppress(OSError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)

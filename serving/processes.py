@@ -35,16 +35,19 @@ class Stub:
     @property
     def stopped(self) -> bool:
         """Stopped or dead; Triton notices neither."""
-        with suppress(psutil.NoSuchProcess):
+        try:
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-        return True
+        except psutil.NoSuchProcess:
+            return True
+        except OSError:  # without a free descriptor nobody knows
+            return False
 
     def kill(self) -> None:
         with suppress(psutil.NoSuchProcess):
             self.process.kill()
 
     def processor_s(self) -> float:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, OSError):
             times = self.process.cpu_times()
             return float(times.user + times.system)
         return 0.0
@@ -58,17 +61,21 @@ class Family:
     stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
-        """The loaded models' stubs, dead or alive."""
+        """The loaded models' stubs, dead or alive; those of the last look without a free descriptor."""
         children: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
+        try:
             children = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            pass
+        except OSError:
+            return [*self.stubs.values()]
         seen = {child: self.stubs[child] for child in children if child in self.stubs}
         self.stubs = seen | {stub.process: stub for child in children if child not in seen for stub in _stub(child)}
         return [*self.stubs.values()]
 
     def descriptors(self) -> tuple[int, int]:
         """How many descriptors the server has open, and its limit."""
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             server = psutil.Process(self.pid)
             return server.num_fds(), server.rlimit(psutil.RLIMIT_NOFILE)[0]
         return 0, 1
@@ -76,10 +83,11 @@ class Family:
 
 def remove_shared_memory(prefix: str) -> int:
     """Removes a dead server's regions, whose names begin with `prefix`. Returns the freed bytes."""
-    regions = [*SHARED_MEMORY.glob(f"{prefix}*")]
-    size = sum(each.stat().st_size for each in regions)
-    for region in regions:
-        region.unlink()
+    size = 0
+    with suppress(OSError):  # no descriptor is left, or a region is gone
+        for region in [*SHARED_MEMORY.glob(f"{prefix}*")]:
+            size += region.stat().st_size
+            region.unlink()
     return size
 
 
@@ -89,8 +97,11 @@ def remove_stale_environments() -> None:
     Triton's Python backend makes an empty folder at its start and removes it at its end; its name does not say whose it
     is. A folder is stale if it is older than every Triton server that lives.
     """
-    folders = [*Path("/tmp").glob(ENVIRONMENTS)]
-    oldest_s = min(map(_triton_start_s, psutil.process_iter()), default=math.inf)
+    try:
+        folders = [*Path("/tmp").glob(ENVIRONMENTS)]
+        oldest_s = min(map(_triton_start_s, psutil.process_iter()), default=math.inf)
+    except OSError:  # no descriptor is left
+        return
     for folder in folders:
         with suppress(OSError):  # it has content, or is gone
             found = folder.lstat()
@@ -107,7 +118,7 @@ def _triton_start_s(process: psutil.Process) -> float:
 
 
 def _stub(process: psutil.Process) -> Iterable[Stub]:
-    with suppress(psutil.NoSuchProcess, IndexError, ValueError):
+    with suppress(psutil.NoSuchProcess, OSError, IndexError, ValueError):
         if process.status() == psutil.STATUS_ZOMBIE:  # it has a name of at most 15 letters, and no arguments
             return [Stub(process, "", 0)] if process.name() in (STUB[:15], BECOMES_STUB) else []
         words = process.cmdline()

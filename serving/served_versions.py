@@ -54,10 +54,13 @@ class Versions:
             raise ServerLost("blocked", text) from error
 
     def _plan_for_start(self, name: str) -> Plan:
-        """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start."""
+        """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start.
+
+        Versions that lose their processes wait for their pause: each such load ends the server.
+        """
         current, refused = self.plan(name), self._refused[name]
-        if current.versions == () and refused.loads:
-            refused.due_s = refused.due_s or time.monotonic()
+        if current.versions == () and refused.loads and not (refused.died and refused.due_s):
+            refused.due_s = time.monotonic()
         return current
 
     def plan(self, name: str) -> Plan:

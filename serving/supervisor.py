@@ -108,6 +108,8 @@ class Supervisor(Loop):
         except ServerLost as lost:
             if isinstance(lost, StartRefused) and not self._was_healthy:
                 raise GivesUp("no start can work") from lost
+        except (OSError, RuntimeError) as error:  # this process gets no descriptor, process or thread now
+            self._events.ended("blocked", str(error))
         self._pause()
 
     def _pause(self) -> None:

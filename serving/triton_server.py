@@ -36,8 +36,10 @@ class TritonServer(Child):
         super().__init__([sys.executable, "-m", "serving.launcher", *arguments], self.log.writer)
 
     def start(self) -> None:
-        super().start()
-        self.log.started()
+        try:
+            super().start()
+        finally:
+            self.log.started()
         self._family = Family(self.pid)
         self._events.started(self.pid)
         remove_stale_environments()  # while the server starts: it takes a tenth of a second

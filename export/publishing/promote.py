@@ -93,17 +93,17 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
     """
     if server is None:
         return
-    loaded: list[Control] = []
+    asked: list[Control] = []
     try:
         for each in server.controls:
+            asked.append(each)
             each.load(model_dir.name)
-            loaded.append(each)
     except NotExplicit:
         raise
     except Refused:
         if before:
             serve(model_dir, before)
-            for each in loaded:
+            for each in asked:  # the refusing server's supervisor may have loaded the change meanwhile
                 with suppress(ControlFailed):
                     each.load(model_dir.name)
             raise

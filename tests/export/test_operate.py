@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from artifacts import engine
@@ -11,8 +12,9 @@ from common.repository import versions
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
 from export.publishing.manifest import Plan, Profile
-from export.publishing.promote import served
+from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, read_config, serve
+from serving.control import Control, Refused
 
 
 def test_list_says_what_is_served(folder: Path) -> None:
@@ -60,6 +62,25 @@ def test_rollback_and_promote(folder: Path) -> None:
     assert "version 3 is the default" in ok(folder, "promote", "vitbn", "3")
     assert served(folder / "vitbn") == [2, 3]
     assert all(path.read_bytes() == content for path, content in before.items()), "no version was touched"
+
+
+class RefusesOnce(Control):
+    """A supervised server that loads a model again just when the load that an operator asked for fails."""
+
+    asked: ClassVar[list[list[int]]] = []
+
+    def load(self, model: str, config: str | None = None, timeout_s: float = 0) -> None:
+        self.asked.append(served(Path(self.url)))
+        if len(self.asked) == 1:
+            raise Refused("the process died")
+
+
+def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> None:
+    """Else it may serve the change that is undone on disk."""
+    before, server = served(folder / "vitbn"), RefusesOnce(str(folder / "vitbn"))
+    with pytest.raises(Refused, match="the process died"):
+        promote(folder / "vitbn", 2, Servers([server]))
+    assert server.asked == [[1, 2], before]
 
 
 def test_show(folder: Path) -> None:

@@ -5,6 +5,7 @@ In: a server's address, a path and a body. Out: the body of the answer, or Probe
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -27,8 +28,9 @@ class Server:
     deadline: float = 0.0
 
     def ask(self, path: str, body: bytes | None = None, header_bytes: int = 0, until: float = 0.0) -> tuple[bytes, int]:
-        """The answer's body and the length of its JSON part in bytes; raises ProbeFailed.
+        """The answer's body and the length of its JSON part in bytes.
 
+        Raises ProbeFailed, and OSError if this process gets no descriptor: that says nothing of the server.
         `header_bytes`: length of the JSON part of `body`. `until` replaces `deadline`.
         """
         left_s = (until or self.deadline) - time.monotonic()
@@ -50,6 +52,8 @@ class Server:
                 raise TimeoutError("timed out")
             length = int(answer.headers.get("Inference-Header-Content-Length") or len(content))
         except (OSError, ValueError, HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             late = isinstance(error, TimeoutError) or time.monotonic() > end_s
             words = "timed out" if late else str(error) if isinstance(error, OSError | ValueError) else repr(error)
             raise ProbeFailed(f"no answer: {words}", passing=late) from error

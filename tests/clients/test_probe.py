@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
@@ -66,6 +68,20 @@ def test_a_containers_first_process_ends_at_sigterm() -> None:
         assert running.stdout.readline()
         running.terminate()
         assert running.wait(30) == 0
+
+
+def test_a_probe_without_descriptors_ends_and_says_nothing_of_the_server() -> None:
+    """A supervisor would start a right server again."""
+    command = [sys.executable, "-m", "clients.probe", "--url", "127.0.0.1:1", "--every", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probing:
+        assert probing.stdout
+        assert probing.stderr
+        assert "Connection refused" in probing.stdout.readline()
+        process = psutil.Process(probing.pid)
+        process.rlimit(resource.RLIMIT_NOFILE, (3, 3))
+        assert probing.wait(60) == 1
+        assert "Too many open files" in probing.stderr.read()
+        assert "Too many open files" not in probing.stdout.read()
 
 
 def test_a_model_that_is_asked_for_must_be_served(live_server: Server) -> None:

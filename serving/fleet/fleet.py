@@ -64,7 +64,7 @@ class Fleet(Loop):
         except Stopping:
             tell("stopping")
             return 0
-        except (NotInTime, ProxyError) as error:
+        except (NotInTime, ProxyError, OSError) as error:
             tell(str(error))
             return 1
         finally:
@@ -77,7 +77,7 @@ class Fleet(Loop):
         try:
             for member in self._members:
                 self._restart_one(member)
-        except NotInTime as error:
+        except (NotInTime, OSError) as error:  # OSError: such as a full disk
             result = f"failed: {error}"
         self._rolls.labels("restart", result.partition(":")[0]).inc()
         tell(f"restart: {result}")

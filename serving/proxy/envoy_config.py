@@ -71,6 +71,11 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as trial:
         _replace(Path(trial), contents(settings, trial))
         check(Path(trial))
+    write_again(settings, folder, seen_as)
+
+
+def write_again(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
+    """As `write`, for a configuration that Envoy has checked before."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder, contents(settings, seen_as or str(folder)))
 

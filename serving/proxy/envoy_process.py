@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.child import Child, ChildFailed
 from serving.control import DIRECT
-from serving.proxy.envoy_config import ProxyError, envoy, write, write_endpoints
+from serving.proxy.envoy_config import ProxyError, envoy, write, write_again, write_endpoints
 from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # measured: until a draining server's open requests are answered
@@ -35,6 +35,7 @@ class Proxy(Child):
         super().__init__(command, log_path)
 
     def start(self) -> None:
+        write_again(self.settings, self._folder.resolve())  # programs that tidy /tmp remove old files
         super().start()
         self._silences = 0
 

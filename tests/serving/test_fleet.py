@@ -1,5 +1,7 @@
 import json
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -92,6 +94,38 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
 
 @pytest.mark.live
 @pytest.mark.slow
+def proxy(fleet: RunningFleet) -> psutil.Process:
+    return next(child for child in psutil.Process(fleet.child.pid).children() if "envoy.yaml" in str(child.cmdline()))
+
+
+@pytest.mark.live
+def test_a_proxy_whose_files_were_tidied_away_starts_again(fleet: RunningFleet) -> None:
+    wait_until(lambda: right(fleet), "right before the fault", 120)
+    words = proxy(fleet).cmdline()
+    shutil.rmtree(Path(words[words.index("-c") + 1]).parent)
+    proxy(fleet).kill()
+
+    def answers_again() -> bool:
+        with suppress(OSError):
+            return "the proxy had ended or hung: started again" in fleet.log() and right(fleet)
+        return False
+
+    wait_until(answers_again, "right with other files", 120)
+
+
+@pytest.mark.live
+def test_a_fleet_without_descriptors_starts_a_server_once_it_has_them(fleet: RunningFleet) -> None:
+    wait_until(lambda: right(fleet), "right before the fault", 120)
+    process, killed = psutil.Process(fleet.child.pid), fleet.supervisors()[1]
+    soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
+    process.rlimit(resource.RLIMIT_NOFILE, (3, hard))
+    killed.kill()
+    time.sleep(6)  # longer than the pause before a member's next start
+    assert fleet.child.alive()
+    process.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until(lambda: right(fleet), "right", 120)
+
+
 def test_no_port_takes_the_calls_of_a_foreign_page(fleet: RunningFleet, tmp_path: Path) -> None:
     wait_until(lambda: right(fleet), "right before")
     for url in (fleet.http_url, *(fleet.server_url(index) for index in range(2))):

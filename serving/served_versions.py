@@ -21,6 +21,7 @@ from serving.prober import Failure
 from serving.version_plan import Plan, check_version, plan, state
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
+LOOK_S = 2.0  # between looks at the files of models of which nothing is served
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Versions:
         self._options, self._events = options, events
         self._refused = defaultdict[str, Refused](Refused)
         self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
+        self._empty: dict[str, tuple[object, ...] | None] = {}  # model without an intact version -> state of its files
+        self._looked_s = 0.0
 
     def plans(self) -> dict[str, Plan]:
         """The plans for a start. Raises ServerLost without a repository, such as a network folder that is away."""
@@ -68,9 +71,12 @@ class Versions:
         folder, refused = self._options.folder(name), self._refused[name]
         if folder is None:
             return Plan(name, None)
-        before = {number: self._state(name, number) for number in _present(folder)}
+        before, whole = {number: self._state(name, number) for number in _present(folder)}, _state(folder)
         current = plan(folder, refused.loads | refused.answers)
         self._seen |= {(name, number): before.get(number) for number in current.versions or ()}
+        self._empty.pop(name, None)
+        if current.versions == ():
+            self._empty[name] = whole
         return current
 
     def load_refused(self, name: str, number: int, found: str = "the server refuses it") -> Plan:
@@ -115,12 +121,26 @@ class Versions:
         self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
 
     def due(self) -> list[str]:
-        """The models whose refused loads are to be tried again now; each is returned once."""
+        """The models whose refused loads are to be tried again now, or whose damaged files have changed.
+
+        Each is returned once.
+        """
         due = [name for name, each in self._refused.items() if each.due_s and each.due_s < time.monotonic()]
         for name in due:
             self._refused[name].due_s = None
             self._refused[name].loads.clear()
-        return due
+        return [*due, *self._changed()]
+
+    def _changed(self) -> list[str]:
+        """The models of which nothing is served and whose files have changed since."""
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return []
+        self._looked_s = time.monotonic()
+        folders = {name: self._options.folder(name) for name in self._empty}
+        changed = [name for name, folder in folders.items() if folder and _state(folder) != self._empty[name]]
+        for name in changed:
+            del self._empty[name]
+        return changed
 
     def forget(self) -> None:
         """An operator asked for a restart: refused versions are tried again."""
@@ -145,10 +165,14 @@ class Versions:
     def _state(self, name: str, number: int) -> tuple[object, ...] | None:
         """A value that changes with a version's files; None if they are gone."""
         folder = self._options.folder(name)
-        try:
-            return state(folder / str(number)) or None if folder else None
-        except OSError:
-            return None
+        return _state(folder / str(number)) if folder else None
+
+
+def _state(folder: Path) -> tuple[object, ...] | None:
+    try:
+        return state(folder) or None
+    except OSError:
+        return None
 
 
 def _present(folder: Path) -> list[int]:

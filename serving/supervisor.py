@@ -235,7 +235,7 @@ class Supervisor(Loop):
                         replaced |= self._heal(server, judge, Sick(stub.model, reason), stubs)
                         break
             for name in self._versions.due():
-                self._load_newest(server, name, self._versions.plan(name))
+                self._load_newest(server, name, self._versions.replan(name))
             verdict = self._prober.verdict()
             if verdict is None:
                 self.tick()

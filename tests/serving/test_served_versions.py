@@ -22,6 +22,7 @@ from waiting import HEAL_S, wait_until
 
 from clients.probing.asking import probe_server
 from clients.probing.verdicts import Probe
+from serving import served_versions
 from serving.arguments import parse
 from serving.control import Control
 from serving.events import Events
@@ -193,6 +194,37 @@ def test_a_load_that_failed_is_tried_again_with_nothing_else_to_serve(tmp_path: 
         wait_until(lambda: served(server, "late") == {"1"}, "served")
         assert right(server)
         assert server.log().count("started the server") == 2
+
+
+def test_a_model_without_an_intact_version_is_due_when_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_versions, "LOOK_S", 0.0)
+    model = published(tmp_path, versions=1)
+    versions, path = Versions(parse([f"--model-repository={tmp_path}"]), Events(None)), model / "1" / "model.onnx"
+    content = path.read_bytes()
+    for damage in (path.unlink, lambda: path.write_bytes(b"half")):
+        damage()
+        assert (versions.plan("linear").versions, versions.due()) == ((), [])
+        path.write_bytes(content)
+        assert (versions.due(), versions.due()) == (["linear"], [])
+        assert versions.plan("linear").versions == (1,)
+    path.unlink()
+    assert (versions.due(), versions.due()) == ([], []), "served, whatever the disk has"
+
+
+@pytest.mark.live
+def test_repaired_files_are_served_unattended(tmp_path: Path) -> None:
+    published(tmp_path, versions=1, name="other")
+    path = published(tmp_path, versions=1) / "1" / "model.onnx"
+    content = path.read_bytes()
+    path.write_bytes(b"half")
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: served(server, "other") == {"1"}, "served")
+        assert not served(server, "linear")
+        path.write_bytes(content)
+        wait_until(lambda: right(server) and served(server, "linear") == {"1"}, "served")
+        assert server.log().count("started the server") == 1
 
 
 def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:

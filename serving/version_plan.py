@@ -75,7 +75,10 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
-    """Plans the newest intact versions, as many as the policy serves, without the `refused`, which have a reason."""
+    """Plans the intact versions that the policy serves, and older versions for the others.
+
+    Versions that the policy skips are the last choice. Without the `refused`, which have a reason.
+    """
     try:
         check_name(model_dir)
     except ValueError as error:
@@ -101,8 +104,10 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     missing = [model_dir / str(number) for number in wanted if number not in present]
     problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
     intact: dict[int, Listed] = {}
-    for number in sorted((each for each in present if each <= max(wanted, default=0)), reverse=True):
-        if len(intact) == len(wanted):
+    skipped = {each for each in present if min(wanted, default=0) < each <= max(wanted, default=0)} - {*wanted}
+    older = [each for each in present if each < min(wanted, default=0)]
+    for number in [*sorted({*wanted} & {*present}, reverse=True), *reversed(older), *sorted(skipped, reverse=True)]:
+        if len(intact) == len(wanted) or (intact and number in skipped):  # such as after a rollback and a publication
             break
         try:
             if number in refused:

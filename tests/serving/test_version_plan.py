@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damages import DAMAGES, foreign, published
+from damages import DAMAGES, foreign, published, truncate
 
 from serving.version_plan import Plan, Problem, plan
 
@@ -64,12 +64,28 @@ def test_a_version_held_back_by_the_operator_stays_so(tmp_path: Path) -> None:
     assert plan(model).versions == (1,)
 
 
+@pytest.mark.parametrize(
+    ("broken", "served"), [((), (2, 4)), ((4,), (1, 2)), ((2,), (1, 4)), ((1, 4), (2,)), ((1, 2, 4), (3,))]
+)
+def test_a_version_that_was_rolled_back_is_the_last_choice(
+    tmp_path: Path, broken: tuple[int, ...], served: tuple[int, ...]
+) -> None:
+    """Version 3 is bad, version 2 is served again, and version 4 is published."""
+    model = published(tmp_path, versions=4)
+    path = model / "config.pbtxt"
+    path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [2, 4] }"))
+    for number in broken:
+        truncate(model / str(number) / "model.onnx")
+    found = plan(model)
+    assert (found.versions, found.differs) == (served, bool(broken))
+
+
 def test_a_served_version_that_is_gone_is_named(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
     path = model / "config.pbtxt"
     path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1, 3] }"))
     found = plan(model)
-    assert found.versions == (1, 2)
+    assert found.versions == (1,)
     assert found.problems == (Problem(3, f"{model}/3: expected what config.pbtxt serves, found none"),)
 
 

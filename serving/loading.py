@@ -30,5 +30,5 @@ def lost(stub: Stub, versions: Versions) -> ServerLost:
     """The error for `stub`, dead while it was loaded. `versions` gives its version up the second time."""
     which = f"model {stub.model}, version {stub.version}," if stub.model else "a model"
     if stub.model:
-        versions.died(stub.model, stub.version)
+        versions.load_failed(stub.model, stub.version, "its processes die meanwhile")
     return ServerLost("failed", f"{which} lost process {stub.process.pid} while it was loaded")

@@ -29,13 +29,13 @@ class Refused:
     """A model's versions that are not served, version -> reason.
 
     `loads`: the server refused to load them. They may load later, such as after a full disk was emptied; `due_s`: when
-    to try again. `answers`: they answered wrong or too slowly, and are not tried again. `died`: versions that lost a
-    process while they were loaded, and have not answered since.
+    to try again. `answers`: they answered wrong or too slowly, and are not tried again. `failed`: versions whose
+    load has failed once, perhaps as somebody killed its process, and which have not answered since.
     """
 
     loads: dict[int, str] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
-    died: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     pause_s: float = FIRST_PAUSE_S
     due_s: float | None = None
 
@@ -59,11 +59,11 @@ class Versions:
     def _plan_for_start(self, name: str) -> Plan:
         """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start.
 
-        Versions that lose their processes wait for their pause: each such load ends the server.
+        They wait for the rest of their pause: a load that loses a process ends the server.
         """
         current, refused = self.plan(name), self._refused[name]
-        if current.versions == () and refused.loads and not (refused.died and refused.due_s):
-            refused.due_s = time.monotonic()
+        if current.versions == () and refused.loads:
+            refused.due_s = refused.due_s or time.monotonic()
         return current
 
     def plan(self, name: str) -> Plan:
@@ -79,12 +79,15 @@ class Versions:
             self._empty[name] = whole
         return current
 
-    def load_refused(self, name: str, number: int, found: str = "the server refuses it") -> Plan:
-        """Call it after Triton refused to load version `number`. Returns the plan without that version.
+    def load_failed(self, name: str, number: int, found: str = "the server refuses it") -> Plan:
+        """Call it after a load of version `number` failed. Returns the plan, the second time without that version.
 
         With nothing left to serve, refused loads are due again after a pause, each time twice as long.
         """
         refused = self._refused[name]
+        if number not in refused.failed:
+            refused.failed.add(number)
+            return self.plan(name)
         refused.loads[number] = f"expected a version that loads, {found}"
         current = self.replan(name)
         if not current.versions:
@@ -92,17 +95,10 @@ class Versions:
             refused.pause_s = min(2 * refused.pause_s, LONGEST_PAUSE_S)
         return current
 
-    def died(self, name: str, number: int) -> None:
-        """Call it after a version lost a process while it was loaded: the second time the load counts as refused."""
-        died = self._refused[name].died
-        if number in died:
-            self.load_refused(name, number, "its processes die meanwhile")
-        died.add(number)
-
     def answered(self, served: Iterable[tuple[str, int]]) -> None:
         """Call it with the versions that answer right."""
         for name, number in served:
-            self._refused[name].died.discard(number)
+            self._refused[name].failed.discard(number)
 
     def replan(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
         """Gives up the `wrong` versions, plans the model anew and logs the plan."""

@@ -183,7 +183,7 @@ class Supervisor(Loop):
             if not first.versions or ready >= {*first.versions}:
                 continue
             if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
-                self._versions.load_refused(name, first.versions[-1])
+                self._versions.load_failed(name, first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(server, name, first)
 
@@ -212,7 +212,7 @@ class Supervisor(Loop):
                 raise ServerLost("failed", f"model {name} does not load: {error}") from error
             except ControlFailed as error:
                 self._events.say(f"model {name}: {error}")
-                current = self._versions.load_refused(name, current.versions[-1])
+                current = self._versions.load_failed(name, current.versions[-1])
 
     def _watch(self, server: TritonServer) -> None:
         judge, looked_s, stubs = Judge(), 0.0, list[Stub]()

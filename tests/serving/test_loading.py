@@ -16,6 +16,7 @@ from benchmarks.drills.bench import triton
 from clients.probing.asking import probe_server
 from serving.control import Control, ControlFailed
 from serving.local_server import Server, running_server
+from serving.ports import answers
 from serving.processes import Family, Stub
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -100,12 +101,14 @@ def test_a_death_during_an_operators_load_is_seen(supervised: Server, repository
     Control.at(supervised.http_url, supervised.grpc_url).load(MODEL)
 
 
-def test_a_version_that_dies_twice_is_left_out(supervised: Server) -> None:
+def test_a_version_that_dies_twice_is_left_out(tmp_path: Path) -> None:
     """Its processes are stopped, not killed: so the supervisor surely sees whose they are."""
-    wait_until(lambda: served(supervised) == {"2", "3"}, "right before the fault")
-    told = "version 3, lost process"
-    next_stub(supervised, triton(supervised).kill, 3).process.suspend()
-    next_stub(supervised, lambda: wait_until(lambda: told in supervised.log(), "in the log"), 3).process.suspend()
-    wait_until(lambda: supervised.log().count(told) == 2, "in the log")
-    wait_until(lambda: served(supervised) == {"1", "2"}, "served without it")
-    assert "version 3 is bad" in supervised.log()
+    published(tmp_path, versions=3)
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: served(server) == {"2", "3"} and answers(server.health_url), "right before the fault")
+        told = "version 3, lost process"
+        next_stub(server, triton(server).kill, 3).process.suspend()
+        next_stub(server, lambda: wait_until(lambda: told in server.log(), "in the log"), 3).process.suspend()
+        wait_until(lambda: server.log().count(told) == 2, "in the log")
+        wait_until(lambda: served(server) == {"1", "2"}, "served without it")
+        assert "version 3 is bad" in server.log()

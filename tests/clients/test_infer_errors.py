@@ -73,22 +73,24 @@ def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "reason"),
     [
-        ["--json", "--csv"],
-        ["--timeout", "nan"],
-        ["--header", "Key"],
-        ["--header", "Key: a\nb"],
-        ["--ssl-cert", DIGIT],
-        ["--labels", DIGIT],
-        ["--split", "--labels", DIGIT],
-        *(["--reject-below", share] for share in ("0", "1.1", "nan", "automatic")),
+        (["--json", "--csv"], "expected at most one of --json, --csv and --show"),
+        (["--timeout", "nan"], "timeout_s: expected seconds above 0, found nan"),
+        (["--header", "Key"], "header: expected NAME:VALUE, found 'Key'"),
+        (["--header", "Key: a\nb"], "header Key: expected printable ASCII, found 'a\\nb'"),
+        (["--ssl-cert", DIGIT], "TLS: expected a client certificate and its key, found one without the other"),
+        (["--labels", DIGIT], "--labels: expected PATH to be one idx file of images"),
+        (["--split", "--labels", DIGIT], "expected at most one of --split and --labels"),
+        *(
+            (["--reject-below", share], f"--reject-below: expected above 0 and at most 1, or auto, found '{share}'")
+            for share in ("0", "1.1", "nan", "automatic")
+        ),
     ],
 )
-def test_usage(options):
+def test_usage(options, reason):
     code, lines, errors = run(DIGIT, *options)
-    assert (code, lines) == (2, [])
-    assert errors[-1].startswith("Error: ")
+    assert (code, lines, errors[-1]) == (2, [], f"Error: {reason}")
 
 
 def test_a_usage_error_comes_at_once(processor_time_s):

@@ -5,16 +5,21 @@ from serving.control import Control, ControlFailed
 
 CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n["
 BROKEN = {
-    "no HTTP": b"garbage\r\n\r\n",
-    "cut off": CUT_OFF,
-    "error cut off": b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
+    "no HTTP": (b"garbage\r\n\r\n", "no Triton server at {} (garbage)"),
+    "cut off": (CUT_OFF, "no Triton server at {} (IncompleteRead(1 bytes read, 9 more expected))"),
+    "error cut off": (
+        b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
+        "{}: HTTP status 400",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_answer_is_a_failure(name: str) -> None:
-    with answering(lambda path: [BROKEN[name]]) as url, pytest.raises(ControlFailed):
+    answer, said = BROKEN[name]
+    with answering(lambda path: [answer]) as url, pytest.raises(ControlFailed) as failed:
         Control(url, {}).index()
+    assert str(failed.value) == said.format(url)
 
 
 def test_no_redirect_is_followed() -> None:

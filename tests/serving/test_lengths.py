@@ -133,15 +133,32 @@ def test_the_parameter_reads_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"mask": "ids2"}, {"left": "yes"}, {"features": 0}, {"outputs": [1]}, {"other": 1}, {"inputs": None}]
+    ("changed", "said"),
+    [
+        ({"mask": "ids2"}, "mask 'ids2'"),
+        ({"left": "yes"}, "left 'yes'"),
+        ({"features": 0}, "features 0"),
+        ({"outputs": [1]}, r"outputs \(1,\)"),
+        ({"other": 1}, "unexpected keyword argument 'other'"),
+        ({"inputs": None}, "'NoneType' object is not iterable"),
+    ],
 )
-def test_another_parameter_is_refused(changed: dict[str, Any]) -> None:
+def test_another_parameter_is_refused(changed: dict[str, Any], said: str) -> None:
     held = json.loads(lengths().to_json()) | changed
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError), match=said):
         Lengths.from_json(json.dumps(held))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "1"])
-def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, TypeError, KeyError)):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ("[]", "list indices"),
+        ("{}", "inputs"),
+        ('"x"', "string indices"),
+        ("1", "'int' object is not subscriptable"),
+    ],
+)
+def test_other_json_is_refused(text: str, said: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError), match=said):
         Lengths.from_json(text)

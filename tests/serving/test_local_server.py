@@ -15,6 +15,7 @@ import onnxruntime
 import psutil
 import pytest
 import tritonclient.http as http
+from server_state import shared_memory
 from tiny_models import check_answers, write_model
 from waiting import wait_until
 
@@ -27,10 +28,6 @@ pytestmark = pytest.mark.live
 # Both start faster: without a second start of each stub, without models.
 COMPLETE = ["--disable-auto-complete-config"]
 EMPTY = ["--model-control-mode=explicit"]
-
-
-def shared_memory(pid: int) -> set[Path]:
-    return {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
 
 def living(session: int) -> list[psutil.Process]:
@@ -72,7 +69,7 @@ def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch
     with running_server(Path("my models"), COMPLETE) as server:
         with http.InferenceServerClient(server.http_url) as client:
             check_answers(client)
-        regions = shared_memory(server.pid)
+        regions = shared_memory(server)
         assert regions
         (stub,) = Family(server.pid).look()
         assert str(Path(onnxruntime.__file__).parent) in Path(f"/proc/{stub.process.pid}/maps").read_text()
@@ -85,7 +82,7 @@ def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch
 def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
     write_model(tmp_path)
     with running_server(tmp_path, COMPLETE) as server:
-        regions = shared_memory(server.pid)
+        regions = shared_memory(server)
         assert regions
         os.kill(server.pid, signal.SIGKILL)
     assert not any(region.exists() for region in regions)

@@ -16,23 +16,18 @@ import pytest
 import tritonclient.http as http
 from damages import SAMPLE, published, with_samples
 from onnx import numpy_helper
+from server_state import right
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
 from clients.probing.asking import probe_server
-from clients.probing.verdicts import Probe
 from serving import served_versions
 from serving.arguments import parse
 from serving.control import Control
 from serving.events import Events
 from serving.local_server import Server, running_server
 from serving.served_versions import Versions
-
-
-def right(server: Server) -> Probe | None:
-    found = probe_server(server.http_url, timeout_s=5)
-    return found if found.ok else None
 
 
 def served(server: Server, model: str) -> set[str]:

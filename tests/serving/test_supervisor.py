@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 from damages import DAMAGES, published, truncate
+from server_state import right
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.bench import lives, prober, triton
 from clients.probing.asking import probe_server
-from clients.probing.verdicts import Probe
 from serving import control_key
 from serving.child import Child
 from serving.control import Control
@@ -31,11 +31,6 @@ from serving.processes import Family, Stub
 pytestmark = pytest.mark.live
 STOP_S = 6.0
 DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py has all
-
-
-def right(server: Server) -> Probe | None:
-    found = probe_server(server.http_url, timeout_s=5)
-    return found if found.ok else None
 
 
 def stubs(server: Server) -> list[Stub]:

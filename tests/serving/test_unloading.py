@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import tritonclient.http as http
+from server_state import shared_memory
 from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, write_model
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
@@ -20,11 +21,6 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 def stubs(server: Server) -> set[int]:
     return {stub.process.pid for stub in Family(server.pid).look()}
-
-
-def shared_memory(server: Server) -> set[str]:
-    fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
-    return {path for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,8 @@ def test_a_place_that_cannot_be_written_is_seen_before_the_first_trial(tmp_path,
     (tmp_path / "file").touch()
     for objective in ("accuracy", "frontier"):
         options = [*(QUICK[2:] if objective == "frontier" else QUICK), "--objective", objective]
-        assert commands.failure(tune, *options, "--output", tmp_path / "file")[1] == 1
+        line, code = commands.failure(tune, *options, "--output", tmp_path / "file")
+        assert (code, line) == (1, f"Error: {tmp_path / 'file'}: File exists")
 
 
 def test_ctrl_c_keeps_the_trials(tmp_path, monkeypatch):

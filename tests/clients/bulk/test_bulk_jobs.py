@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from bulk_inputs import expected, png, run, write_parquet, write_tar
 from click.testing import CliRunner
+from commands import failure
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
@@ -181,12 +182,31 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
     done = CliRunner().invoke(bulk, arguments)
     assert (done.exit_code, done.output.count("\n")) == (1, 1)
     assert "expected a classifier of the exporter" in done.output
-    for option in (
-        *(("--share", share) for share in ("1", "2/2", "-1/2", "a/b")),
-        ("--engine", "ray", "--processes", "2"),
-        ("--output", "memory://answers"),
-    ):
-        assert CliRunner().invoke(bulk, [*arguments, *option]).exit_code == 2, option
+    assert not (tmp_path / "out").exists()
+
+
+IN_MEMORY = "memory://answers"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        *(
+            (["--share", share], f"'--share': expected INDEX/COUNT with INDEX below COUNT, found '{share}'")
+            for share in ("1", "2/2", "-1/2", "a/b")
+        ),
+        (
+            ["--engine", "ray", "--processes", 2],
+            "expected --processes with --engine processes, found ray, which takes every core",
+        ),
+        (["--output", IN_MEMORY], f"output: expected a folder or storage that processes share, found {IN_MEMORY}"),
+    ],
+)
+def test_options_that_are_refused(tmp_path, forms, options, reason):
+    given = ["--output", tmp_path / "out", "--model", forms["idx"]]
+    line, code = failure(bulk, forms["idx"], *given, *options)
+    assert (code, line.removeprefix("Error: ").removeprefix("Invalid value for ")) == (2, reason)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_last_line_gives_the_time_taken_though_rows_are_missing():

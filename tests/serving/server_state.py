@@ -1,0 +1,19 @@
+"""What a running server shows: right answers, its shared memory."""
+
+from pathlib import Path
+
+from clients.probing.asking import probe_server
+from clients.probing.verdicts import Probe
+from serving.local_server import Server
+
+
+def right(server: Server) -> Probe | None:
+    """The probe of a server whose every answer is right, else None."""
+    found = probe_server(server.http_url, timeout_s=5)
+    return found if found.ok else None
+
+
+def shared_memory(server: Server) -> set[Path]:
+    """The regions that the server holds open and that still have a name."""
+    fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
+    return {Path(path) for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}

@@ -64,10 +64,6 @@ def refusal(tmp_path: Path) -> str:
     return line
 
 
-def test_no_checkpoints(tmp_path: Path) -> None:
-    assert f"{tmp_path}: expected checkpoints, found none" in refusal(tmp_path)
-
-
 def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> None:
     for number, dataset in enumerate(("mnist", "fashion-mnist", "fashion-mnist"), 1):
         config = replace(TINY, dim=16 * number)

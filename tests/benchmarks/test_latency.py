@@ -251,9 +251,6 @@ def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [(row["model"], row["depth"]) for row in rows] == [("vitbn-tiny", 1), ("vitbn-late-64", 2)]
-    result = CliRunner().invoke(latency, "--model vit --model vitbn-tiny --depth 2")
-    assert result.exit_code == 2
-    assert "vitbn-tiny: a shipped network has its own depth" in result.output
 
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
@@ -271,25 +268,6 @@ def test_the_table_of_runtimes_is_whole() -> None:
     assert len(RUNTIMES) == len(set(RUNTIMES.values())), "a candidate has one name"
     assert all(engine.precisions("cpu") or engine.precisions("cuda") for engine in ENGINES.values())
     assert set(COMPARED) == {"vit", "vitbnffn", "vitbn", "cnn"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--model vit --model resnet", "'resnet' is not one of 'vit', 'vitbnffn', 'vitbn',"),
-        ("--runtime tensort", "Did you mean 'tensorrt'?"),
-        ("--precision fp4", "'fp4' is not one of 'fp32',"),
-        ("--batch 0", "0 is not in the range"),
-        ("--depth 0", "0 is not in the range"),
-        ("--published-configuration --depth 2", "--published-configuration excludes"),
-        ("--seconds nan", "expected a finite number, found nan"),
-        ("--seconds inf", "expected a finite number, found inf"),
-    ],
-)
-def test_bad_options(options: str, message: str) -> None:
-    result = CliRunner().invoke(latency, options)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
 
 
 def test_channels_last_changes_no_logit() -> None:

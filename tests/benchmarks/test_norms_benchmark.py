@@ -70,10 +70,3 @@ def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
     code, output = run(study, "--json", tmp_path / "out.json")
     assert code == 1
     assert f"Error: {study / 'norms.json'}: expected a network with an accuracy above 50 %, found none" in output
-
-
-def test_a_folder_without_the_study(tmp_path: Path) -> None:
-    code, output = run(tmp_path, "--json", tmp_path / "out.json")
-    assert code == 1
-    assert f"{tmp_path / 'norms.json'}: expected the result of vitbn study norms" in output
-    assert not (tmp_path / "out.json").exists()

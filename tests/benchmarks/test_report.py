@@ -161,29 +161,6 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert missing == origins - {"rewrites.json"}
 
 
-def test_no_results(tmp_path: Path) -> None:
-    result = build(tmp_path)
-    assert result.exit_code == 1
-    assert f"Error: {tmp_path}: expected JSON files of the benchmarks, found none" in result.output
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"rows": ', "expected a JSON file"),
-        ('{"benchmark": "latency", "rows": []}', "expected the form of run.schema.json, found at $ "),
-        ("[]", "expected the form of run.schema.json, found at $ "),
-    ],
-)
-def test_a_file_of_another_form(content: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "half.json").write_text(content)
-    result = build(tmp_path)
-    assert result.exit_code == 1
-    assert f"half.json: {said}" in result.output
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize(("name", "field"), [("latency", "gemm_share"), ("throughput", "server_queue_ms")])
 def test_a_row_without_a_field_of_its_kind_is_refused(name: str, field: str, runs: dict[str, Run]) -> None:
     run = runs[f"{name}.json"]

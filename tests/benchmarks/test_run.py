@@ -69,15 +69,6 @@ def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -
         assert "No such option" in refused.output
 
 
-def test_an_option_of_another_preset_is_refused() -> None:
-    result = CliRunner().invoke(latency, ["--preset", "operators", "--runtime", "all"])
-    assert result.exit_code == 2
-    assert "No such option" in result.output
-    result = CliRunner().invoke(latency, ["--preset", "sleep"])
-    assert result.exit_code == 2
-    assert "'sleep' is not one of 'rewrites'" in result.output
-
-
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result = CliRunner().invoke(measure, ["--quick", "--json", str(path)])

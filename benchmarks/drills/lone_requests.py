@@ -16,8 +16,8 @@ from benchmarks.load.published import publish
 from benchmarks.measure.candidate import Candidate
 from export.equivalence import onnx_classifier
 from export.images import embedded_sample
+from export.publishing.new_config import to_text
 from export.publishing.publish import read_config
-from export.publishing.triton_config import to_text
 from serving.local_server import running_server
 
 MODEL, UNBOUNDED = "vitbn-tiny", "unbounded"

@@ -82,8 +82,9 @@ def publish(
     from export.errors import Unavailable
     from export.graph import Form
     from export.pipeline import Target, export_checkpoint, export_for
+    from export.publishing.new_config import MAX_BATCH_SIZE
     from export.publishing.publish import publish as publish_artifact
-    from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
+    from export.publishing.triton_config import Serving
 
     engine: Any = candidate.engine
     bfloat16 = candidate.precision == "bf16"

@@ -19,7 +19,7 @@ from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.proof.runs import Runner
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
-from export.publishing.triton_config import is_batched
+from export.publishing.new_config import is_batched
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths

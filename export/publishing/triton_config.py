@@ -6,24 +6,20 @@ Source: triton-inference-server/common, protobuf/model_config.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from common.repository import LABELS_FILE, ONNX_FILE
-from common.sample import Arrays
 from export.errors import PublishError
 from export.publishing.described import Version, described, probe
-from export.publishing.manifest import Manifest, Tensor
+from export.publishing.manifest import Manifest
+from export.publishing.new_config import MAX_BATCH_SIZE, Engine, engine_of, image_shape, new_config
+from export.publishing.warm_up import name_samples, zeros
 from models.networks.config import INPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
-# Larger batches leave a CPU's cache. Clients split them.
-MAX_BATCH_SIZE = 256
-# Images at once inside a transformer, in the project's ONNX Runtime backend.
-INNER_BATCH = 64
 # Rows of a request that goes to the backend's session for single requests.
 LONE_ROWS = 1
 MAX_QUEUE_SIZE = 16
@@ -33,20 +29,7 @@ LARGEST_GRAPH = 256
 # A new version and the version to fall back to.
 SERVED_VERSIONS = 2
 
-WARMUP_NAME = "sample"  # of the warm-up of another network: the sample's inputs
-
-Engine = Literal["onnxruntime", "openvino", "tensorrt"]
 THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
-TYPES = {
-    "bool": "TYPE_BOOL",
-    "uint8": "TYPE_UINT8",
-    "int8": "TYPE_INT8",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
-    "float16": "TYPE_FP16",
-    "float32": "TYPE_FP32",
-    "float64": "TYPE_FP64",
-}
 
 
 @dataclass(frozen=True)
@@ -105,67 +88,6 @@ def config_pbtxt(model: Model, serving: Serving, held: pb.ModelConfig | None = N
     return message
 
 
-def new_config(name: str, manifest: Manifest, engine: str) -> pb.ModelConfig:
-    """Engine, tensors, and what no option sets.
-
-    Triton joins requests only if all inputs and outputs share a free first axis. Raises PublishError.
-    """
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    batched, own = is_batched(manifest), manifest.config
-    # OpenVINO's native backend fixes the batch unless the dims are open. Clients read `max_images`.
-    open_dims = engine == "openvino"
-    # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
-    kind = pb.ModelInstanceGroup.KIND_CPU if open_dims else pb.ModelInstanceGroup.KIND_AUTO
-    message = pb.ModelConfig(name=name, instance_group=[pb.ModelInstanceGroup(kind=kind)])
-    message.input.extend(pb.ModelInput(**each) for each in _tensors(manifest.inputs, batched and not open_dims))
-    message.output.extend(pb.ModelOutput(**each) for each in _tensors(manifest.outputs, batched and not open_dims))
-    if engine == "tensorrt":
-        message.platform = "tensorrt_plan"
-    else:
-        message.backend = engine
-    if open_dims:
-        message.default_model_filename = ONNX_FILE  # the backend's default name differs
-    if batched:
-        message.max_batch_size = 0 if open_dims else MAX_BATCH_SIZE
-        message.dynamic_batching.SetInParent()  # without delay: it cost every lone request 0.2 ms
-    if own is None:
-        message.model_warmup.add(name=WARMUP_NAME, batch_size=1)
-    else:
-        message.output[0].label_filename = LABELS_FILE
-        message.response_cache.enable = False  # images rarely repeat
-    if own and engine == "onnxruntime":
-        # No memory pattern: docs/decisions.md, Serving.
-        message.parameters["enable_mem_pattern"].string_value = "0"
-        if own.is_transformer:
-            message.parameters["inner_batch"].string_value = str(INNER_BATCH)
-    return message
-
-
-def is_batched(manifest: Manifest) -> bool:
-    """Whether Triton can join requests. Raises PublishError for tensors that it does not take."""
-    forms = {**manifest.inputs, **manifest.outputs}
-    for name, form in forms.items():
-        if form.dtype not in TYPES:
-            raise PublishError(f"{name}: expected numbers, found {form.dtype}")
-        if not form.shape:
-            raise PublishError(f"{name}: expected at least one axis, found none: Triton takes no scalars")
-    first = {form.shape[0] for form in forms.values()}
-    batch = next(iter(first))
-    square = any(batch in form.shape[1:] for form in forms.values())  # an answer has a column for each row of the batch
-    return len(first) == 1 and isinstance(batch, str) and not square
-
-
-def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[str, Any]]:
-    """Fields of a ModelInput or ModelOutput."""
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    for name, form in forms.items():
-        dims = [size if isinstance(size, int) else -1 for size in form.shape[1 if without_batch else 0 :]]
-        entry = {"name": name, "data_type": pb.DataType.Value(TYPES[form.dtype]), "dims": dims or [1]}
-        yield entry if dims else {**entry, "reshape": pb.ModelTensorReshape()}  # a number for each row
-
-
 def _with_defaults(serving: Serving, manifest: Manifest) -> Serving:
     ours = isinstance(manifest.config, ModelConfig)  # so small that a second session costs little
     small = ours and serving.engine in (None, "onnxruntime")
@@ -205,52 +127,12 @@ def _set_batches(message: pb.ModelConfig, manifest: Manifest, limits: tuple[int,
 def _set_warm_up(message: pb.ModelConfig, model: Model, limits: tuple[int, int] | None) -> None:
     """No user waits for memory and GPU kernels."""
     if model.default.config is None:
-        _name_samples(message, model)
+        number = max(model.present)  # versions may differ in the shape of their inputs
+        newest = model.versions.get(number)
+        name_samples(message, number, newest.sample.inputs if newest and newest.sample else None)
     elif limits is not None:
         message.ClearField("model_warmup")
-        message.model_warmup.extend(_zeros(message, size) for size in sorted({*limits}))
-
-
-def _zeros(message: pb.ModelConfig, size: int) -> pb.ModelWarmup:
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    whole = engine_of(message) == "openvino"  # its dims include the batch
-    dims = [size, *image_shape(message)] if whole else image_shape(message)
-    image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
-    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
-
-
-def _name_samples(message: pb.ModelConfig, model: Model) -> None:
-    """The newest version's, as versions may differ in the shape of their inputs."""
-    newest = model.versions.get(max(model.present))
-    files = warm_up_files(message, max(model.present), newest.sample.inputs) if newest and newest.sample else {}
-    for warmup in message.model_warmup:
-        if warmup.name != WARMUP_NAME:
-            continue  # added by the operator
-        for given, (file, array) in zip(message.input, files.items(), strict=False):
-            entry = warmup.inputs[given.name]
-            entry.data_type, entry.input_data_file = given.data_type, file
-            entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
-
-
-def warm_up_files(message: pb.ModelConfig, number: int, inputs: Arrays) -> Arrays:
-    """The files with a version's inputs that `message` names, in its order; none without a warm-up by samples."""
-    if not any(warmup.name == WARMUP_NAME for warmup in message.model_warmup):
-        return {}
-    files = {}
-    for index, given in enumerate(message.input):
-        file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
-        files[file] = inputs[given.name][:1] if message.max_batch_size else inputs[given.name]
-    return files
-
-
-def engine_of(message: pb.ModelConfig) -> str:
-    return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
-
-
-def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
-    """(C, H, W)."""
-    return tuple(message.input[0].dims)[-3:]
+        message.model_warmup.extend(zeros(message, size) for size in sorted({*limits}))
 
 
 def _set_instances(message: pb.ModelConfig, asked: Serving) -> None:
@@ -344,10 +226,3 @@ def _set_policy(message: pb.ModelConfig, model: Model) -> None:
         message.version_policy.latest.num_versions = SERVED_VERSIONS
     else:
         message.version_policy.specific.versions.extend(sorted(model.served))
-
-
-def to_text(message: pb.ModelConfig) -> str:
-    from google.protobuf import text_format
-
-    text: str = text_format.MessageToString(message)
-    return text

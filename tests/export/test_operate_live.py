@@ -12,9 +12,9 @@ from operating import error, ok, states
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from export.publishing.artifact import read_version
+from export.publishing.new_config import to_text
 from export.publishing.promote import connect, served
 from export.publishing.publish import publish, read_config
-from export.publishing.triton_config import to_text
 from serving.local_server import Server, running_server
 
 QUICK = ("--disable-auto-complete-config",)  # saves a start of each model

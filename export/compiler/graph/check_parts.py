@@ -54,13 +54,14 @@ def _damage(tensor: onnx.TensorProto) -> str | None:
         return None
     size = math.ceil(math.prod(tensor.dims) * kind.bitwidth / 8)
     found = [len(tensor.raw_data)] if tensor.HasField("raw_data") else []
-    for entry in tensor.external_data if tensor.data_location == onnx.TensorProto.EXTERNAL else ():
+    is_beside = tensor.data_location == onnx.TensorProto.EXTERNAL  # its length may be left out
+    for entry in tensor.external_data if is_beside else ():
         if entry.key in ("offset", "length"):
             if not entry.value.isdecimal():
                 return f"a number of bytes as {entry.key}, found {entry.value!r}"
             found += [int(entry.value)] if entry.key == "length" else []
     unit = "bytes"
-    if not found and kind.name in NUMBERS:
+    if not found and not is_beside and kind.name in NUMBERS:
         found, size, unit = [len(getattr(tensor, NUMBERS[kind.name]))], math.prod(tensor.dims), "numbers"
     if found and found[0] != size:
         return f"{size:,} {unit} for {kind.name} {(*tensor.dims,)}, found {found[0]:,}"

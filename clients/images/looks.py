@@ -1,7 +1,7 @@
 """Judges whether a photo looks like the pictures that its model was trained on.
 
 In: a model's input uint8 (C, H, W) and its `Looks`. Out: the input, inverted if its background is the other way round,
-a note for the user, and whether it suits the model. models/data/looks.py measures training pictures in the same way.
+a note for the user, and whether it suits the model.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_DARK, _LIGHT = 64, 191  # levels of a border; between them it is neither
-_CONTRAST = 32  # levels between a thing and its border
+from common.looks import DARK, LIGHT, border_levels, fills
+
 _OF_LEAST = 0.9  # of `Looks.fill` is enough
 
 Background = Literal["dark", "light"]
@@ -42,34 +42,14 @@ def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
     if background != looks.background:
         pixels = np.invert(pixels)
         note = f"inverted: its background is {background}, that of the model's training pictures {looks.background}"
-    if (share := _fill(pixels)) < _OF_LEAST * looks.fill:
-        fills = f"fills {100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
-        note = f"unlike the model's training pictures, so the answer may mean nothing: the thing {fills}; crop it"
+    if (share := float(fills(pixels[np.newaxis])[0])) < _OF_LEAST * looks.fill:
+        shares = f"{100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
+        unlike = "unlike the model's training pictures, so the answer may mean nothing"
+        note = f"{unlike}: the thing fills {shares}; crop it"
         return Suited(pixels, note, suits=False)
     return Suited(pixels, note)
 
 
 def background_of(pixels: NDArray[np.uint8]) -> Background | None:
-    level = np.median(_border(_grey(pixels)))
-    return "dark" if level < _DARK else "light" if level > _LIGHT else None
-
-
-def _grey(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    grey: NDArray[np.float32] = pixels.mean(axis=0, dtype=np.float32)  # (H, W)
-    return grey
-
-
-def _border(grey: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.concatenate((grey[0], grey[-1], grey[1:-1, 0], grey[1:-1, -1]))
-
-
-def _fill(pixels: NDArray[np.uint8]) -> float:
-    grey = _grey(pixels)
-    thing = np.abs(grey - np.median(_border(grey))) > _CONTRAST
-    return max(_extent(thing.any(axis=1)), _extent(thing.any(axis=0)))
-
-
-def _extent(filled: NDArray[np.bool_]) -> float:
-    """The share from the first to the last filled row or column."""
-    places = np.flatnonzero(filled)
-    return float(places[-1] - places[0] + 1) / len(filled) if len(places) else 0.0
+    (level,) = border_levels(pixels[np.newaxis])
+    return "dark" if level < DARK else "light" if level > LIGHT else None

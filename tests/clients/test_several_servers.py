@@ -102,7 +102,7 @@ def test_a_busy_server_meets_no_storm():
 
             def ask():
                 for _ in range(5):
-                    with pytest.raises(ServerBusy):
+                    with pytest.raises(ServerBusy, match=r"is too busy: too busy$"):
                         classifier.classify(IMAGES[:1])
                     failures.append(1)
 

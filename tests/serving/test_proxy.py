@@ -273,7 +273,7 @@ def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
             with Classifier(Options(url, protocol, retry_s=0, tls=trusting), "linear") as classifier:
                 np.testing.assert_allclose(classifier.logits(SAMPLE), expected_logits(SAMPLE), atol=1e-4)
             for tls in (None, Tls()):  # not encrypted; unknown authority
-                with pytest.raises(ServerUnavailable):
+                with pytest.raises(ServerUnavailable, match=f"no Triton server answers at {url} over {protocol}"):
                     Classifier(Options(url, protocol, retry_s=0, tls=tls), "linear")
 
 

@@ -77,9 +77,16 @@ def test_every_planted_fault_fails_the_proof(fault: Callable[[ir.Graph], None] |
 def test_a_comparison_needs_elements_that_are_finite() -> None:
     ones, none, nan = np.ones((1, 2)), np.ones((0, 2)), np.full((1, 2), np.nan)
     assert compare([ones], [ones], "float64", 1e-10) == 0
-    for expected, found in ([ones], [nan]), ([nan], [nan]), ([none], [none]), ([], []), ([ones], [ones[0]]):
-        with pytest.raises(ProofFailed):
+    for expected, found, said in (
+        ([ones], [nan], "output 0: expected an error of at most 1e-10, found nan"),
+        ([nan], [nan], "output 0 of the graph itself is not finite: give --inputs"),
+        ([none], [none], "output 0: expected elements to compare, found none"),
+        ([], [], "expected 0 outputs, found 0"),
+        ([ones], [ones[0]], "output 0: expected shape (1, 2), found (2,)"),
+    ):
+        with pytest.raises(ProofFailed) as failed:
             compare(expected, found, "float64", 1e-10)
+        assert str(failed.value) == f"float64: {said}"
 
 
 def test_numbers_that_fill_masked_places_do_not_hide_an_error() -> None:

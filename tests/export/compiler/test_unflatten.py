@@ -71,7 +71,9 @@ def test_a_linear_layer_on_flattened_tokens_is_computed_for_the_row_that_is_read
 
 def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
     original = model(f"{LINEAR} z = Relu(g)", "float y, float z")
-    with pytest.raises(NothingToRewrite):
+    with pytest.raises(
+        NothingToRewrite, match=r"read-rows: y .* no multiplying operator computes more than the outputs"
+    ):
         rewrite(original, ["y[:,-1]", "z"], sizes={"n": 2, "s": 10})
     more = model(f"{LINEAR.replace('y =', 'p =')} z = Relu(g) y = MatMul(p, w)", "float y, float z")
     rewritten = rewrite(more, ["y[:,-1]", "z"], sizes={"n": 2, "s": 10})

@@ -240,6 +240,8 @@ def _joined(
 
     The last row of past and new tokens is the last of the new, which are at least one.
     """
+    if min(wanted) < 0 <= max(wanted):
+        return None
     back, left, start = max(wanted) < 0, list(wanted), 0
     read: dict[int, tuple[ir.Value, list[int]]] = {}
     for position, value in reversed(parts) if back else parts:

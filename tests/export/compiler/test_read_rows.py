@@ -184,6 +184,15 @@ HALVES = {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 16, "zero": np.ar
 ROWS = '<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => '
 
 
+@pytest.mark.parametrize("rows", [[0, -1], [-1, 0]])
+def test_first_and_last_of_joined_tokens_are_read_of_both_parts(rows: list[int]) -> None:
+    nodes = """tokens = Concat<axis = 1>(class, a) made = MatMul(tokens, w) y = Gather<axis = 1>(made, ends)"""
+    rng = np.random.default_rng(0)
+    given = HALVES | {"class": rng.standard_normal((1, 2, 4)).astype(np.float32), "ends": np.array(rows)}
+    original = parse(ROWS + f"(float[n, 2, 4] y) {{ {nodes} }}", **given)
+    check_equal(original, with_read_rows_alone(original), {"a": rng.standard_normal((1, 5, 4))})
+
+
 def test_a_size_less_a_number_may_be_zero() -> None:
     nodes = """sizes = Shape<start = 1>(a) less = Sub(sizes, six_four) none = Equal(less, zeros)
         both = Where(none, six_four, zeros) shift = Cast<to = 1>(both)

@@ -74,14 +74,44 @@ def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -
 
 def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Value) -> Choice | None:
     """Of all features alike: repeated along the last axis."""
-    maker = places.producer()
-    chosen = maker.inputs[0] if maker is not None and maker.op_type == "Expand" else None
-    if chosen is None or not shapes.rank(whole) == shapes.rank(places) == shapes.rank(chosen) == 3:
+    if not shapes.rank(whole) == shapes.rank(places) == 3:
         return None
     batch, count, features = shapes.dims(places)
-    known = all(map(same, (batch, features), shapes.dims(whole)[::2]))
-    alike = all(map(same, shapes.dims(chosen), (batch, count, 1)))
-    return Choice(node, whole, chosen, count) if known and alike else None
+    if not all(map(same, (batch, features), shapes.dims(whole)[::2])):
+        return None
+    if same(count, 1) and (single := _repeated(shapes, places, batch)) is not None:
+        return Choice(node, whole, single, 1)
+    maker = places.producer()
+    chosen = maker.inputs[0] if maker is not None and maker.op_type == "Expand" else None
+    alike = chosen is not None and [*map(same, shapes.dims(chosen), (batch, count, 1))] == [True] * 3
+    return Choice(node, whole, chosen, count) if chosen is not None and alike else None
+
+
+def _repeated(shapes: Shapes, value: ir.Value, batch: Dim) -> ir.Value | None:
+    """The number of each text, (batch) or (batch, 1, ...), that `value` repeats along its other axes.
+
+    So sentence-transformers write the last token: `r.unsqueeze(-1).repeat(1, features).unsqueeze(1)`.
+    """
+    while same(shapes.dims(value)[0], batch):
+        if all(same(dim, 1) for dim in shapes.dims(value)[1:]):
+            return value
+        maker = value.producer()
+        source = maker.inputs[0] if maker is not None and not maker.domain else None
+        if maker is None or source is None or not shapes.rank(source) or not _repeats(shapes, maker, source, value):
+            return None
+        value = source
+    return None
+
+
+def _repeats(shapes: Shapes, maker: ir.Node, source: ir.Value, value: ir.Value) -> bool:
+    """Whether it keeps the axes in their order, and repeats those of size 1 alone."""
+    before, after = shapes.dims(source), shapes.dims(value)
+    if maker.op_type in RESHAPES:
+        before, after = (tuple(dim for dim in dims if not same(dim, 1)) for dims in (before, after))
+        return len(before) == len(after) and all(map(same, before, after))
+    if maker.op_type not in ("Expand", "Tile") or len(before) != len(after):
+        return False
+    return all(same(own, 1) or same(own, made) for own, made in zip(before, after, strict=True))
 
 
 def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:

@@ -75,7 +75,7 @@ class _Moved:
         self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
         self.copies: dict[ir.Node, ir.Node] = {}
         makers = [value.producer() for value in self.places]
-        what = "a row that is" if choice.count is None else f"{choice.count} rows that are"
+        what = "a row that is" if self.count == 1 else f"{choice.count} rows that are"
         self.sites = [
             Site(maker.outputs[0].name or "", maker.op_type, f"computed only for {what} chosen at run time")
             for maker in makers
@@ -225,7 +225,8 @@ class _Moved:
         """
         flat = self.choice.flat
         if flat is None:
-            chosen, one = self._int64(self.choice.chosen), self.choice.count is None
+            chosen = self._int64(self.choice.chosen)
+            one = self.choice.count is None or self.shapes.rank(self.choice.chosen) < 3
             return None, self._shaped(chosen, [-1, 1]) if one else self.building.nodes.squeeze(chosen, [2])
         batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
         first, step = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))

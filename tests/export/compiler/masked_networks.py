@@ -24,8 +24,8 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 class Masked(Encoder):
     """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or
-    local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), max, filled, put, sparse, or
-    hidden.
+    local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), gathered, max, filled, put,
+    sparse, or hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
@@ -83,6 +83,11 @@ class Masked(Encoder):
                 made = self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
             case "max":
                 made = x.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+            case "gathered":  # the last token of sentence-transformers, padded left or right
+                found, place = mask.flip(1).max(1)
+                last = (x.shape[1] - torch.where(found == 0, x.shape[1] - 1, place) - 1).clamp(min=0)
+                wide = last.unsqueeze(-1).repeat(1, x.shape[2]).unsqueeze(1)
+                made = self.head(torch.gather(x * mask.unsqueeze(-1), 1, wide).squeeze(1))
             case "filled" | "put":  # as sentence-transformers write it
                 hidden = mask.unsqueeze(-1).expand(x.size()).to(x.dtype) == 0
                 if self.pool == "put":

@@ -128,6 +128,31 @@ SEVERAL = """
     PICKED
 }
 """
+LENGTH = "lengths = Gather(shape, one) length = Squeeze(lengths, zeroth)"
+SINGLE = {  # of each text the row `own` (b, 1)
+    "as sentence-transformers": "once = Expand(own, ones) wide = Tile(once, repeats) places = Unsqueeze(wide, one)",
+    "without a second axis": "flat = Squeeze(own, end) row = Unsqueeze(flat, ends) places = Expand(row, features)",
+}
+
+
+@pytest.mark.parametrize("repeated", SINGLE.values(), ids=SINGLE)
+def test_a_row_that_is_repeated_along_all_features(repeated: str) -> None:
+    numbers = {"zero": np.array(0), "one": np.array([1]), "end": np.array([-1]), "ends": np.array([1, 2])}
+    numbers["zeroth"] = np.array([0])
+    numbers |= {"features": np.array([1, 1, 4]), "ones": np.array([1, 1]), "repeats": np.array([1, 4])}
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    text = SEVERAL.replace("int64[b, k] chosen", "int64[b, 1] own").replace("float[b, k, 4] y", "float[b, 1, 4] y")
+    text = text.replace("column = Unsqueeze(chosen, end)", "").replace("length = Gather(shape, one)", LENGTH)
+    original = parse(
+        text.replace("PICKED", f"{repeated} y = GatherElements <axis = 1> (h, places)"), w=weights, **numbers
+    )
+    rewritten = rewrite(original, sizes={"b": 2, "n": 16})
+    assert changes(rewritten) == [CHOSEN] * 3
+    for chosen in ([[4], [1]], [[-1], [-5]]):
+        feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, 4)), "own": np.array(chosen)}
+        check_equal(original, rewritten.model, feeds)
+
+
 BY_ELEMENTS = "wide = Expand(column, features) y = GatherElements <axis = 1> (h, wide)"
 BY_PAIRS = """
     batch = Gather(shape, zero) texts = Range(zero, batch, one) first = Unsqueeze(texts, end)

@@ -118,6 +118,15 @@ def test_no_text_gives_no_answer(pool: str) -> None:
     assert after.run(None, none)[0].shape == before.run(None, none)[0].shape
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["old", "new"])
+def test_a_last_token_that_is_gathered_of_all_features_is_packed_and_cut(exporter: str) -> None:
+    proto = export(Masked("causal", "gathered"), exporter, 17 if exporter == "old" else 20)
+    packed = rewrite(model(proto), sizes=SIZES, packed=MASK)
+    assert any("chosen at run time" in site.change for step in packed.steps for site in step.sites)
+    check(proto, packed.model, rounds=6)
+
+
 @pytest.mark.parametrize("pool", ["filled", "put"])
 def test_a_maximum_over_what_a_mask_of_floats_fills_is_packed(pool: str) -> None:
     proto = export(Masked("absolute", pool))

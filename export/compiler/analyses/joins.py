@@ -146,6 +146,12 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     return Join(axes=moved, done=done)
 
 
+def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    if roles[0] is not None and roles[0].axes():
+        raise Refused.at(node, "its scale is of all tokens, also hidden ones; with fixed scales, QDQ, a file is packed")
+    return NOTHING
+
+
 RULES: Mapping[str, Rule] = {
     "MatMul": _product,
     "Softmax": _softmax,
@@ -154,4 +160,5 @@ RULES: Mapping[str, Rule] = {
     "Concat": _concat,
     "GatherND": _gather_nd,
     "Attention": _attention,
+    "DynamicQuantizeLinear": _one_scale,
 }

@@ -35,6 +35,7 @@ class Body:
         self._grids: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self._packed: dict[ir.Value, ir.Value] = {}
         self._flat: dict[ir.Value, ir.Value] = {}
+        self._weights: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> None:
         for node in self.tokens.inside:
@@ -227,13 +228,23 @@ class Body:
         if value is None or is_constant(value) or is_shape_input(node, position):
             return value
         if not self.tokens.role(value).axes():
-            return value
+            return self._weight(value)
         if packed:
             return self.packed(value)
         output = node.outputs[0]
         if node.op_type in TAIL_ALIGNED and value not in self.tokens.roles:
             return self.grid(value, self.shapes.rank(output), self.tokens.roles[output].batch or 0)
         return self.grid(value)
+
+    def _weight(self, value: ir.Value) -> ir.Value:
+        """Of integers: they become floats beside the product, where ONNX Runtime joins both to a product of integers."""
+        maker = value.producer()
+        if maker is None or maker.op_type != "DequantizeLinear" or not all(map(is_constant, maker.inputs)):
+            return value
+        if value not in self._weights:
+            new = ir.Node(maker.domain, maker.op_type, maker.inputs, [*maker.attributes.values()])
+            self._weights[value] = self.nodes.put(new, f"{value.name}_packed", value.dtype)
+        return self._weights[value]
 
     def _shape(self, output: ir.Value, packed: bool, kept: int) -> ir.Value:
         """`kept`: the size by which the operator keeps the number of packed tokens."""

@@ -16,7 +16,7 @@ from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
 from export.compiler.graph.constants import Array
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import Runner, answers_apart, double_answers
+from export.compiler.proof.runs import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, answers_apart, double_answers
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
 OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"
@@ -47,11 +47,12 @@ class Comparison:
     """Keeps the largest error of each output over all rounds.
 
     The tolerance of an output is that of its precision or, if larger, twice the error of the original itself. A
-    float16 output has the precision float16 whatever the weights have.
+    float16 output has the precision float16 whatever the weights have. `bounded`: the original's error has a limit.
     """
 
     precision: str
     beside: str
+    bounded: bool = True
     errors: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
     precisions: list[str] = field(default_factory=list)
@@ -73,7 +74,8 @@ class Comparison:
         if original is not None:
             try:
                 own = _errors(expected, original, self.precision)
-                _check(own, precisions, [WORST[name] for name in precisions])
+                if self.bounded:
+                    _check(own, precisions, [WORST[name] for name in precisions])
                 self.own = np.maximum(self.own or own, own).tolist()
             except ProofFailed as failed:
                 hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
@@ -116,11 +118,14 @@ def prove(
 ) -> Proved:
     """`rewritten`: the graph, to be compared in double, too. `runner` runs its file; `own` compares in its precision.
 
-    `leave` is told of an answer that the file owes.
+    Rounds without double that have answers `as_written` are compared without ONNX Runtime's optimiser, too. `leave` is
+    told of an answer that the file owes.
 
     Raises as `Comparison` and its `proof`.
     """
     double, sources = Comparison("float64", "the original"), []
+    written = Comparison(own.precision, "the original, both without ONNX Runtime's optimiser")
+    plain = None
     samples: list[tuple[Feeds, dict[str, Array]]] = []
     for each in rounds:
         if each.double is not None and rewritten is not None:
@@ -130,6 +135,10 @@ def prove(
         found = _answers(runner, each, leave)
         if each.empty:
             _add_empty(own, each, [*found.values()])
+        elif each.as_written is not None:
+            plain = plain or runner.at(AS_WRITTEN)
+            written.add(each.as_written, [*plain(each.feeds).values()])
+            own.add(each.as_written, [*found.values()], each.answers)
         elif each.double is None:
             own.add(each.answers, [*found.values()])
         else:
@@ -137,7 +146,7 @@ def prove(
         sources.append(each.source)
         samples = samples or [(each.feeds, found)]
         del each, found  # a large decoder's answers, while the next are computed
-    proofs = tuple(comparison.proof() for comparison in (double, own) if comparison.rounds)
+    proofs = tuple(comparison.proof() for comparison in (double, written, own) if comparison.rounds)
     return Proved(proofs, "; ".join(sources), *samples[0])
 
 
@@ -168,7 +177,7 @@ def _answers(runner: Runner, each: Round, leave: Callable[[str], None]) -> dict[
         if isinstance(error, ProcessEnded):
             raise failed from error
         try:
-            found = answers_apart(runner.without_layouts(), each.feeds)
+            found = answers_apart(runner.at(WITHOUT_LAYOUTS), each.feeds)
         except NotSupported:
             raise failed from error
         leave(f"Equal only without ONNX Runtime's layout of convolutions, {each.source}: with it {error}")

@@ -30,12 +30,13 @@ from export.compiler.proof.inputs import (
 )
 from export.compiler.proof.masks import KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import Arrays, Runner, answers_apart, double_answers, picked
+from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers, picked
 
 
 @dataclass(frozen=True)
 class Round:
-    """`answers` and `double` are the parts that are read; `double` is None without a proof in double.
+    """`answers` and `double` are the parts that are read; `double` is None without a proof in double. `as_written`: the
+    answers without ONNX Runtime's optimiser, if they are asked for.
 
     `empty`: an axis of the inputs has no element, so `answers` may have none, and there is no `double`.
     """
@@ -45,13 +46,14 @@ class Round:
     answers: Arrays
     double: Arrays | None
     empty: bool = False
+    as_written: Arrays | None = None
 
 
 @dataclass(frozen=True)
 class Asked:
     """`inputs`: the user's own file and its arrays; `alone`: draws none. `dims`: sizes that some networks need.
 
-    `mask`: an input that hides tokens, drawn in every kind.
+    `mask`: an input that hides tokens, drawn in every kind. `as_written`: also asks without ONNX Runtime's optimiser.
     """
 
     reads: Sequence[Read] = ()
@@ -60,6 +62,7 @@ class Asked:
     double: bool = False
     alone: bool = False
     mask: str | None = None
+    as_written: bool = False
 
 
 def rounds(
@@ -114,6 +117,7 @@ class _Original:
     ) -> None:
         self.model, self.graph, self.asked, self.say, self.leave = model, graph, asked, say, leave
         self.runner = Runner(path, weight_bytes(model))
+        self.plain = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
         self.reason = ""  # of the first attempt that failed
         self.unsupported: ForeignError | None = None
 
@@ -167,6 +171,9 @@ class _Original:
         return self._finite([*found], [*found.values()], feeds)
 
     def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
+        if self.asked.as_written:
+            found = self.plain(feeds)
+            return Round(source, feeds, answers, None, as_written=self._finite([*found], [*found.values()], feeds))
         if not self.asked.double:
             return Round(source, feeds, answers, None)
         self.say(f"the original in float64, {source}")

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +30,11 @@ Arrays = list[Array]
 
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
 STALE_SHAPES = r"the file declares an inner shape that is stale, \1; without graph.value_info it may run"
+Level: TypeAlias = ort.GraphOptimizationLevel
+EVERYTHING = Level.ORT_ENABLE_ALL
+WITHOUT_LAYOUTS = Level.ORT_ENABLE_EXTENDED  # the channels of convolutions are not laid out in blocks
+AS_WRITTEN = Level.ORT_DISABLE_ALL
+
 EMPTY_S = 60  # for an answer on empty inputs
 FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
 
@@ -37,17 +43,17 @@ class Runner:
     """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
     that a session has read or transposed stay in memory as long as it lives.
 
-    `packed`, for smaller files, `threads` and `layouts`: see `session`. Raises NotSupported if ONNX Runtime refuses the
+    `packed`, for smaller files, `threads` and `level`: see `session`. Raises NotSupported if ONNX Runtime refuses the
     file.
     """
 
     def __init__(
-        self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1, layouts: bool = True
+        self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1, level: Level = EVERYTHING
     ) -> None:
-        self.path, self.weights, self.threads, self.layouts = path, weights, threads, layouts
+        self.path, self.weights, self.threads, self.level = path, weights, threads, level
         self.large = weights > LARGE
         self.packed = packed and not self.large
-        self.session = session(path, self.packed, self.large, threads, layouts)
+        self.session = session(path, self.packed, self.large, threads, level)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.taken = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
@@ -74,8 +80,8 @@ class Runner:
             runner.run(None, own)
         return lambda: runner.run(None, own)
 
-    def without_layouts(self) -> Runner:
-        return Runner(self.path, self.weights, self.packed, self.threads, layouts=False)
+    def at(self, level: Level) -> Runner:
+        return Runner(self.path, self.weights, self.packed, self.threads, level)
 
     def _own(self, feeds: Feeds) -> Feeds:
         return {name: array for name, array in feeds.items() if name in self.taken}
@@ -83,7 +89,7 @@ class Runner:
     def _ready(self) -> ort.InferenceSession:
         if not self.large:
             return self.session
-        return session(self.path, lean=True, threads=self.threads, layouts=self.layouts)
+        return session(self.path, lean=True, threads=self.threads, level=self.level)
 
     def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
         """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
@@ -97,16 +103,14 @@ class Runner:
 
 
 def session(
-    path: Path, packed: bool = False, lean: bool = False, threads: int = 1, layouts: bool = True
+    path: Path, packed: bool = False, lean: bool = False, threads: int = 1, level: Level = EVERYTHING
 ) -> ort.InferenceSession:
     """Raises NotSupported if ONNX Runtime refuses the file.
 
-    `packed`: faster, in more memory. `lean`: slower, in less. `layouts`: ONNX Runtime may lay channels of
-    convolutions out in blocks.
+    `packed`: faster, in more memory. `lean`: slower, in less. `level`: what ONNX Runtime's optimiser may do.
     """
     options = ort.SessionOptions()
-    if not layouts:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = level
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     if lean:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes.absorbed_heads import Absorber
 from export.compiler.pipeline import Rewritten, rewrite
+from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.runs import Runner
 from export.rewrite_file import Request, rewrite_file
 
@@ -35,8 +36,9 @@ class Pool(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
 
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
-        y = self.attention(self.probe.repeat(x.shape[0], 1, 1), x, x, key_padding_mask=hidden)[0]
-        return (y + self.down(torch.tanh(self.up(self.norm(y)))))[:, -self.read :].flatten(1)
+        y: Tensor = self.attention(self.probe.repeat(x.shape[0], 1, 1), x, x, key_padding_mask=hidden)[0]
+        y = y + self.down(torch.tanh(self.up(self.norm(y))))
+        return y[:, -self.read :].flatten(1)
 
 
 class PooledVision(Vision):
@@ -49,7 +51,8 @@ class PooledVision(Vision):
         x = self.patch(image).flatten(2).transpose(1, 2)
         for block in self.blocks:
             x = block(x, None)
-        return self.pool(self.last(x))
+        made: Tensor = self.pool(self.last(x))
+        return made
 
 
 class PooledText(Encoder):
@@ -59,7 +62,8 @@ class PooledText(Encoder):
         draw(self)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.attention_pool(super().forward(input_ids, attention_mask), attention_mask == 0)
+        made: Tensor = self.attention_pool(super().forward(input_ids, attention_mask), attention_mask == 0)
+        return made
 
 
 class HeadsFirst(Encoder):
@@ -120,7 +124,7 @@ def test_heads_that_stand_before_texts_are_refused() -> None:
 def test_an_empty_batch_has_an_empty_answer(tmp_path: Path) -> None:
     onnx.save(export(PooledVision(), "new", 20), path := tmp_path / "in.onnx")
     rewrite_file(path, out := tmp_path / "out.onnx", Request())
-    none = {"image": np.zeros((0, 3, 16, 16), np.float32)}
+    none: Feeds = {"image": np.zeros((0, 3, 16, 16), np.float32)}
     assert Runner(out)(none)["y"].shape == Runner(path)(none)["y"].shape == (0, DIM)
 
 

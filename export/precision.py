@@ -160,7 +160,7 @@ def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = Fals
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    with tempfile.TemporaryDirectory() as folder, _without_warnings():
+    with tempfile.TemporaryDirectory() as folder, without_warnings():
         path = Path(folder, "int8.onnx")
         quantize_static(
             _copy(proto),
@@ -178,7 +178,7 @@ def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = Fals
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Silences the advice to infer shapes; the exporter has done it."""
     level = logging.root.manager.disable
     logging.disable(max(level, logging.WARNING))

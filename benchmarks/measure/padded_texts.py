@@ -17,9 +17,10 @@ from benchmarks.measure.foreign_networks import WORDS
 
 PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
 PACKED, CUT = "packed", "packed and cut"
+INT8, INT8_CUT = "int8", "int8, packed and cut"
 ROWS_READ, MASK = "y[:,0]", "attention_mask"
 TOGETHER = 8
-TOLERANCE = 1e-4  # of the size of the answers
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # of the size of the answers
 CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)  # huggingface/funes#167
 
 Call = Callable[[], Any]
@@ -67,6 +68,21 @@ def packed_files(plain: Path, folder: Path, reads: Sequence[str] = ()) -> dict[s
     return files
 
 
+def int8_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    """The padded and the cut file after ONNX Runtime's dynamic quantisation."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    from export.precision import without_warnings
+
+    made = {INT8: folder / "int8.onnx", INT8_CUT: folder / "int8-cut.onnx"}
+    within = {"EnableSubgraph": True}  # packed products are in a loop
+    options = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8, "extra_options": within}
+    with without_warnings():
+        for candidate, source in ((INT8, PADDED), (INT8_CUT, CUT)):
+            quantize_dynamic(files[source], made[candidate], **options)
+    return made
+
+
 def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     """A call for each way, with random texts of these `lengths`. Raises click.ClickException if the answers differ."""
     import numpy as np
@@ -85,7 +101,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
 
     def in_one_call(name: str) -> Any:
         answer = sessions[name].run(None, {"input_ids": ids, MASK: mask})[0]
-        return read.of(answer) if name == PADDED else answer
+        return read.of(answer) if name in (PADDED, INT8) else answer
 
     def in_groups(together: int) -> Any:
         order, answers = np.argsort(lengths, kind="stable"), []
@@ -101,7 +117,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     expected = made[PADDED]()
     for name, call in made.items():
         try:
-            compare([expected], [call()], "float32", TOLERANCE)
+            compare([expected], [call()], "float32", INT8_TOLERANCE if name in (INT8, INT8_CUT) else TOLERANCE)
         except ProofFailed as error:
             raise click.ClickException(f"{name}: {error}") from error
     return made

@@ -10,7 +10,7 @@ import click
 
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.foreign_networks import SIX, text
-from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, packed_files
+from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
 from benchmarks.measure.run import Row
 
 LAYERS = (6, 12)
@@ -23,8 +23,8 @@ LAYERS = (6, 12)
 def packed(layers: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time BERT of 6 and 12 layers of 384 on padded texts: as exported, packed, and packed with the last block cut.
 
-    The answer is the first token's row. Beside them the file as exported with a call for each text, and with the texts
-    sorted and called by eights.
+    The first and the last also in int8, dynamically quantised. The answer is the first token's row. Beside them the
+    file as exported with a call for each text, and with the texts sorted and called by eights.
     """
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
@@ -45,6 +45,7 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
 
     sizes = {name: size for name, size in SIX.items() if name != "num_labels"} | {"num_hidden_layers": layers}
     files = packed_files(text("BertConfig", "BertModel", fusible=False, **sizes)(folder), folder, (ROWS_READ,))
+    files |= int8_files(files, folder)
     for load, lengths_of in LOADS.items():
         lengths = lengths_of(np.random.default_rng(0))
         measured = time_interleaved(calls(files, lengths), seconds, f"{layers} layers, {load}")

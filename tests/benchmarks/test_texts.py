@@ -14,9 +14,21 @@ from onnx import numpy_helper
 from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
 from benchmarks.load import texts
 from benchmarks.load.figures import WrongAnswer
-from benchmarks.measure.padded_texts import CUT, PACKED, PADDED, packed_files
+from benchmarks.measure.padded_texts import (
+    CUT,
+    INT8_CUT,
+    INT8_TOLERANCE,
+    MASK,
+    PACKED,
+    PADDED,
+    TOLERANCE,
+    int8_files,
+    packed_files,
+)
 from benchmarks.measure.run import Run
 from benchmarks.reporting.tables.third_party import texts as table
+from export.compiler.proof.runs import Runner
+from export.compiler.proof.tolerances import relative_error
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -57,3 +69,11 @@ def test_a_way_that_answers_otherwise_is_not_measured(files: Mapping[str, Path],
     wrong = {PADDED: files[PADDED], PACKED: tmp_path / "wrong.onnx", CUT: files[CUT]}
     with pytest.raises(WrongAnswer, match="packed, one text a call: expected answers within"):
         next(texts.measure(wrong, in_flight=4, seconds=1, rounds=1))
+
+
+def test_int8_is_on_top_of_the_packed_file(files: Mapping[str, Path], tmp_path: Path) -> None:
+    """Its products are in a loop, which ONNX Runtime's quantisation passes over unless it is told."""
+    made = int8_files(files, tmp_path)
+    text = {"input_ids": np.array([[5, 8, 2], [7, 0, 0]]), MASK: np.array([[1, 1, 1], [1, 0, 0]])}
+    expected, found = (Runner(file)(text)[POOLED] for file in (files[PADDED], made[INT8_CUT]))
+    assert TOLERANCE < relative_error(expected, found) < INT8_TOLERANCE

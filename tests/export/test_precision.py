@@ -106,7 +106,7 @@ def test_the_command_writes_nothing_through_a_closed_gate(
 
 def test_the_callers_level_of_logging_returns() -> None:
     logging.disable(logging.ERROR)
-    with precision._without_warnings():
+    with precision.without_warnings():
         assert logging.root.manager.disable == logging.ERROR
     restored = logging.root.manager.disable
     logging.disable(logging.NOTSET)

@@ -237,7 +237,7 @@ class Body:
         return self.grid(value)
 
     def _weight(self, value: ir.Value) -> ir.Value:
-        """Of integers: they become floats beside the product, where ONNX Runtime joins both to a product of integers."""
+        """Of integers: become floats beside the product, where ONNX Runtime joins both to a product of integers."""
         maker = value.producer()
         if maker is None or maker.op_type != "DequantizeLinear" or not all(map(is_constant, maker.inputs)):
             return value

@@ -1,18 +1,22 @@
-"""How the linear layers after a value take up a scale and a shift of it.
+"""How the linear layers and norms after a value take up a scale and a shift of it.
 
 In: a value, and scale and shift along its axes. Out: `Change`s that let all its readers read its root, or Refused:
 
     (D x + c) W + b = x (D W) + (c W + b)
+    norm(s x + c; epsilon) = sign(s) norm(x; epsilon / s^2)
+
+for numbers s and c, the same for all that is normalised; of a norm without a mean c is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import axis_of
+from export.compiler.analyses.affine import DEFAULT_EPSILON, axis_of
 from export.compiler.analyses.neighbours import (
     Change,
     expect_channels,
@@ -24,15 +28,16 @@ from export.compiler.analyses.neighbours import (
 )
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import (
+    attribute_float,
     attribute_int,
     attribute_ints,
     attribute_string,
     axes_of,
     reads_shape_alone,
 )
-from export.compiler.graph.constants import Array, doubles
+from export.compiler.graph.constants import Array, doubles, is_constant
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.table import VIEWS, view_of
+from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
@@ -60,6 +65,8 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
             if node.op_type == "Conv"
             else [_matrix_after(node, weight, scale, shift)]
         )
+    if node.op_type in NORMALISING:
+        return [_norm_after(node, rank, narrowed(scale), narrowed(shift))]
     if node.op_type in ("ReduceMean", "GlobalAveragePool"):
         return _mean_after(shapes, node, rank, axis, scale, shift)
     if node.op_type in VIEWS:
@@ -101,6 +108,18 @@ def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, sh
     gained = (grouped * wide[1]).reshape(weight.shape[0], -1).sum(1)
     scaled = (grouped * wide[0]).reshape(weight.shape)
     return Change(node, lambda: scaled, weight.shape, old_bias(node) + gained)
+
+
+def _norm_after(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
+    gamma, centred = node.inputs[1], node.op_type == "LayerNormalization"
+    first = attribute_int(node, "axis", -1) % rank
+    used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    if gamma is None or not is_constant(gamma) or used:
+        raise Refused.at(node, "expected a constant scale, and readers of its first output alone")
+    if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (centred or not shift.any()):
+        raise Refused.at(node, "normalises what is not scaled and shifted alike")
+    epsilon = attribute_float(node, "epsilon", DEFAULT_EPSILON) / float(scale.reshape(-1)[0]) ** 2
+    return replace(scaled(node, gamma, np.sign(scale.reshape(-1)), np.zeros(1)), epsilon=epsilon)
 
 
 def _mean_after(

@@ -43,6 +43,7 @@ class Parts:
     guarded: bool = False  # rows may be zero behind the softmax
     uniform: bool = True  # the softmax ignores a term that all tokens share
     joined: bool = False
+    tokenless: bool = False  # there may be no token, so that the weights sum to 0
 
 
 @dataclass(frozen=True)

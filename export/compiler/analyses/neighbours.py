@@ -5,6 +5,7 @@ cannot take it up. For a weight W of inputs by outputs:
 
     after a linear layer:   D (x W + b) + c = x (W D) + (D b + c)
     before a linear layer:  (D x + c) W + b = x (D W) + (c W + b)
+    before a norm, for numbers s and c:  norm(s x + c; epsilon) = sign(s) norm(x; epsilon / s^2)
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from export.compiler.graph.constants import Array, constant, doubles, is_constan
 @dataclass(frozen=True)
 class Change:
     """`weight` computes the new weight, of an Add its constant; `shape` is its shape. `bias` is added to the output; of
-    Gemm and Conv it is the whole new bias.
+    Gemm and Conv it is the whole new bias. `epsilon`: a norm's new one.
     """
 
     node: ir.Node
     weight: Callable[[], Array]
     shape: tuple[int, ...]
     bias: Array
+    epsilon: float | None = None
 
 
 def linear_weight(node: ir.Node) -> ir.Value | None:

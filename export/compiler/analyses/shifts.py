@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
+from export.compiler.analyses.without_tokens import may_sum_to_zero
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, mixed_axes, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles, is_constant
@@ -110,6 +111,8 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
         return None  # of each query the same for all keys
     maker = left.producer()
     if 1 in shifted and shifted[1].shape[-2] == 1 and maker is not None and _is_softmax(maker):
+        if may_sum_to_zero(state.shapes, left):
+            raise Refused.at(node, "pools the sum, perhaps over no token")
         return shifted[1]  # the weights of a row sum to one
     raise Refused.at(node, "multiplies the sum by what is no weight")
 

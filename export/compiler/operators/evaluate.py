@@ -97,7 +97,7 @@ def _runner(node: ir.Node) -> ReferenceEvaluator:
         proto.input[position] = f"in{position}" if value is not None else ""
     for position, output in enumerate(node.outputs):
         proto.output[position] = f"out{position}" if output.name else ""
-    _widen(proto)
+    _widen(proto, node)
     versions = dict(node.graph.opset_imports) if node.graph is not None else {"": onnx.defs.onnx_opset_version()}
     return _shared_runner(proto.SerializeToString(), tuple(versions.items()))
 
@@ -114,7 +114,8 @@ def _shared_runner(node: bytes, versions: tuple[tuple[str, int], ...]) -> Refere
     return ReferenceEvaluator(graph, opsets=dict(versions), new_ops=KERNELS)
 
 
-def _widen(proto: onnx.NodeProto) -> None:
+def _widen(proto: onnx.NodeProto, node: ir.Node) -> None:
+    """A number that a pass computed is a double until the file is written: here a tensor, for a kernel of ours."""
     if proto.op_type == "ConstantOfShape" and not proto.attribute:  # float32 zeros
         proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.zeros(1))))
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -124,6 +125,9 @@ def _widen(proto: onnx.NodeProto) -> None:
             attribute.t.CopyFrom(onnx.numpy_helper.from_array(array))
         elif attribute.name == "dtype" and attribute.i in narrow:
             attribute.i = onnx.TensorProto.DOUBLE
+        elif attribute.type == onnx.AttributeProto.FLOAT and attribute.f != node.attributes[attribute.name].as_float():
+            exact = np.array(node.attributes[attribute.name].as_float())
+            attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(exact)))
 
 
 def _known(value: ir.Value | None) -> Array:

@@ -5,8 +5,9 @@ K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softma
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
-The softmax ignores q bk', the same for every token. A 1 = 1, except after a guard that sets a row to zero. The
-products grow from E to D features a head. The new factors merge with their neighbours where that costs less:
+The softmax ignores q bk', the same for every token. A 1 = 1, except after a guard that sets a row to zero, and over no
+token, where A 1 = 0. The products grow from E to D features a head. The new factors merge with their neighbours where
+that costs less:
 
     q Wk' = x (Wq Wk') + bq Wk'       sum_h A_h V_h Wo_h = sum_h (A_h X) (Wv_h Wo_h) + sum_h bv_h Wo_h
 """
@@ -20,6 +21,7 @@ import onnx_ir as ir
 from export.compiler.analyses.attention import given, pooled_of, scores_of, take_apart, takes_apart
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.few_queries import FewQueries, Parts, plan, traced
+from export.compiler.analyses.without_tokens import may_be_empty
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes
 from export.compiler.graph.shapes import Shapes
@@ -77,7 +79,8 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     if not isinstance(heads, int) or not isinstance(queries, int):
         raise Refused(name, "Softmax", f"expected a known number of queries, found {queries}")
     readers = frozenset({scores, pooled})
-    return Parts(*values, readers, 3, heads, queries, tokens, guarded, uniform, joined)
+    tokenless = may_be_empty(shapes, tokens)
+    return Parts(*values, readers, 3, heads, queries, tokens, guarded, uniform, joined, tokenless)
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:

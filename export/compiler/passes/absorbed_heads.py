@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
-from export.compiler.passes.nodes import Nodes
+from export.compiler.passes.nodes import BOOL, Nodes
 
 
 class Absorber:
@@ -65,8 +65,7 @@ class Absorber:
         apart = self._node("Reshape", pooled, self._sizes(0, heads, 1, site.features))
         made = self._by_head(apart, head_weights(site.values, heads), "values")
         if site.values.shift.any():
-            bias = self._constant(site.values.shift.reshape(heads, 1, -1), "value_bias")
-            made = self._node("Add", made, bias)
+            made = self._node("Add", made, self._value_bias(site.values.shift.reshape(heads, 1, -1), "value_bias"))
         return self._joined(made, head_weights(site.values, heads).shape[2])
 
     def _joined(self, made: ir.Value, width: int) -> ir.Value:
@@ -149,12 +148,12 @@ class Absorber:
         wide = bias.shape[2]
         if not bias.any():
             return self._joined(pooled, wide)
+        if not self.parts.guarded:
+            return self._joined(self._node("Add", pooled, self._value_bias(bias, "value_bias")), wide)
         added = self._constant(bias, "value_bias")
-        if self.parts.guarded:
-            # Of an empty batch ONNX Runtime's sum keeps all keys: the Gather takes the sum, and none of nothing.
-            shares = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
-            added = self._node("Mul", self._apart(shares, 1), added)
-        return self._joined(self._node("Add", pooled, added), wide)
+        # Of an empty batch ONNX Runtime's sum keeps all keys: the Gather takes the sum, and none of nothing.
+        shares = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
+        return self._joined(self._node("Add", pooled, self._node("Mul", self._apart(shares, 1), added)), wide)
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
         """(B, H, Q, D) by (H, D, E) of the heads, which come first: ONNX Runtime broadcasts no empty batch."""
@@ -176,9 +175,18 @@ class Absorber:
         weight = head_weights(site.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
         made = self._node("MatMul", pooled, self._constant(weight.reshape(-1, output.shape[1]), "values_output"))
         bias: Array = site.values.shift.ravel() @ output
-        if not bias.any() or self.constants.add_to_bias(product.outputs[0], bias):
+        if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
             return made
-        return self._node("Add", made, self._constant(bias, "values_output_bias"))
+        return self._node("Add", made, self._value_bias(bias, "values_output_bias"))
+
+    def _value_bias(self, bias: Array, name: str) -> ir.Value:
+        """(A 1) bias: without a token nothing."""
+        added = self._constant(bias, name)
+        if not self.parts.tokenless:
+            return added
+        count = self.nodes.gather(self.nodes.add("Shape", [self.tokens]), self.nodes.integers([1]))
+        some = self.nodes.add("Cast", [count], BOOL, {"to": BOOL.value})
+        return self._node("Mul", self._node("Cast", some, to=(self.tokens.dtype or ir.DataType.FLOAT).value), added)
 
     @cached_property
     def alone(self) -> ir.Value:

@@ -1,8 +1,8 @@
 """Folds affine maps into the linear layers beside them.
 
-In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, also
-through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that cannot be folded
-stay.
+In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, or
+before a norm, also through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that
+cannot be folded stay.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ class Folder:
         name, dtype = f"{output.name}_folded", output.dtype or ir.DataType.FLOAT
         place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
         weight = self.constants.add_computed(change.weight, change.shape, name, dtype)
+        if change.epsilon is not None:
+            return self._normalised(node, weight, change.epsilon)
         node.replace_input_with(place, weight)
         if node.op_type in ("Gemm", "Conv"):
             bias = np.broadcast_to(change.bias, (outputs_of(node, change.shape),))
@@ -176,6 +178,15 @@ class Folder:
         if output.is_graph_output():
             self._put_out(total, output)
         return total
+
+    def _normalised(self, norm: ir.Node, gamma: ir.Value, epsilon: float) -> ir.Value:
+        """A new node: the double reference keeps what it knows of a node's attributes."""
+        old, given = norm.outputs[0], [norm.inputs[0], gamma, *norm.inputs[2:]]
+        attributes = {**norm.attributes, "epsilon": ir.AttrFloat32("epsilon", epsilon)}
+        new = self.constants.node(norm.op_type, given, f"{old.name}_folded", old.dtype, attributes, norm)
+        new.shape = old.shape
+        self.constants.replace(old, new, "scaled")
+        return new
 
     def _put_out(self, new: ir.Value, old: ir.Value) -> None:
         """Gives `new` the place and name of the output `old`."""

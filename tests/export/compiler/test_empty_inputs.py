@@ -13,7 +13,9 @@ import pytest
 from foreign_networks import Encoder, Vision, export, parse, run
 from numpy.typing import NDArray
 
+from export.compiler.analyses import shifts
 from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
+from export.compiler.passes import absorb_queries
 from export.compiler.proof import compare
 from export.compiler.proof.compare import Comparison, prove
 from export.compiler.proof.inputs import Feeds
@@ -67,6 +69,71 @@ def test_an_empty_batch_passes_the_guard_of_masked_rows(tmp_path: Path) -> None:
     feeds = {"x": rng.standard_normal((2, 5, 8)).astype(np.float32), "hidden": np.zeros((2, 1, 1, 5), bool)}
     feeds["hidden"][1] = True  # a row that the guard makes 0
     np.testing.assert_allclose(after(feeds)["y"], before(feeds)["y"], atol=1e-5)
+
+
+POOLED = """
+<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 8] x{asked}) => (float y) {{
+    {tokens} k = MatMul(t, w1) v0 = MatMul(t, w2) v = Add(v0, bias)
+    q4 = Reshape(q, heads) k4 = Reshape(k, heads) v4 = Reshape(v, heads)
+    qh = Transpose<perm = [0, 2, 1, 3]>(q4) kh = Transpose<perm = [0, 2, 3, 1]>(k4)
+    vh = Transpose<perm = [0, 2, 1, 3]>(v4)
+    scores = MatMul(qh, kh) weights = Softmax<axis = -1>(scores) mixed = MatMul(weights, vh)
+    back = Transpose<perm = [0, 2, 1, 3]>(mixed) joined = Reshape(back, wide) {out} }}
+"""
+SHARED = """size = Shape<start = 0, end = 1>(x) sizes = Concat<axis = 0>(size, rest) learned = Expand(queries, sizes)
+    q = MatMul(learned, w0) t = Identity(x)"""
+OWN = "q = MatMul(asked, w0) t = Identity(x)"
+PROJECTED, JOINED = "o = MatMul(joined, narrow) y = Add(o, narrow_row)", "y = Relu(joined)"
+WIDE = "o = MatMul(joined, w3) y = Add(o, row)"
+POOLS = [
+    {"tokens": SHARED, "out": PROJECTED, "queries": 1},
+    {"tokens": SHARED, "out": JOINED, "queries": 1},
+    {"tokens": SHARED, "out": WIDE, "queries": 1},
+    {"tokens": SHARED, "out": PROJECTED, "queries": 2},
+    {"tokens": OWN, "out": PROJECTED, "queries": 1},
+    {"tokens": OWN, "out": JOINED, "queries": 2},
+]
+
+
+def pooled(folder: Path, tokens: str, out: str, queries: int) -> Path:
+    """An attention with `queries` of its own pools any number of tokens, without a token into the bias alone."""
+    asked = f", float[b, {queries}, 8] asked" if tokens == OWN else ""
+    rng = np.random.default_rng(0)
+    weights = {f"w{place}": rng.standard_normal((8, 8)).astype(np.float32) for place in range(5)}
+    rows = {name: rng.standard_normal(8).astype(np.float32) for name in ("bias", "row", "early")}
+    narrow = {"narrow": weights["w3"][:, :3], "narrow_row": rows["row"][:3]}
+    shapes = {"heads": np.array([0, 0, 2, 4]), "wide": np.array([0, 0, 8]), "rest": np.array([queries, 8])}
+    learned = rng.standard_normal((1, queries, 8)).astype(np.float32)
+    text = POOLED.format(asked=asked, tokens=tokens, out=out)
+    ir.save(parse(text, **weights, **rows, **narrow, **shapes, queries=learned), folder / "in.onnx")
+    return folder / "in.onnx"
+
+
+@pytest.mark.parametrize("form", POOLS)
+def test_tokens_pooled_by_an_attention_may_be_none(
+    form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pooled(tmp_path, **form)
+    result = run(file, "-o", tmp_path / "out.onnx", "--require", "absorb-queries", "--json")
+    assert result.exit_code == 0, result.output
+    assert "n=0" in json.loads(result.output)["proof_inputs"]
+    monkeypatch.setattr(absorb_queries, "may_be_empty", lambda shapes, size: False)
+    wrong = run(file, "-o", tmp_path / "wrong.onnx")
+    assert wrong.exit_code
+    assert "n=0: float32" in wrong.output
+    assert not (tmp_path / "wrong.onnx").exists()
+
+
+def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = SHARED.replace("t = Identity(x)", "made = MatMul(x, w4) t = Add(made, early)")
+    file = pooled(tmp_path, biased, PROJECTED, 1)
+    result = run(file, "-o", tmp_path / "out.onnx", "--json")
+    assert result.exit_code == 0, result.output
+    assert "pools the sum, perhaps over no token" in result.output
+    monkeypatch.setattr(shifts, "may_sum_to_zero", lambda shapes, weights: False)
+    wrong = run(file, "-o", tmp_path / "wrong.onnx")
+    assert wrong.exit_code
+    assert "n=0: float32" in wrong.output
 
 
 def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tuple[Comparison, list[str]]:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from foreign_networks import apart, parse
+from foreign_networks import apart, parse, run
 from numpy.typing import NDArray
 
 from export.compiler.operators import view
+from export.compiler.passes import fold_affine
 from export.compiler.pipeline import Rewritten, optimise
+from export.compiler.proof.runs import Runner
 
 NORM = "BatchNormalization(x, g, b, m, v)"
 FOLDS = [
@@ -46,6 +49,23 @@ UNSCALED = [
         "reads the same channels, too",
     ),
 ]
+# A norm takes up numbers: of 0.004 its epsilon of 1e-5 is most of what it divides by.
+NORMED = [
+    "s = Mul(a, small) y = {layer}(s, g, b)",
+    "s = Div(a, pixel) u = Sub(s, half) r = Reshape(u, flat) y = {layer}(r, g, b)",
+    "s = Mul(a, small) t = Add(s, places) y = {layer}(t, g)",  # a constant of each token
+    "s = Mul(a, below) p = {layer}(s, g, b) y = MatMul(p, w)",
+    "s = Mul(a, below) y = LayerNormalization<axis = 1, epsilon = 0.001>(s, wide, wide)",
+    "s = Div(a, pixel) y = SimplifiedLayerNormalization<epsilon = 0.0001>(s, g)",
+    "s = Mul(a, small) y = {layer}(s, g, b) z = MatMul(s, w)",
+]
+UNNORMED = [
+    ("s = Mul(a, g) y = {layer}(s, g, b)", "normalises what is not scaled and shifted alike"),
+    ("s = Mul(a, small) t = Add(s, b) y = {layer}(t, g, b)", "normalises what is not scaled and shifted alike"),
+    ("s = Mul(a, small) t = Add(s, half) y = SimplifiedLayerNormalization(t, g)", "not scaled and shifted alike"),
+    ("s = Mul(a, small) n, y = {layer}(s, g, b)", "readers of its first output alone"),
+    ("s = Mul(a, small) top = ReduceMax<keepdims = 0>(a, first) y = {layer}(s, top, b)", "expected a constant scale"),
+]
 STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Relu(n)", "no linear layer"),
@@ -62,7 +82,7 @@ def network(nodes: str) -> ir.Model:
 
     return parse(
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, 5, 6] a) => (float y) {{
-            {nodes.format(norm=NORM)} }}""",
+            {nodes.format(norm=NORM, layer="LayerNormalization")} }}""",
         **{name: drawn(6) for name in "gbmv"},
         w=drawn(6, 6),
         w5=drawn(5, 6),
@@ -76,6 +96,12 @@ def network(nodes: str) -> ir.Model:
         back=np.array([-1, 5, 6]),
         zero=np.array(0),
         half=np.array(0.5, np.float32),
+        small=np.array(0.004, np.float32),
+        below=np.array(-0.004, np.float32),
+        pixel=np.array(255, np.float32),
+        places=drawn(5, 1),
+        wide=drawn(5, 6),
+        first=np.array([0, 1]),
         three=np.array([3]),
         ends=np.array([0, 4]),
         middle=np.array([1, 2]),
@@ -139,3 +165,46 @@ def test_a_number_that_no_weight_takes_up_stays_and_is_named(nodes: str, reason:
     folded = fold(network(nodes))
     assert scales(folded.model) == 1
     assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)
+
+
+@pytest.mark.parametrize("nodes", NORMED)
+def test_a_norm_takes_up_a_scale_as_its_epsilon(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = network(nodes)
+    folded = fold(original).model
+    assert (scales(original), scales(folded)) == (1, 0)
+    assert apart(original, folded, (3, 5, 6)) < 1e-13
+    right = fold_affine.Folder._normalised
+    monkeypatch.setattr(
+        fold_affine.Folder, "_normalised", lambda self, norm, gamma, epsilon: right(self, norm, gamma, 1e-5)
+    )
+    assert apart(original, fold(original).model, (3, 5, 6)) > 1e-2
+
+
+@pytest.mark.parametrize(("nodes", "reason"), UNNORMED)
+def test_a_scale_before_a_norm_that_cannot_take_it_up_stays(nodes: str, reason: str) -> None:
+    folded = fold(network(nodes))
+    assert scales(folded.model) == 1
+    assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)
+
+
+PICTURES = """<ir_version: 8, opset_import: ["": 18]> g (uint8[n, 3, 8, 8] image) => (float[n, 4] y) {
+    float = Cast<to = 1>(image) s = Div(float, pixel) u = Sub(s, half) cut = Reshape(u, blocks)
+    turned = Transpose<perm = [0, 2, 4, 3, 5, 1]>(cut) patches = Reshape(turned, rows)
+    even = LayerNormalization(patches, gamma, beta) x = MatMul(even, w) y = Gather<axis = 1>(x, zero) }"""
+
+
+def test_pictures_of_bytes_are_normalised_as_they_are(tmp_path: Path) -> None:
+    """As of patches that a norm reads first: in the file, whose epsilon is a float32, too."""
+    rng = np.random.default_rng(0)
+    sizes = {"blocks": np.array([-1, 3, 2, 4, 2, 4]), "rows": np.array([-1, 4, 48]), "zero": np.array(0)}
+    numbers = {"pixel": np.array(255, np.float32), "half": np.array(0.5, np.float32)}
+    norm = {name: rng.standard_normal(48).astype(np.float32) for name in ("gamma", "beta")}
+    weight = rng.standard_normal((48, 4)).astype(np.float32)
+    ir.save(parse(PICTURES, **sizes, **numbers, **norm, w=weight), tmp_path / "in.onnx")
+    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "fold-affine", "--json")
+    assert result.exit_code == 0, result.output
+    assert not {"Div", "Sub"} & {node.op_type for node in ir.load(tmp_path / "out.onnx").graph}
+    before, after = Runner(tmp_path / "in.onnx"), Runner(tmp_path / "out.onnx")
+    for images in (rng.integers(0, 256, (2, 3, 8, 8)), rng.integers(100, 102, (2, 3, 8, 8)), np.full((2, 3, 8, 8), 9)):
+        feeds = {"image": images.astype(np.uint8)}
+        np.testing.assert_allclose(after(feeds)["y"], before(feeds)["y"], atol=1e-4)

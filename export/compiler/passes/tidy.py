@@ -7,6 +7,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
+    (x P) W = x (P W)                                  for the order P of a patch's features, see `order_patches`
 
 `RULES` has the rules by the operator that they end at. A rule that does not apply leaves its node.
 """
@@ -27,6 +28,7 @@ from export.compiler.graph.readers import only_reader
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
+from export.compiler.passes.order_patches import patches_in_order
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one
 
@@ -230,11 +232,17 @@ def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 Rule = Callable[[Tidying, ir.Node], ir.Value | None]
 
+
+def _patches_in_order(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    return patches_in_order(tidying.shapes, tidying.constants, node)
+
+
 RULES: Mapping[str, Mapping[str, Rule]] = {
     **{
         operator: {
             "joined with the reshape before it": _reshape_of_reshape,
             "moved before the transpose": _squeeze_of_transpose,
+            "patches in the picture's order": _patches_in_order,
         }
         for operator in RESHAPES
     },

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import apart, parse
 
-from export.compiler.passes import tidy
+from export.compiler.passes import order_patches, tidy
 from export.compiler.pipeline import Rewritten, optimise
 
 BATCHES = [(3, 4, 6), (1, 4, 6)]
@@ -105,3 +105,62 @@ def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "c = Concat<axis = 1>(shared, x) y = Add(c, wide)",
     ):
         assert apart(network(nodes), tidied(nodes).model, *BATCHES) > 1e-5
+
+
+CUT = "c = Reshape(p, blocks) t = Transpose<perm = [0, {perm}]>(c) r = Reshape(t, patches)"
+LINEAR, NORMED = "y = MatMul(r, wide)", "n = LayerNormalization<epsilon = 0.1>(r, gamma, beta) y = MatMul(n, wide)"
+ORDERS = [
+    ("2, 4, 3, 5, 1", LINEAR, 3),
+    ("2, 4, 3, 5, 1", NORMED, 3),
+    ("2, 4, 3, 5, 1", "m = MatMul(r, wide) n = MatMul(r, narrow) y = Add(m, n)", 3),
+    ("2, 4, 5, 1, 3", NORMED, 3),
+    ("2, 4, 3, 5, 1", LINEAR, 1),
+]
+KEPT = [
+    ("2, 4, 1, 3, 5", LINEAR),  # in order
+    ("2, 4, 3, 1, 5", LINEAR),  # runs of memory, too
+    ("2, 4, 3, 5, 1", "s = Relu(r) y = MatMul(s, wide)"),
+    ("2, 4, 3, 5, 1", "m = MatMul(r, wide) s = ReduceSum(r, first) y = Add(m, s)"),
+    ("2, 4, 3, 5, 1", "n = LayerNormalization(r, gamma, beta) y = Relu(n)"),
+    ("2, 4, 3, 5, 1", "n = LayerNormalization<axis = 1>(r, gamma, beta) y = MatMul(n, wide)"),
+    ("2, 1, 3, 4, 5", LINEAR),  # no patches: rows of the picture
+]
+
+
+def cut(perm: str, behind: str, channels: int) -> ir.Model:
+    """Pictures of 4 x 6 in patches of 2 x 3."""
+    rng = np.random.default_rng(0)
+    wide = 6 * channels
+    sizes = {"blocks": np.array([-1, channels, 2, 2, 2, 3]), "patches": np.array([-1, 4, wide])}
+    text = f"""<ir_version: 8, opset_import: ["": 20]> g (float[b, {channels}, 4, 6] p) => (float y) {{
+        {CUT.format(perm=perm)} {behind} }}"""
+    drawn = {name: rng.standard_normal(wide).astype(np.float32) for name in ("gamma", "beta")}
+    weights = {"wide": (wide, 5), "narrow": (wide, 1)}
+    drawn |= {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    return parse(text, **sizes, **drawn, first=np.array([2]))
+
+
+def turns(model: ir.Model) -> list[list[int]]:
+    return [list(node.attributes["perm"].as_ints()) for node in model.graph if node.op_type == "Transpose"]
+
+
+@pytest.mark.parametrize(("perm", "behind", "channels"), ORDERS)
+def test_patches_are_cut_in_the_order_of_the_picture(
+    perm: str, behind: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = cut(perm, behind, channels)
+    done = optimise(original, ["tidy"])
+    assert turns(done.model)[0][-1] == len(turns(done.model)[0]) - 1
+    shapes = [(count, channels, 4, 6) for count in (1, 3)]
+    assert apart(original, done.model, *shapes) < 1e-13
+    if channels > 1:
+        monkeypatch.setattr(order_patches, "_move", lambda *given: None)
+        assert apart(original, optimise(cut(perm, behind, channels), ["tidy"]).model, *shapes) > 1e-2
+
+
+@pytest.mark.parametrize(("perm", "behind"), KEPT)
+def test_patches_whose_order_is_seen_or_cheap_stay(perm: str, behind: str) -> None:
+    original = cut(perm, behind, 3)
+    done = optimise(original, ["tidy"])
+    assert turns(done.model) == turns(original)
+    assert apart(original, done.model, (3, 3, 4, 6)) == 0

@@ -120,7 +120,7 @@ def optimise(
     """
     if unknown := sorted({*passes} - PASSES.keys()):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
-    own, sizes = prepared(model).model.clone(), sizes or {}
+    own, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
     given = [parse_read(read) if isinstance(read, str) else read for read in reads]
     if given:
         apply_reads(own.graph, resolve(given, [str(value.name) for value in own.graph.outputs]), packed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 
 import onnx_ir as ir
 
@@ -129,7 +129,11 @@ class Shapes:
         """Whether the sizes of the graph's inputs give its shape."""
         if value is None:
             return True
-        return value.shape is not None and _symbols([value]) <= self.sizes.keys() | _symbols(self.graph.inputs)
+        return value.shape is not None and _symbols([value]) <= self._sized
+
+    @cached_property
+    def _sized(self) -> set[str]:
+        return self.sizes.keys() | _symbols(self.graph.inputs)
 
     def is_known(self, dim: Dim) -> bool:
         """Whether the graph's inputs have this size."""
@@ -153,7 +157,12 @@ class Shapes:
 
 def _symbols(values: Iterable[ir.Value]) -> set[str]:
     dims = [dim for value in values if value.shape is not None for dim in value.shape.dims]
-    return {symbol for dim in dims if isinstance(dim, ir.SymbolicDim) for symbol in dim.free_symbols()}
+    return {symbol for dim in dims if not isinstance(dim, int) for symbol in _free(dim)}
+
+
+@cache
+def _free(dim: ir.SymbolicDim) -> frozenset[str]:
+    return dim.free_symbols()
 
 
 def operator(value: ir.Value) -> str:

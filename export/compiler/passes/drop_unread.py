@@ -19,8 +19,19 @@ from export.compiler.passes.materialise import Materialiser
 def refresh(model: ir.Model) -> None:
     """What a pass needs between two changes: no unread nodes, nodes in order, shapes."""
     remove_unused(model)
-    model.graph.sort()
+    if not _is_sorted(model.graph):
+        model.graph.sort()
     infer_new(model)
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    seen: set[ir.Node] = set()
+    for node in graph:
+        makers = (value.producer() for value in node.inputs if value is not None)
+        if not all(maker is None or maker in seen for maker in makers):
+            return False
+        seen.add(node)
+    return True
 
 
 def drop_unread(model: ir.Model) -> None:

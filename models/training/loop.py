@@ -28,6 +28,7 @@ from models.evaluation.evaluation import (
 from models.networks.config import INPUT_SCALE, ModelConfig
 from models.networks.norms import anneal
 from models.training.augmentation import augmentation
+from models.training.mixing import as_probabilities, mixed
 from models.training.recipe import Diverged, Epoch, TrainingError, TrainingOptions
 from models.training.state import (
     RESUME,
@@ -69,13 +70,14 @@ def train(
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
-    draw = partial(_draw, images, labels, distort)
+    target = as_probabilities(labels, config.num_classes) if options.mixup else labels
+    draw = partial(_draw, images, target, distort, options.mixup)
     folder = open_folder(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
     for number in range(len(state.series) + 1, options.epochs + 1):
         began_s = time.perf_counter()
         if folder:
             seen, probabilities = folder.epoch(number)
-            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity())
+            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity(), options.mixup)
         loss = _train_epoch(state, draw, len(labels), options, on_batch)
         training_time_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
@@ -128,9 +130,12 @@ def _train_epoch(
     return float(total) / trained_on
 
 
-def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(
+    images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], mixup: float, chosen: Tensor
+) -> tuple[Tensor, Tensor]:
     """Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
-    return distort(images[chosen] * INPUT_SCALE), target[chosen]
+    pixels = distort(images[chosen] * INPUT_SCALE)
+    return mixed(pixels, target[chosen], mixup) if mixup else (pixels, target[chosen])
 
 
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:

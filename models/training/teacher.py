@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as serialise
@@ -27,6 +26,7 @@ from models.evaluation.evaluation import TEST_BATCH
 from models.networks.config import INPUT_SCALE, ModelConfig
 from models.networks.registry import channels_last
 from models.training.augmentation import augmentation
+from models.training.mixing import as_probabilities
 from models.training.recipe import TrainingError, TrainingOptions
 
 
@@ -44,8 +44,11 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 
 
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """The mean of one-hot labels int64 (B,) and the teacher's probabilities (B, num_classes): (B, num_classes)."""
-    return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2
+    """The mean of the labels and the teacher's probabilities (B, num_classes): (B, num_classes).
+
+    Labels are int64 (B,), or of mixed pictures probabilities (B, num_classes).
+    """
+    return (as_probabilities(labels, probabilities.shape[1]) + probabilities) / 2
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,22 @@
 """Compares what `vitbn train --dataset FOLDER` reaches without an option with scikit-learn on the same pixels.
 
-In: a named dataset and numbers of pictures. A folder of that size gets training pictures of the dataset, as many in
-each class. Out: a table. The folder's training part trains all three methods; the dataset's test images judge them.
+In: datasets and numbers of pictures. A folder of that size gets training pictures of the dataset, as many in each
+class. Out: a table, the least lead first. The folder's training part trains all three methods; the dataset's test
+images judge them. `--keep FILE` holds a line of JSON for each drawing: an interrupted run goes on, and further runs add
+their rows.
 
 python benchmarks/studies/own_pictures.py --pictures 60 --pictures 300 --seeds 3
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,28 +24,47 @@ import numpy as np
 from tabulate import tabulate
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
-from models.data import DATASETS, load_dataset
 
 if TYPE_CHECKING:
     from models.data import Dataset
 
+NAMES = ("fashion-mnist", "digits", "shapes")
+OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
+
 
 @click.command()
-@click.option("--dataset", type=click.Choice(DATASETS), default="fashion-mnist", show_default=True)
-@click.option("--pictures", type=click.IntRange(4), multiple=True, default=(60, 300, 1000), show_default=True)
+@click.option("--dataset", "datasets", type=click.Choice(NAMES), multiple=True, default=NAMES, show_default=True)
+@click.option("--pictures", type=click.IntRange(4), multiple=True, default=(60, 300, 1000, 10_000), show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Drawings of pictures.")
-def own_pictures(dataset: str, pictures: tuple[int, ...], seeds: int) -> None:
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Holds what was measured.")
+def own_pictures(datasets: tuple[str, ...], pictures: tuple[int, ...], seeds: int, keep: Path | None) -> None:
     """Compare a folder's training without options with logistic regression and support vectors."""
-    data = load_dataset(dataset)
-    rows = [_row(data, count, seed) for count in pictures for seed in range(seeds)]
-    click.echo(tabulate(rows, headers="keys", tablefmt="pipe", floatfmt=".1f"))
+    rows = [json.loads(line) for line in keep.read_text().splitlines()] if keep and keep.exists() else []
+    for name in datasets:
+        data = _load(name)
+        for count, seed in ((count, seed) for count in pictures for seed in range(seeds)):
+            if any((row["dataset"], row["pictures"], row["seed"]) == (name, count, seed) for row in rows):
+                continue
+            rows.append({"dataset": name, "pictures": count, "seed": seed} | _row(data, count, seed))
+            if keep:
+                with keep.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    asked = [row for row in rows if row["dataset"] in datasets and row["pictures"] in pictures and row["seed"] < seeds]
+    click.echo(tabulate(_table(asked), headers="keys", tablefmt="pipe", floatfmt=".1f"))
+
+
+def _load(name: str) -> Dataset:
+    from benchmarks.studies.drawn_shapes import shapes
+    from models.data import load_dataset
+
+    return shapes() if name == "shapes" else load_dataset(name)
 
 
 def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place) / "pictures", Path(place) / "mine.safetensors"
         _write(data, count, seed, folder)
-        return {"pictures": count, "seed": seed} | _accuracies(data, folder, path)
+        return _accuracies(data, folder, path)
 
 
 def _write(data: Dataset, count: int, seed: int, folder: Path) -> None:
@@ -64,17 +90,45 @@ def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
     from models.train import train
 
     height, width = data.train_images.shape[2:]
-    size = ("--image-size", str(height), str(width))
+    size, began_s = ("--image-size", str(height), str(width)), time.perf_counter()
     train.main(["--dataset", str(folder), *size, "--device", "cpu", "--output", str(path)], standalone_mode=False)
+    taken_s = time.perf_counter() - began_s
     own, trained = load_folder(folder, (height, width)), load(path)
     labels = np.array([int(name) for name in own.labels])[own.train_labels]
     seen, asked = (images.reshape(len(images), -1) / 255 for images in (own.train_images, data.test_images))
-    others = {"logistic regression": LogisticRegression(max_iter=1000), "support vectors": SVC()}
+    others = zip(OTHERS, (LogisticRegression(max_iter=1000), SVC()), strict=True)
     return {
         "network": trained.config.model,
-        "vitbn train %": 100 * measure_accuracy(trained.model, *on_device(data.test_images, data.test_labels, "cpu")),
-        **{f"{name} %": 100 * other.fit(seen, labels).score(asked, data.test_labels) for name, other in others.items()},
+        "training s": taken_s,
+        OURS: 100 * measure_accuracy(trained.model, *on_device(data.test_images, data.test_labels, "cpu")),
+        **{name: 100 * other.fit(seen, labels).score(asked, data.test_labels) for name, other in others},
     }
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for the drawings of each dataset and number: means, and of the lead the least and the most."""
+    drawings: defaultdict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        drawings[row["dataset"], row["pictures"]].append(row)
+    table = []
+    for (dataset, pictures), own in drawings.items():
+        leads = [row[OURS] - max(row[name] for name in OTHERS) for row in own]
+        table.append(
+            {
+                "dataset": dataset,
+                "pictures": pictures,
+                "network": own[0]["network"],
+                **{name: mean(row[name] for row in own) for name in (OURS, *OTHERS)},
+                "lead, points": f"{mean(leads):+.1f} ({_span(leads)})",
+                "drawings": len(own),
+                "training, s": round(mean(row["training s"] for row in own)),
+            }
+        )
+    return sorted(table, key=lambda row: float(row["lead, points"].split()[0]))
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
 
 
 if __name__ == "__main__":

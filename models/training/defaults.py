@@ -6,6 +6,7 @@ shows the accuracy that they reach.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
 
 FEW = 2000  # pictures to train on
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
+CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
-SEEN = {"cnn": 32_000, "transformer": 48_000}  # pictures with repeats; transformers must learn which patches touch
-EPOCHS = {"cnn": (15, 300), "transformer": (20, 300)}  # least and most
+SEEN = 48_000  # pictures with repeats, by a transformer, which must learn which patches touch
+CNN_SEEN = (32_000, 96_000)  # by the CNN: the least of large pictures, the most of small ones
+CNN_SEEN_PIXELS = 96_000 * 28 * 28  # of all that the CNN sees, between these bounds
+EPOCHS = {"cnn": (20, 600), "transformer": (20, 300)}  # least and most
+MIXES = {"mixup": 0.4, "cutmix": 0.5}
 AVERAGED = 10  # the moving average spans the last tenth of the steps
 
 
@@ -32,7 +37,7 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         return {}, ""
     count = len(data.train_labels)
     few = count < FEW
-    model = given.get("model") or ("cnn" if few and _suits_cnn(data, given) else "vitbn")
+    model = given.get("model") or ("cnn" if _suits_cnn(data, given) else "vitbn")
     kind = "cnn" if model in ("cnn", "dnn", "dnnbn") else "transformer"
     if kind == "transformer" and "patch_size" not in given:
         from models.data.folder import check_patches
@@ -40,7 +45,7 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         check_patches((data.train_images.shape[2], data.train_images.shape[3]))
     least, most = EPOCHS[kind]
     batch = min(given.get("batch_size") or BATCH[few], max(2, count))
-    epochs = given.get("epochs") or max(least, min(most, SEEN[kind] // count))
+    epochs = given.get("epochs") or max(least, min(most, _seen(kind, data) // count))
     values: dict[str, Any] = {
         "model": model,
         **({"depth": 2 if few else 4, "patch_size": data.patch_size} if kind == "transformer" else {}),
@@ -50,6 +55,7 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "schedule": "one-cycle",
         "weight_decay": 0.05,
         "augment": "turn",
+        **(MIXES if kind == "cnn" else {}),
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
@@ -57,15 +63,24 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
-    """Whether the CNN reads pictures of this size, and no option of transformers is given."""
-    sides = data.train_images.shape[2:]
+    """Whether the CNN reads pictures of this size in bounded time, and no option of transformers is given."""
+    count, _, *sides = data.train_images.shape
     of_transformers = {option.name for option in fields(ModelConfig)} - {"model"}
-    return min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and not of_transformers & given.keys()
+    fits = min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and count * math.prod(sides) <= CNN_MAX_PIXELS
+    return fits and not of_transformers & given.keys()
+
+
+def _seen(kind: str, data: Dataset) -> int:
+    """Pictures that a training sees, with repeats."""
+    if kind == "transformer":
+        return SEEN
+    least, most = CNN_SEEN
+    return max(least, min(most, CNN_SEEN_PIXELS // math.prod(data.train_images.shape[2:])))
 
 
 def _reason(values: Mapping[str, Any], few: bool) -> str:
     if values["model"] == "cnn":
-        more = "distortions and averaged weights make them more"
-        return f"few pictures teach convolutions more than attention, so no transformer (--model vitbn is one); {more}"
+        more = "distortions, mixed pairs and averaged weights make them more"
+        return f"such pictures teach convolutions more than attention, so no transformer (--model vitbn is one); {more}"
     size = "few pictures need small batches and a shallow network" if few else "many pictures carry a deeper network"
     return f"{size}; the rate falls to 0, so the last epochs are the best"

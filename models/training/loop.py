@@ -28,7 +28,7 @@ from models.evaluation.evaluation import (
 from models.networks.config import INPUT_SCALE, ModelConfig
 from models.networks.norms import anneal
 from models.training.augmentation import augmentation
-from models.training.mixing import as_probabilities, mixed
+from models.training.mixing import as_probabilities, mixing
 from models.training.recipe import Diverged, Epoch, TrainingError, TrainingOptions
 from models.training.state import (
     RESUME,
@@ -70,14 +70,15 @@ def train(
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
-    target = as_probabilities(labels, config.num_classes) if options.mixup else labels
-    draw = partial(_draw, images, target, distort, options.mixup)
+    mix = mixing(options.mixup, options.cutmix)
+    target = as_probabilities(labels, config.num_classes) if options.mixup or options.cutmix else labels
+    draw = partial(_draw, images, target, distort, mix)
     folder = open_folder(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
     for number in range(len(state.series) + 1, options.epochs + 1):
         began_s = time.perf_counter()
         if folder:
             seen, probabilities = folder.epoch(number)
-            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity(), options.mixup)
+            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity(), mix)
         loss = _train_epoch(state, draw, len(labels), options, on_batch)
         training_time_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
@@ -131,11 +132,14 @@ def _train_epoch(
 
 
 def _draw(
-    images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], mixup: float, chosen: Tensor
+    images: Tensor,
+    target: Tensor,
+    distort: Callable[[Tensor], Tensor],
+    mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    chosen: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
-    pixels = distort(images[chosen] * INPUT_SCALE)
-    return mixed(pixels, target[chosen], mixup) if mixup else (pixels, target[chosen])
+    return mix(distort(images[chosen] * INPUT_SCALE), target[chosen])
 
 
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:

@@ -1,21 +1,51 @@
-"""Mixes training pictures in pairs, and their targets alike (Zhang et al., "mixup: Beyond Empirical Risk Minimization",
-2018).
+"""Mixes training pictures in pairs, and their targets alike.
 
-In: pixels float (B, C, H, W), targets (B, num_classes). Out: the same shapes. Each picture keeps its larger part:
-max(l, 1 - l), with an l of its own from Beta(alpha, alpha).
+In: pixels float (B, C, H, W), targets (B, num_classes). Out: the same shapes. The draws are of PyTorch's generator.
+
+- `mixed` adds pictures (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018). Each keeps its larger part:
+  max(l, 1 - l), with an l of its own from Beta(alpha, alpha).
+- `pasted` puts a rectangle of another picture into each (Yun et al., "CutMix", 2019): one place a batch, of any area.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
+def mixing(mixup: float, cutmix: float) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """`cutmix`: share of the batches that `pasted` gets; of the others `mixed`, if `mixup`, its alpha, is above 0."""
+
+    def mix(pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if cutmix and torch.rand(()) < cutmix:
+            return pasted(pixels, targets)
+        return mixed(pixels, targets, mixup) if mixup else (pixels, targets)
+
+    return mix
+
+
 def mixed(pixels: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """`alpha` > 0: the larger, the nearer to halves. The draws are of PyTorch's generator."""
+    """`alpha` > 0: the larger, the nearer to halves."""
     own, others = _larger_parts(len(pixels), alpha).to(pixels), torch.randperm(len(pixels), device=pixels.device)
     return _between(pixels[others], pixels, own), _between(targets[others], targets, own)
+
+
+def pasted(pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    side, others = torch.rand(()).sqrt().item(), torch.randperm(len(pixels), device=pixels.device)
+    rows, columns = (_stretch(length, side) for length in pixels.shape[2:])
+    pixels = pixels.clone()
+    pixels[:, :, rows, columns] = pixels[others][:, :, rows, columns]
+    covered = (rows.stop - rows.start) * (columns.stop - columns.start) / pixels[0, 0].numel()
+    return pixels, targets.lerp(targets[others], covered)
+
+
+def _stretch(length: int, share: float) -> slice:
+    """A random stretch of a line of pixels. Its middle is anywhere, so its ends may be outside."""
+    middle, half = int(torch.randint(length, ())), int(length * share) // 2
+    return slice(max(0, middle - half), min(length, middle + half))
 
 
 def _larger_parts(count: int, alpha: float) -> Tensor:

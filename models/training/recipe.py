@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cpu", "cuda", "mps")
 HOLD_OUT_HELP = "Training images kept apart: the temperature is fitted on them, and a folder's best epoch is kept."
 MIXUP_HELP = "Mix pictures in pairs, their labels too, by shares from Beta(x, x); 0: do not."
+CUTMIX_HELP = "In this share of the batches, paste a rectangle of another picture into each instead."
 LAST_BLOCK_HELP = "row: computes only the row that the head reads, with the last block's statistics from CLS rows."
 
 
@@ -75,6 +76,7 @@ class TrainingOptions:
     precision: Literal["fp32", "bf16"] = _option("fp32", ("fp32", "bf16"))
     augment: Augmentation = _option("none", AUGMENTATIONS)  # noqa: RUF009  # a field
     mixup: float = _option(0.0, Numbers(float, 0, 100), MIXUP_HELP)
+    cutmix: float = _option(0.0, Numbers(float, 0, 1), CUTMIX_HELP)
     augment_test: bool = _option(False, bool, "Distort the test images too, as the study did.")
     hold_out: int = _option(0, Numbers(int, 0), HOLD_OUT_HELP)
     drawn: int = _option(0, Numbers(int, 0), "Train on this many digits of our own drawing too.")

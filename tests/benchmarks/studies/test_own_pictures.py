@@ -54,7 +54,7 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
 def test_a_folder_is_measured_by_all_three(monkeypatch, tmp_path):
     from models.training import defaults
 
-    monkeypatch.setattr(defaults, "SEEN", {"cnn": 100, "transformer": 100})
+    monkeypatch.setattr(defaults, "CNN_SEEN", (100, 100))
     keep = tmp_path / "rows.jsonl"
     ok(own_pictures, "--dataset", "digits", "--pictures", 40, "--seeds", 1, "--keep", keep)
     (found,) = map(json.loads, keep.read_text().splitlines())

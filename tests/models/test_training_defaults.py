@@ -51,6 +51,15 @@ def test_the_time_of_a_training_is_bounded(count, side, model, seen):
     assert chosen["epochs"] * count == seen
 
 
+@pytest.mark.parametrize("count", [3, 25, 49, 50, 73, 240, 500, 1153])
+def test_the_last_batch_of_few_pictures_is_no_rest(count):
+    """50 pictures in batches of 24 would leave a batch of two."""
+    size = usual(folder_of(count), {})[0]["batch_size"]
+    last = count % size or size
+    assert last >= 0.6 * min(count, size)
+    assert 18 <= size <= 30 or size == count
+
+
 def test_what_is_given_stands():
     given = {"epochs": 7, "depth": 3, "ema": 0.5}
     chosen, _ = usual(folder_of(240), given)

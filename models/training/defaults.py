@@ -23,7 +23,7 @@ BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
 SEEN = 48_000  # pictures with repeats, by a transformer, which must learn which patches touch
 CNN_SEEN = (32_000, 96_000)  # by the CNN: the least of large pictures, the most of small ones
 CNN_SEEN_PIXELS = 96_000 * 28 * 28  # of all that the CNN sees, between these bounds
-EPOCHS = {"cnn": (20, 600), "transformer": (20, 300)}  # least and most
+EPOCHS = {"cnn": (20, 1000), "transformer": (20, 300)}  # least and most
 MIXES = {"mixup": 0.4, "cutmix": 0.5}
 AVERAGED = 10  # the moving average spans the last tenth of the steps
 

@@ -121,7 +121,6 @@ def _table(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 **{name: mean(row[name] for row in own) for name in (OURS, *OTHERS)},
                 "lead, points": f"{mean(leads):+.1f} ({_span(leads)})",
                 "drawings": len(own),
-                "training, s": round(mean(row["training s"] for row in own)),
             }
         )
     return sorted(table, key=lambda row: float(row["lead, points"].split()[0]))

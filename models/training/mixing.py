@@ -55,7 +55,8 @@ def _larger_parts(count: int, alpha: float) -> Tensor:
     """
     wider = torch.distributions.Gamma(torch.tensor(alpha + 1, dtype=torch.float64), 1.0).sample((2, count))
     first, second = wider.log() + (1 - torch.rand(2, count, dtype=torch.float64)).log() / alpha
-    return (first - second).abs().sigmoid()
+    larger: Tensor = (first - second).abs().sigmoid()
+    return larger
 
 
 def _between(start: Tensor, end: Tensor, share: Tensor) -> Tensor:

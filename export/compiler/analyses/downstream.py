@@ -40,6 +40,9 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
 
+FLOAT32 = np.finfo(np.float32)
+
+
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
     """The changes that let all linear readers of `value` read its root instead."""
     if value.is_graph_output():
@@ -118,7 +121,10 @@ def _norm_after(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
         raise Refused.at(node, "expected a constant scale, and readers of its first output alone")
     if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (centred or not shift.any()):
         raise Refused.at(node, "normalises what is not scaled and shifted alike")
-    epsilon = attribute_float(node, "epsilon", DEFAULT_EPSILON) / float(scale.reshape(-1)[0]) ** 2
+    before, square = attribute_float(node, "epsilon", DEFAULT_EPSILON), float(scale.reshape(-1)[0]) ** 2
+    if not FLOAT32.tiny * square <= before <= FLOAT32.max * square or not square:
+        raise Refused.at(node, f"divides by no float32 for an epsilon of {before:g} and a scale of {scale.max():g}")
+    epsilon = before / square
     return replace(scaled(node, gamma, np.sign(scale.reshape(-1)), np.zeros(1)), epsilon=epsilon)
 
 

@@ -65,6 +65,8 @@ UNNORMED = [
     ("s = Mul(a, small) t = Add(s, half) y = SimplifiedLayerNormalization(t, g)", "not scaled and shifted alike"),
     ("s = Mul(a, small) n, y = {layer}(s, g, b)", "readers of its first output alone"),
     ("s = Mul(a, small) top = ReduceMax<keepdims = 0>(a, first) y = {layer}(s, top, b)", "expected a constant scale"),
+    ("s = Mul(a, nothing) y = {layer}(s, g, b)", "divides by no float32"),
+    ("s = Mul(a, huge) y = {layer}(s, g, b)", "divides by no float32"),
 ]
 STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
@@ -96,6 +98,8 @@ def network(nodes: str) -> ir.Model:
         back=np.array([-1, 5, 6]),
         zero=np.array(0),
         half=np.array(0.5, np.float32),
+        nothing=np.array(0, np.float32),
+        huge=np.array(1e25, np.float32),
         small=np.array(0.004, np.float32),
         below=np.array(-0.004, np.float32),
         pixel=np.array(255, np.float32),

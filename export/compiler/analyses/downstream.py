@@ -39,7 +39,6 @@ from export.compiler.graph.constants import Array, doubles, is_constant
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
-
 FLOAT32 = np.finfo(np.float32)
 
 

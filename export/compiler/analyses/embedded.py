@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import Array, constant, is_constant
+from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Shapes
 
 
@@ -53,12 +54,10 @@ def _layer(shapes: Shapes, node: ir.Node) -> Embedded:
 
 
 def _summed(shapes: Shapes, node: ir.Node) -> Embedded:
-    for value, number in (node.inputs, reversed(node.inputs)):
-        term = constant(number)
-        if value is None or is_constant(value) or term is None:
-            continue
-        inner = embedded(shapes, value)
-        table = inner.table + term.astype(np.float64)
+    term = constant_term(shapes, node)
+    if term is not None:
+        inner = embedded(shapes, term[0])
+        table = inner.table + term[1]
         if table.size == inner.table.size:
             return replace(inner, table=table.reshape(inner.table.shape))
     raise Refused.at(node, "expected a sum with a constant that all images share")

@@ -64,6 +64,21 @@ def test_average_pool(include: bool) -> None:
     np.testing.assert_allclose(run("AveragePool", [x], **options), expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 3, 7]),
+        ({"exclusive": 1}, [0, 1, 3]),
+        ({"reverse": 1}, [7, 6, 4]),
+        ({"exclusive": 1, "reverse": 1}, [6, 4, 0]),
+    ],
+)
+@pytest.mark.parametrize("axis", [np.array(1), np.array([1]), np.array([-1])])
+def test_a_sum_along_an_axis_that_may_be_a_vector(axis: Array, options: dict[str, int], expected: list[int]) -> None:
+    found = run("CumSum", [np.array([[1.0, 2, 4]] * 2), axis], **options)
+    np.testing.assert_array_equal(found, [expected] * 2)
+
+
 @pytest.mark.parametrize("form", ["none", "tanh"])
 def test_gelu(form: str) -> None:
     x = np.random.default_rng(0).standard_normal((50, 70)) * 3

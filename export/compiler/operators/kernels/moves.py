@@ -1,4 +1,6 @@
-"""Operators that move elements. onnx's GatherElements fails on indices of shape (1, n), its Pad on negative pads."""
+"""Operators that move elements, and CumSum. onnx's GatherElements fails on indices of shape (1, n), its Pad on negative
+pads, its CumSum on an axis in a vector, which ONNX Runtime takes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,18 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from export.compiler.graph.constants import Array
+
+
+class CumSum(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Array, axis: Array, exclusive: int | None = None, reverse: int | None = None) -> tuple[Array]:
+        own = int(np.reshape(axis, ()))
+        given = np.flip(x, own) if reverse else x
+        total = np.cumsum(given, own, dtype=x.dtype)
+        if exclusive:
+            total = total - given
+        return (np.flip(total, own) if reverse else total,)
 
 
 class GatherElements(OpRun):

@@ -115,7 +115,7 @@ def test_each_part_has_a_layer_and_the_answers_stay(nodes: str, layers: int) -> 
 
 
 def test_a_file_of_joint_layers_is_worth_a_rewrite_though_it_multiplies_as_much() -> None:
-    done = rewrite(network(SPLIT["queries, keys and values"][0]))
+    done = rewrite(network(SPLIT["of unequal width"][0]))
     assert [step.name for step in done.steps if step.sites] == ["split-products"]
     assert done.steps[-1].macs == done.macs
 

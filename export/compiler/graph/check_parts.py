@@ -38,8 +38,8 @@ def check_parts(proto: onnx.ModelProto, path: Path) -> None:
             raise BadRequest(f"{path}: expected each {kind} once, found {twice!r} twice")
     apart = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
     if apart and proto.ir_version < WEIGHTS_APART:
-        found = f"{min(apart)!r}, which is none"
-        raise BadRequest(f"{path}: IR version {proto.ir_version}: expected weights among the inputs, found {found}")
+        expected = "expected every weight among the inputs"
+        raise BadRequest(f"{path}: IR version {proto.ir_version}: {expected}, found {min(apart)!r} apart")
 
 
 def _damage(tensor: onnx.TensorProto) -> str | None:

@@ -164,8 +164,8 @@ def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pyte
         assert apart(original, fold(original).model, (3, 5, 6)) > 1e-3
 
 
-@pytest.mark.parametrize(("nodes", "reason"), UNSCALED)
-def test_a_number_that_no_weight_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
+@pytest.mark.parametrize(("nodes", "reason"), [*UNSCALED, *UNNORMED])
+def test_a_number_that_no_weight_or_norm_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
     folded = fold(network(nodes))
     assert scales(folded.model) == 1
     assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)
@@ -182,13 +182,6 @@ def test_a_norm_takes_up_a_scale_as_its_epsilon(nodes: str, monkeypatch: pytest.
         fold_affine.Folder, "_normalised", lambda self, norm, gamma, epsilon: right(self, norm, gamma, 1e-5)
     )
     assert apart(original, fold(original).model, (3, 5, 6)) > 1e-2
-
-
-@pytest.mark.parametrize(("nodes", "reason"), UNNORMED)
-def test_a_scale_before_a_norm_that_cannot_take_it_up_stays(nodes: str, reason: str) -> None:
-    folded = fold(network(nodes))
-    assert scales(folded.model) == 1
-    assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)
 
 
 PICTURES = """<ir_version: 8, opset_import: ["": 18]> g (uint8[n, 3, 8, 8] image) => (float[n, 4] y) {

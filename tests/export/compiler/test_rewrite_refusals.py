@@ -162,7 +162,7 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
     "an old file whose weights are no inputs": (
         weighted(lambda proto, _: setattr(proto, "ir_version", 3)),
         2,
-        "IR version 3: expected weights among the inputs, found 'w', which is none; nothing written",
+        "IR version 3: expected every weight among the inputs, found 'w' apart; nothing written",
     ),
     "a sequence as an input": (
         weighted(read_a_sequence),

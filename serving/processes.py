@@ -61,7 +61,10 @@ class Family:
     stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
-        """The loaded models' stubs, dead or alive; those of the last look without a free descriptor."""
+        """The loaded models' stubs, dead or alive; those of the last look without a free descriptor.
+
+        A process that had died before the first look has no model.
+        """
         children: list[psutil.Process] = []
         try:
             children = psutil.Process(self.pid).children(recursive=True)
@@ -72,6 +75,10 @@ class Family:
         seen = {child: self.stubs[child] for child in children if child in self.stubs}
         self.stubs = seen | {stub.process: stub for child in children if child not in seen for stub in _stub(child)}
         return [*self.stubs.values()]
+
+    def known(self) -> list[Stub]:
+        """Those whose model is known."""
+        return [stub for stub in self.look() if stub.model]
 
     def descriptors(self) -> tuple[int, int]:
         """How many descriptors the server has open, and its limit."""

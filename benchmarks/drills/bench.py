@@ -79,7 +79,7 @@ def triton(server: Server) -> psutil.Process:
 
 
 def stubs(server: Server) -> list[psutil.Process]:
-    return [stub.process for stub in Family(triton(server).pid).look()]
+    return [stub.process for stub in Family(triton(server).pid).known()]
 
 
 def workers(server: Server) -> set[int]:

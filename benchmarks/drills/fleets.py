@@ -62,7 +62,7 @@ class RunningFleet:
 
     def stub(self, index: int) -> psutil.Process:
         """The first stub of the newest load: replaced stubs live for seconds longer."""
-        started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).look()}
+        started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).known()}
         newest = max(started.values()) - TOGETHER_S
         return next(process for process, at_s in started.items() if at_s > newest)
 

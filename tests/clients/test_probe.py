@@ -118,7 +118,7 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path) -
     replace_in_config(own, 'name: "vitbn"', 'name: "second"', "second")
     with running_server(own, COMPLETE) as server:
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
-        stubs = Family(server.pid).look()
+        stubs = Family(server.pid).known()
         for stub in stubs:
             os.kill(stub.process.pid, faults[stub.model])
         for path in ("health/ready", *(f"models/{model}/ready" for model in faults)):

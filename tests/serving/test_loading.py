@@ -45,7 +45,7 @@ def served(server: Server) -> set[str]:
 
 def stubs(server: Server) -> list[Stub]:
     with suppress(psutil.Error, StopIteration, IndexError):  # there is no server now
-        return Family(triton(server).pid).look()
+        return Family(triton(server).pid).known()
     return []
 
 

@@ -71,7 +71,7 @@ def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch
             check_answers(client)
         regions = shared_memory(server)
         assert regions
-        (stub,) = Family(server.pid).look()
+        (stub,) = Family(server.pid).known()
         assert str(Path(onnxruntime.__file__).parent) in Path(f"/proc/{stub.process.pid}/maps").read_text()
     assert [path.name.split("-")[0] for path in (tmp_path / "my cache" / "vitbn").iterdir()] == ["backends"]
     assert not any(region.exists() for region in regions)

@@ -34,7 +34,7 @@ DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py ha
 
 
 def stubs(server: Server) -> list[Stub]:
-    return Family(triton(server).pid).look()
+    return Family(triton(server).pid).known()
 
 
 def served(server: Server) -> set[str]:

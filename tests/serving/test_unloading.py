@@ -20,7 +20,7 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    return {stub.process.pid for stub in Family(server.pid).look()}
+    return {stub.process.pid for stub in Family(server.pid).known()}
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,8 @@ class Control:
             with DIRECT.open(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
-            raise _refused(self.url, _reason(error, self.url)) from error
+            with error:  # an answer that is cut off stays open otherwise
+                raise _refused(self.url, _reason(error, self.url)) from error
         except (OSError, ValueError, HTTPException) as error:
             raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
 

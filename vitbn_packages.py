@@ -1,6 +1,7 @@
 """One-line errors: a foreign package that hides ours, a missing extra, the system's.
 
 Importing it installs the first two. In: an error that nothing has caught. Out: its line, else the usual traceback.
+`one_line_errors` ends a command so.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +77,26 @@ def in_words(error: BaseException) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether the project defines the error: its message is for users."""
+    return type(error).__module__.partition(".")[0] in PACKAGES
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns the system's errors and those that the project defines into ClickException. Also decorates a command."""
+    import click
+
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError) and not is_ours(error):
+            raise
+        raise click.ClickException(in_words(error)) from error
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

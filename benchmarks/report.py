@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from vitbn_packages import in_words
+from vitbn_packages import one_line_errors
 
 RESULTS = Path(__file__).parent / "results"
 JSON_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -18,23 +18,20 @@ def report() -> None:
 @report.command()
 @click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path), default=RESULTS)
 @click.option("--check", is_flag=True, help="Write nothing; fail if a page differs from its results.")
+@one_line_errors()
 def build(results: Path, check: bool) -> None:
     """Write report.md and its pictures into the folder RESULTS, by default the project's, with its other pages."""
-    from benchmarks.measure.run import RunError
-    from benchmarks.reporting.pages import PageError, contents, pictures
+    from benchmarks.reporting.pages import contents, pictures
     from common.files import write_atomically
 
-    try:
-        texts = contents(results)
-        if check:
-            _compare(texts)
-            return
-        files = {path: text.encode() for path, text in texts.items()}
-        files |= {path: draw() for path, draw in pictures(results)}
-        for path, content in files.items():
-            write_atomically(path, content)
-    except (RunError, PageError, OSError) as error:
-        raise click.ClickException(in_words(error)) from error
+    texts = contents(results)
+    if check:
+        _compare(texts)
+        return
+    files = {path: text.encode() for path, text in texts.items()}
+    files |= {path: draw() for path, draw in pictures(results)}
+    for path, content in files.items():
+        write_atomically(path, content)
     click.echo(f"Wrote {', '.join(path.name for path in files)}")
 
 
@@ -48,16 +45,13 @@ def _compare(texts: dict[Path, str]) -> None:
 @report.command()
 @click.argument("before", type=JSON_FILE)
 @click.argument("after", type=JSON_FILE)
+@one_line_errors()
 def compare(before: Path, after: Path) -> None:
     """Show which rows of AFTER are faster or slower than in BEFORE, and which are the same within their noise."""
-    from benchmarks.measure.run import RunError
     from benchmarks.reporting.compare import changes, differences
 
-    try:
-        table, warnings = changes(before, after), list(differences(before, after))
-    except RunError as error:
-        raise click.ClickException(str(error)) from error
-    for line in warnings:
+    table = changes(before, after)
+    for line in differences(before, after):
         click.echo(f"Warning: {line}", err=True)
     click.echo(table.plain)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from models.data import DataError
 from models.training.outputs import CHECKPOINTS, check_output
 
 
@@ -21,16 +20,13 @@ from models.training.outputs import CHECKPOINTS, check_output
     callback=check_output,
     help="Default: checkpoints/<checkpoint>-<folder>.safetensors.",
 )
+@vitbn_packages.one_line_errors()
 def adapt(checkpoint: Path, folder: Path, output: Path | None) -> None:
     """Copy CHECKPOINT with the BatchNorm statistics of the pictures in FOLDER, which need no labels."""
-    from models.checkpoints.checkpoint import CheckpointError
-    from models.training.adaptation import AdaptationError, adapt_checkpoint
+    from models.training.adaptation import adapt_checkpoint
 
     output = output or CHECKPOINTS / f"{checkpoint.stem}-{folder.resolve().name}.safetensors"
-    try:
-        count = adapt_checkpoint(checkpoint, folder, output)
-    except (AdaptationError, CheckpointError, DataError, OSError) as error:
-        raise click.ClickException(vitbn_packages.in_words(error)) from error
+    count = adapt_checkpoint(checkpoint, folder, output)
     click.echo(f"Wrote {output}: {checkpoint} with the BatchNorm statistics of {count} pictures in {folder}")
     click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
 

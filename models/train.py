@@ -19,12 +19,12 @@ from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
 from models.evaluation.interval import wilson
-from models.networks.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
+from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
 from models.training.command_options import training_options
 from models.training.defaults import usual
 from models.training.outputs import CHECKPOINTS, check_output
 from models.training.params_file import check_model, read_params
-from models.training.recipe import Epoch, TrainingError, TrainingOptions, choose_device, configure
+from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
@@ -104,6 +104,7 @@ def _check_writable(output: Path) -> None:
 )
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 @click.option("--adapt-to", hidden=True, expose_value=False, callback=_now_a_command)
+@vitbn_packages.one_line_errors()
 def train(
     model: ModelName,
     dataset: str,
@@ -117,28 +118,25 @@ def train(
     **others: Any,
 ) -> None:
     """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished epoch)."""
-    try:
-        if image_size and dataset in DATASETS:
-            raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        output = output or _default_output(dataset)
-        for path in filter(None, (output, report)):
-            _check_new(path, resume, overwrite)
-        record = _earlier_pictures(output) if resume else None
-        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
-        options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
-        chosen, reason = usual(data, options_given)
-        config, options = configure(data, {"model": model, **others, **chosen})
-        device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
-        held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
-        options = replace(options, device=device, hold_out=held_out)
-        for path in filter(None, (output, report)):
-            _check_writable(path)
-        _say_choices(data, chosen, reason)
-        last = _run(config, data, options, output, resume, track)
-        if report:
-            _write_report(report, output, data, options.device)
-    except (ConfigError, DataError, TrainingError, OSError) as error:
-        raise click.ClickException(vitbn_packages.in_words(error)) from error
+    if image_size and dataset in DATASETS:
+        raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
+    output = output or _default_output(dataset)
+    for path in filter(None, (output, report)):
+        _check_new(path, resume, overwrite)
+    record = _earlier_pictures(output) if resume else None
+    data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
+    options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
+    chosen, reason = usual(data, options_given)
+    config, options = configure(data, {"model": model, **others, **chosen})
+    device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
+    held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
+    options = replace(options, device=device, hold_out=held_out)
+    for path in filter(None, (output, report)):
+        _check_writable(path)
+    _say_choices(data, chosen, reason)
+    last = _run(config, data, options, output, resume, track)
+    if report:
+        _write_report(report, output, data, options.device)
     if last is None and not report:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from vitbn_packages import in_words
+from models.data import DataError
+from vitbn_packages import in_words, one_line_errors
 
 ROOT = Path(__file__).parents[1]
 VITBN = [sys.executable, str(ROOT / "vitbn.py")]
@@ -74,3 +76,14 @@ def test_errors_of_others_stay_as_they_are() -> None:
     assert in_words(OSError("expected a file")) == "expected a file"
     assert in_words(OSError(28, "No space left on device")) == "No space left on device"
     assert in_words(OSError(13, "Permission denied", "a.png")) == "a.png: Permission denied"
+
+
+@pytest.mark.parametrize("error", [DataError("a: no"), OSError(13, "no", "a"), click.UsageError("a: no")])
+def test_known_errors_end_a_command_in_one_line(error: Exception) -> None:
+    with pytest.raises(click.ClickException, match=r"^a: no$"), one_line_errors():
+        raise error
+
+
+def test_a_fault_of_the_code_keeps_its_traceback() -> None:
+    with pytest.raises(ValueError, match="too few values"), one_line_errors():
+        raise ValueError("too few values")

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import click
 
+from vitbn_packages import is_ours
+
 T = TypeVar("T")
-OURS = ("common", "models", "export", "serving", "clients", "benchmarks")
 
 
 def note(line: str) -> None:
@@ -32,11 +33,6 @@ class _Quarters:
         if (quarters := min(4, int(4 * share))) > self._told:
             self._told = quarters
             note(f"{self._title}: {25 * quarters} %")
-
-
-def is_ours(error: Exception) -> bool:
-    """Whether the project defines the error: its message is for users."""
-    return type(error).__module__.partition(".")[0] in OURS
 
 
 def one_line(error: Exception) -> str:

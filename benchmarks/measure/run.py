@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.command_line import command
-from benchmarks.measure.progress import is_ours
+from vitbn_packages import is_ours
 
 Row = Mapping[str, Any]
 """A measured cell, or with `reason` a cell that was left out.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,19 +55,6 @@ def study(context: click.Context) -> None:
     context.meta[PROGRAM] = f"vitbn study {context.invoked_subcommand}"
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    from models.checkpoints.checkpoint import CheckpointError
-    from models.data import DataError
-    from models.networks.config import ConfigError
-    from models.training.recipe import TrainingError
-
-    try:
-        yield
-    except (CheckpointError, ConfigError, DataError, StudyError, TrainingError, OSError) as error:
-        raise click.ClickException(vitbn_packages.in_words(error)) from error
-
-
 def _add(name: str, grid: Study) -> None:
     """Adds the command of a grid."""
     options: list[Callable[..., Any]] = [
@@ -102,6 +88,7 @@ def _add(name: str, grid: Study) -> None:
     study.command(name, help=grid.question)(carry_out)
 
 
+@vitbn_packages.one_line_errors()
 def _train(
     name: str,
     grid: Study,
@@ -124,23 +111,22 @@ def _train(
     from models.training import tracking
     from models.training.recipe import choose_device
 
-    with _one_line_errors():
-        data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
-        options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
-        if params:
-            grid = replace(grid, axes={"network": _searched(params, grid, data)})
-        every = running.runs(grid, data, scope, options, chosen)
-        click.echo(grid.question)
-        if scope["reduced"]:
-            click.echo(f"Not the whole study: {scope['reduced']}")
-        click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
-        tracker = partial(tracking.track, report=click.echo) if track else None
-        try:
-            result = running.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
-        except KeyboardInterrupt:
-            click.echo("Interrupted: finished epochs are kept, the same command goes on")
-            raise SystemExit(130) from None
-        _say_written(summary.write(output, result))
+    data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
+    options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
+    if params:
+        grid = replace(grid, axes={"network": _searched(params, grid, data)})
+    every = running.runs(grid, data, scope, options, chosen)
+    click.echo(grid.question)
+    if scope["reduced"]:
+        click.echo(f"Not the whole study: {scope['reduced']}")
+    click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
+    tracker = partial(tracking.track, report=click.echo) if track else None
+    try:
+        result = running.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
+    except KeyboardInterrupt:
+        click.echo("Interrupted: finished epochs are kept, the same command goes on")
+        raise SystemExit(130) from None
+    _say_written(summary.write(output, result))
 
 
 def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:
@@ -194,26 +180,26 @@ for name, grid in STUDIES.items():
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @data_dir_option
 @output_option
+@vitbn_packages.one_line_errors()
 def layout(device: str, output: Path, data_dir: Path | None) -> None:
     """Times of BatchNorm2d after a transpose, as published, beside those of our layout."""
     from benchmarks.studies import layout
     from models.data import load_dataset
 
-    with _one_line_errors():
-        dataset = load_dataset("mnist", data_dir)
-        runs = layout.measure(dataset, device=device)
-        _say_written(layout.write(output, runs, command(UNSAID), device))
+    dataset = load_dataset("mnist", data_dir)
+    runs = layout.measure(dataset, device=device)
+    _say_written(layout.write(output, runs, command(UNSAID), device))
 
 
 @study.command()
 @click.option("--results", type=_path, default=Path("benchmarks/results/studies"), show_default=True)
 @click.option("--page", type=_path, default=Path("docs/claims.md"), show_default=True)
+@vitbn_packages.one_line_errors()
 def claims(results: Path, page: Path) -> None:
     """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
     from benchmarks.studies.claims import write
 
-    with _one_line_errors():
-        paths = write(page, results)
+    paths = write(page, results)
     click.echo(f"Wrote {', '.join(map(str, paths))}")
 
 

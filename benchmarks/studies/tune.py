@@ -21,7 +21,6 @@ from benchmarks.studies.search import (
     LEARNING_RATES,
     Axis,
     Search,
-    SearchError,
     Trial,
     Values,
     best,
@@ -33,7 +32,7 @@ from benchmarks.studies.search import (
 )
 from common.files import write_atomically
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
-from models.networks.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
+from models.networks.config import AUGMENTATIONS, Augmentation, ModelName
 from models.training.recipe import DEVICES
 
 SEARCHES = Path("searches")
@@ -87,6 +86,7 @@ def _images_per_s(checkpoint: Path) -> float:
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
+@vitbn_packages.one_line_errors()
 def tune(
     model: ModelName,
     dataset: str,
@@ -105,31 +105,28 @@ def tune(
     output: Path,
 ) -> None:
     """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
-    from models.training.recipe import TrainingError, choose_device
+    from models.training.recipe import choose_device
 
-    try:
-        check_installed()
-        data = part_of(load_dataset(dataset, data_dir), train_images)
-        speed = objective == "frontier"
-        if speed:
-            given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
-            if model != "vitbn" or given or search_depth or search_schedule or track:
-                raise click.UsageError(
-                    "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
-                )
-            space = GEOMETRY
-        else:
-            space = {
-                "lr": Axis(LEARNING_RATES[model]),
-                "batch_size": Axis(BATCH_SIZES),
-                "depth": Axis(_depths(model, search_depth or (depth, depth))),
-                "schedule": Axis(("constant", "one-cycle") if search_schedule else ("constant",), listed=True),
-            }
-        counts = len(data.train_labels), len(data.test_labels)
-        search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
-        _run(search, data, choose_device(device), count, output, _images_per_s, track)
-    except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
-        raise click.ClickException(vitbn_packages.in_words(error)) from error
+    check_installed()
+    data = part_of(load_dataset(dataset, data_dir), train_images)
+    speed = objective == "frontier"
+    if speed:
+        given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
+        if model != "vitbn" or given or search_depth or search_schedule or track:
+            raise click.UsageError(
+                "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
+            )
+        space = GEOMETRY
+    else:
+        space = {
+            "lr": Axis(LEARNING_RATES[model]),
+            "batch_size": Axis(BATCH_SIZES),
+            "depth": Axis(_depths(model, search_depth or (depth, depth))),
+            "schedule": Axis(("constant", "one-cycle") if search_schedule else ("constant",), listed=True),
+        }
+    counts = len(data.train_labels), len(data.test_labels)
+    search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
+    _run(search, data, choose_device(device), count, output, _images_per_s, track)
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from common.files import sha256, write_atomically
 from models.checkpoints import metrics as metrics_json
 from models.checkpoints.metrics import Metrics, MetricsError
-from models.checkpoints.reference import UnknownLayoutError, from_reference
-from models.checkpoints.state_dict_file import UnsafeFile, is_legacy, read_state_dict
-from models.checkpoints.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
+from models.checkpoints.reference import from_reference
+from models.checkpoints.state_dict_file import is_legacy, read_state_dict
+from models.checkpoints.tensor_check import Form, WrongFile, check_tensors, form_of, shown
 from models.networks.config import ConfigError, ModelConfig
 from models.networks.registry import build
 
@@ -76,9 +76,9 @@ def _serialise(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 def add_metrics(path: Path, added: Metrics) -> None:
     """Adds metrics to the file. Raises CheckpointError unless `path` is a safetensors checkpoint."""
-    with _opened(path) as file:
+    with _opened(path) as file, _naming(path):
         metadata = dict(file.metadata() or {})
-        _, metrics = _described(path, metadata)
+        _, metrics = _described(metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     metadata |= {"metrics": metrics_json.to_json(metrics | added)}
     write_atomically(path, _serialise(tensors, metadata))
@@ -112,8 +112,8 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
 
 def read_config(path: Path) -> ModelConfig:
     """Reads no tensors; raises CheckpointError."""
-    with _opened(path) as file:
-        return _described(path, file.metadata())[0]
+    with _opened(path) as file, _naming(path):
+        return _described(file.metadata())[0]
 
 
 def _check_regular(path: Path) -> None:
@@ -146,11 +146,20 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Makes what is wrong with a file's content a CheckpointError that names the file."""
+    try:
+        yield
+    except (WrongFile, ConfigError, MetricsError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
-    with _opened(path) as file:
-        config, metrics = _described(path, file.metadata())
+    with _opened(path) as file, _naming(path):
+        config, metrics = _described(file.metadata())
         names = list(file.keys())
-        _check(path, config, {name: _form(file.get_slice(name)) for name in names})
+        check_tensors(config, {name: _form(file.get_slice(name)) for name in names})
         return config, {name: file.get_tensor(name) for name in names}, metrics
 
 
@@ -160,31 +169,20 @@ def _form(part: Any) -> Form:
     return Form(tuple(part.get_shape()), numbers)
 
 
-def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
+def _described(metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
+    """Raises WrongFile, ConfigError and MetricsError."""
     described = metadata or {}
     if "config" not in described:
-        raise CheckpointError(f"{path}: expected a model config in the metadata, found none")
-    try:
-        return ModelConfig.from_json(described["config"]), metrics_json.from_json(described.get("metrics", "{}"))
-    except (ConfigError, MetricsError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise WrongFile("expected a model config in the metadata, found none")
+    return ModelConfig.from_json(described["config"]), metrics_json.from_json(described.get("metrics", "{}"))
 
 
 def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], str]:
-    try:
+    with _naming(path):
         state, note = read_state_dict(path)
         config, tensors = from_reference(state)
-    except (UnsafeFile, UnknownLayoutError, ConfigError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    _check(path, config, {name: form_of(tensor) for name, tensor in tensors.items()})
-    return config, tensors, note
-
-
-def _check(path: Path, config: ModelConfig, found: dict[str, Form]) -> None:
-    try:
-        check_tensors(config, found)
-    except WrongTensors as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        check_tensors(config, {name: form_of(tensor) for name, tensor in tensors.items()})
+        return config, tensors, note
 
 
 def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.checkpoints.tensor_check import shown
+from models.checkpoints.tensor_check import WrongFile, shown
 from models.networks.config import ModelConfig, ModelName
 
 DIM_HEAD = 64  # of all published files; not visible in the shapes
@@ -47,12 +47,8 @@ RENAMES = (
 )
 
 
-class UnknownLayoutError(ValueError):
-    pass
-
-
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Raises UnknownLayoutError for other names or shapes, and ConfigError."""
+    """Raises WrongFile for other names or shapes, and ConfigError."""
     try:
         if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
             _check_dimensions(state, {"conv1.weight": 4})
@@ -60,16 +56,14 @@ def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, 
         tensors = {_rename(name): tensor for name, tensor in state.items()}
         return _config(tensors), tensors
     except KeyError as error:
-        raise UnknownLayoutError(
-            f"expected a published ViT, ViTBNFFN, ViTBN or CNN, found no tensor {error}"
-        ) from error
+        raise WrongFile(f"expected a published ViT, ViTBNFFN, ViTBN or CNN, found no tensor {error}") from error
 
 
 def _check_dimensions(tensors: Mapping[str, Tensor], expected: Mapping[str, int]) -> None:
     for name, dimensions in expected.items():
         if tensors[name].ndim != dimensions or 0 in tensors[name].shape:
             shape = tuple(tensors[name].shape)
-            raise UnknownLayoutError(f"tensor {name}: expected {dimensions} dimensions, none of size 0, found {shape}")
+            raise WrongFile(f"tensor {name}: expected {dimensions} dimensions, none of size 0, found {shape}")
 
 
 def _rename(name: str) -> str:
@@ -77,9 +71,7 @@ def _rename(name: str) -> str:
         renamed, count = re.subn(f"^{pattern}$", replacement, name)
         if count:
             return renamed.replace("BN.", "norm.")
-    raise UnknownLayoutError(
-        f"tensor {shown(name)}: expected a name of a published ViT, ViTBNFFN, ViTBN or CNN, found none"
-    )
+    raise WrongFile(f"tensor {shown(name)}: expected a name of a published ViT, ViTBNFFN, ViTBN or CNN, found none")
 
 
 def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
@@ -91,10 +83,10 @@ def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
     tokens = tensors["embedding.pos_embedding"].shape[1]
     patch, side = math.isqrt(patch_dim), math.isqrt(tokens - 1)
     if patch**2 != patch_dim or side**2 != tokens - 1:
-        raise UnknownLayoutError(f"expected square grey patches and images, found {tokens - 1} patches of {patch_dim}")
+        raise WrongFile(f"expected square grey patches and images, found {tokens - 1} patches of {patch_dim}")
     blocks = {int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")}
     if max(blocks) >= len(blocks):
-        raise UnknownLayoutError(f"expected blocks 0 to {len(blocks) - 1}, found block {max(blocks)}")
+        raise WrongFile(f"expected blocks 0 to {len(blocks) - 1}, found block {max(blocks)}")
     hidden_norm = tensors.get("blocks.0.ffn.hidden_norm.norm.weight")
     labels = tuple(map(str, range(tensors["head.weight"].shape[0])))
     return ModelConfig(

@@ -1,6 +1,6 @@
 """Checks a file's tensors against its configuration before their size is allocated.
 
-In: a ModelConfig and each tensor's form. Out: nothing; or WrongTensors.
+In: a ModelConfig and each tensor's form. Out: nothing; or WrongFile.
 A file with too few tensors for its blocks is refused first. Then the network is built on PyTorch's meta device; a
 configuration has at most `MAX_DEPTH` blocks.
 """
@@ -20,8 +20,8 @@ MAX_TABLE_BYTES = 1 << 26  # of constants that the network computes, such as sin
 LEAST_TENSORS = 6  # of a block: queries, keys and values, and the FFN with its norm
 
 
-class WrongTensors(ValueError):
-    pass
+class WrongFile(ValueError):
+    """The file holds no network of this project. The message says what was expected and what was found."""
 
 
 class Form(NamedTuple):
@@ -40,20 +40,20 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
-    """Raises WrongTensors for a missing or unknown tensor, and for another shape or type."""
+    """Raises WrongFile for a missing or unknown tensor, and for another shape or type."""
     if config.is_transformer and LEAST_TENSORS * config.depth > len(found):
-        raise WrongTensors(f"expected the tensors of {config.depth} blocks, found {len(found)} tensors")
+        raise WrongFile(f"expected the tensors of {config.depth} blocks, found {len(found)} tensors")
     expected = _forms(config)
     for name, form in sorted(found.items()):
         wanted = expected.get(name)
         if wanted is None or wanted.shape != form.shape:
             shape = "no such tensor" if wanted is None else wanted.shape
-            raise WrongTensors(f"tensor {shown(name)}: expected {shape}, found {form.shape}")
+            raise WrongFile(f"tensor {shown(name)}: expected {shape}, found {form.shape}")
         if wanted.numbers != form.numbers:
-            raise WrongTensors(f"tensor {name}: expected {wanted.numbers} numbers, found {form.numbers}")
+            raise WrongFile(f"tensor {name}: expected {wanted.numbers} numbers, found {form.numbers}")
     for name, form in expected.items():
         if name not in found:
-            raise WrongTensors(f"tensor {name}: expected {form.shape}, found none")
+            raise WrongFile(f"tensor {name}: expected {form.shape}, found none")
 
 
 def _forms(config: ModelConfig) -> dict[str, Form]:
@@ -61,11 +61,11 @@ def _forms(config: ModelConfig) -> dict[str, Form]:
         with torch.device("meta"):
             network = build(config)
     except (RuntimeError, OverflowError, TypeError) as error:
-        raise WrongTensors("expected a network with a size that fits 64 bits, found a larger one") from error
+        raise WrongFile("expected a network with a size that fits 64 bits, found a larger one") from error
     tensors = network.state_dict()
     tables = [table for name, table in network.named_buffers() if name not in tensors]
     if (table_bytes := sum(table.nbytes for table in tables)) > MAX_TABLE_BYTES:
-        raise WrongTensors(f"expected tables of up to {MAX_TABLE_BYTES} bytes, found {table_bytes}")
+        raise WrongFile(f"expected tables of up to {MAX_TABLE_BYTES} bytes, found {table_bytes}")
     return {name: form_of(tensor) for name, tensor in tensors.items()}
 
 

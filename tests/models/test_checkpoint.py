@@ -10,7 +10,7 @@ from saved_networks import TINY, image_batch, refusal, write
 
 from models.checkpoints.checkpoint import CheckpointError, load, read_config, save
 from models.checkpoints.metrics import MetricsError
-from models.checkpoints.tensor_check import WrongTensors, check_tensors, form_of
+from models.checkpoints.tensor_check import WrongFile, check_tensors, form_of
 from models.networks.config import ModelConfig
 
 
@@ -39,7 +39,7 @@ def test_a_projection_may_be_in_the_last_block_alone_or_in_all_others(tmp_path, 
     assert "expected all 3 blocks, found --depth 1" in refusal(tmp_path / "late.safetensors", 1)
     tensors = {name: form_of(tensor) for name, tensor in written.state_dict().items()}
     for name in (name for name in tensors if name.endswith("out.weight")):
-        with pytest.raises(WrongTensors, match=f"tensor {name}: expected .*, found none"):
+        with pytest.raises(WrongFile, match=f"tensor {name}: expected .*, found none"):
             check_tensors(config, {other: form for other, form in tensors.items() if other != name})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from models.training.outputs import CHECKPOINTS, check_output
+from models.training.command_options import CHECKPOINTS, check_output
 
 
 @click.command()

@@ -18,12 +18,10 @@ import vitbn_packages  # first: reports another `models` that hides ours
 from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
-from models.evaluation.interval import wilson
+from models.evaluation.report import wilson
 from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
-from models.training.command_options import training_options
+from models.training.command_options import CHECKPOINTS, check_model, check_output, read_params, training_options
 from models.training.defaults import usual
-from models.training.outputs import CHECKPOINTS, check_output
-from models.training.params_file import check_model, read_params
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."

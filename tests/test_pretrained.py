@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ok
+from pytorch_macs import macs_per_image
 from safetensors import safe_open
 
 from export.equivalence import onnx_classifier
@@ -18,7 +19,6 @@ from models.checkpoints.checkpoint import load
 from models.data import FASHION_MNIST_LABELS, load_dataset
 from models.evaluation.evaluation import measure_accuracy
 from models.networks.config import ModelConfig
-from models.networks.macs import macs_per_image
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.996,

@@ -6,6 +6,7 @@ models/evaluation/report_page.py draws.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.checkpoints import metrics as metrics_json
-from models.evaluation.interval import wilson
 
 if TYPE_CHECKING:
     from models.data import Dataset
 
 MISTAKEN = 20
+NORMAL = 1.959964  # standard deviations of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,11 @@ def _most_mistaken(dataset: Dataset, probabilities: NDArray[np.float64]) -> list
         )
         for number in wrong[np.argsort(of_label[wrong], kind="stable")][:MISTAKEN]
     ]
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share in [0, 1] that was measured on `count` pictures. Wilson, JASA 22, 1927."""
+    spread = NORMAL**2 / count
+    centre = (share + spread / 2) / (1 + spread)
+    reach = NORMAL / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
+    return max(0.0, centre - reach), min(1.0, centre + reach)

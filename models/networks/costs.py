@@ -1,6 +1,6 @@
 """Multiply-accumulates by formula, without torch.
 
-In: a configuration or the sizes of an attention. Out: the number that PyTorch's counter gives (`models.networks.macs`).
+In: a configuration or the sizes of an attention. Out: the number that PyTorch's counter gives.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from torch import nn
+from pytorch_macs import macs_per_image
 
 from models.networks.config import MODEL_NAMES, ModelConfig
 from models.networks.costs import network_macs
-from models.networks.macs import macs_per_image
 from models.networks.registry import build
 
 WITHOUT = ("dnn", "dnnbn", "vit-dtn")
@@ -37,5 +36,3 @@ def test_a_network_without_a_formula_gets_no_number(name: str) -> None:
 
 def test_the_count_of_a_network_of_linear_layers() -> None:
     assert macs_per_image(build(ModelConfig(model="dnnbn")).eval()) == 784 * 100 + 2 * 100 * 100 + 100 * 10
-    with pytest.raises(TypeError, match="Linear: expected a network of this project"):
-        macs_per_image(nn.Linear(3, 3))

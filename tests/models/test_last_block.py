@@ -4,12 +4,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from pytorch_macs import macs_per_image
 from random_networks import network
 from torch import nn
 
 from models.networks import layers
 from models.networks.config import TRANSFORMER_NAMES, ModelConfig, ModelName
-from models.networks.macs import macs_per_image
 from models.networks.registry import build
 from models.networks.vit import NORMS, cheaper_attention, row_attention
 from models.training import state

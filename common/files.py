@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
@@ -34,19 +35,27 @@ def writing(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a temporary file beside `path`, flushes it to disk and renames it to `path`.
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Writes `data` as the content of `path`, as `appearing` does. Raises OSError."""
+    with appearing(path, mode) as file:
+        file.write(data)
 
-    A failure leaves `path` as it was and no temporary file. Raises OSError.
+
+@contextmanager
+def appearing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yields a temporary file beside `path`; at the end of the block flushes it to disk and renames it to `path`.
+
+    `mode`: the file's permissions, whatever the umask. A failure leaves `path` as it was and no temporary file. Raises
+    OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with naming(path), os.fdopen(_new_file(beside), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask: a server may run as another user
-            file.write(data)
+        with naming(path), os.fdopen(_new_file(beside, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # a server may run as another user
+            yield file
             file.flush()
             os.fsync(file.fileno())
             if not beside.exists():
@@ -59,14 +68,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def _new_file(path: Path) -> int:
+def _new_file(path: Path, mode: int) -> int:
     """Opens a new file without a name, so that a kill leaves nothing, or at `path` where that cannot be."""
     try:
-        return os.open(path.parent, os.O_TMPFILE | os.O_WRONLY)
+        return os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, mode)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # the file system or an old kernel cannot
             raise
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def sha256(content: bytes | Path) -> str:

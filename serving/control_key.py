@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from common.files import reason, write_atomically
+
 HEADER = "control-key"
 GRPC_PREFIX = "triton-grpc-protocol-"  # of a header's name over gRPC
 LONGEST = 1024  # characters of a key
@@ -48,12 +50,10 @@ def keep(ports: Sequence[int], key: str) -> None:
             raise KeyFailed(f"{folder}: expected a folder of user {os.getuid()}, found another user's or a link")
         folder.chmod(0o700)
         for port in ports:
-            with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", delete=False) as building:  # of mode 0600
-                building.write(f"{key}\n")
-            Path(building.name).replace(folder / str(port))
+            write_atomically(folder / str(port), f"{key}\n".encode(), 0o600)
     except OSError as error:
         raise KeyFailed(
-            f"{folder}: expected a folder for the control interface's key, found {error.strerror}"
+            f"{folder}: expected a folder for the control interface's key, found {reason(error)}"
         ) from error
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Literal
@@ -26,6 +24,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from clients.errors import ClientError
+from common.files import appearing, write_atomically
 
 JOB_FILE = "_job.json"
 
@@ -107,29 +106,14 @@ class Output:
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
-        with self._appearing(name) as file:
-            file.write(data)
+        write_atomically(Path(self._inner, name), data)
 
     def copy_in(self, source: Path, name: str) -> None:
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.put_file(str(source), f"{self._inner}/{name}")
             return
-        with source.open("rb") as content, self._appearing(name) as file:
+        with source.open("rb") as content, appearing(Path(self._inner, name)) as file:
             shutil.copyfileobj(content, file)
-
-    @contextmanager
-    def _appearing(self, name: str) -> Iterator[IO[bytes]]:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", dir=self._inner)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            Path(beside).replace(Path(self._inner) / name)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
 
     def read(self, name: str) -> bytes | None:
         try:

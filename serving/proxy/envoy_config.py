@@ -7,12 +7,12 @@ this module are filled, then checked by the real Envoy.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from common.files import write_atomically
 from serving.proxy.settings import ANSWER_S, HEADERS_S, Settings
 
 CHECK_S = 60.0
@@ -95,11 +95,4 @@ def check(folder: Path) -> None:
 
 def _replace(folder: Path, texts: dict[str, str]) -> None:
     for name, text in texts.items():
-        path, building = folder / name, folder / f".{name}.{os.getpid()}"
-        try:
-            descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            building.rename(path)
-        finally:
-            building.unlink(missing_ok=True)  # after a failure: it may hold keys
+        write_atomically(folder / name, text.encode(), 0o600)

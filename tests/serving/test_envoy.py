@@ -61,7 +61,7 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
 def test_no_file_with_keys_is_left_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "envoy.yaml").mkdir()
     code, output = invoke(*TWO, "--output", str(tmp_path))
-    assert (code, "Is a directory" in output) == (1, True)
+    assert (code, "envoy.yaml: expected a file or nothing" in output) == (1, True)
     assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
 
 

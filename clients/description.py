@@ -10,21 +10,17 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from clients.images.looks import Background, Looks
-from clients.images.prepare import Preprocessing
+from clients.images.prepare import Preparation, Preprocessing
 from common.framing import Framing
 
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # `describe` raises them for another kind of model
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(Preparation):
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
     labels: tuple[str, ...]
-    image_shape: tuple[int, int, int]  # (channels, height, width)
-    preprocessing: Preprocessing
     temperature: float  # divides the logits before softmax
-    looks: Looks | None  # of the training photos; None: unknown
-    framing: Framing | None  # of a model that this project has not trained
     least_evidence: float | None  # that pictures of the labels have; None: not calibrated
 
     def rejects(self, evidence: float, suits: bool) -> bool:
@@ -51,7 +47,7 @@ def describe(parameters: Mapping[str, str]) -> Description:
         raise ValueError(f"the least evidence {least}")
     looks = _looks(config) if preprocessing == "photo" else None
     framing = Framing.of(config["framing"]) if config.get("framing") is not None else None
-    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature, looks, framing, least)
+    return Description(image_shape, preprocessing, looks, framing, str(config["model"]), labels, temperature, least)
 
 
 def _looks(config: Mapping[str, Any]) -> Looks | None:

@@ -230,9 +230,7 @@ class _Answering:
         model = self.classifier.model
         for picture, truth in zip(pictures, self.truths or repeat(None), strict=False):
             try:
-                inputs = picture.as_inputs(
-                    model.image_shape, model.preprocessing, model.looks, self.printer.split, model.framing
-                )
+                inputs = picture.as_inputs(model, self.printer.split)
             except InvalidImage as error:
                 self.printer.failed(picture.name, str(error))
                 continue

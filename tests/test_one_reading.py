@@ -14,9 +14,9 @@ from PIL import ExifTags, Image
 
 from clients.bulk.blocks import Reader
 from clients.bulk.job import Part, Settings
-from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.pictures import Pictures
+from clients.images.prepare import Preparation
 from clients.web.decoding import Decoder
 from common import decoding, pictures
 from common.decoding import FORMATS, SUFFIXES
@@ -105,14 +105,14 @@ def trained(place: Path) -> Pixels:
 def by_infer(path: Path, shape: Any) -> Pixels:
     failed: list[str] = []
     source = Pictures([str(path)], lambda name, reason: failed.append(reason), lambda name, note: None)
-    found = [picture.as_inputs(shape, "photo", None, split=False).images[0] for picture in source]
+    found = [picture.as_inputs(Preparation(shape, "photo", None, None), split=False).images[0] for picture in source]
     if failed:
         raise InvalidImage(failed[0])
     return found[0]
 
 
 def by_bulk(path: Path, shape: Any) -> Pixels:
-    reader = Reader(shape, "photo", None, None, Settings((), "", "", "", "", "", "", None))
+    reader = Reader(Preparation(shape, "photo", None, None), Settings((), "", "", "", "", "", "", None))
     (block,) = reader.blocks(Part(0, "pictures", (str(path),)))
     if block.errors:
         raise InvalidImage(block.errors[0])
@@ -127,8 +127,7 @@ def page() -> Iterator[Decoder]:
 
 
 def by_page(decoder: Decoder, path: Path, shape: Any) -> Pixels:
-    model = Description("vitbn", ("a", "b"), shape, "photo", 1.0, None, None, None)
-    return decoder.prepare(path.read_bytes(), model, nullcontext).images[0]
+    return decoder.prepare(path.read_bytes(), Preparation(shape, "photo", None, None), nullcontext).images[0]
 
 
 def test_the_table_has_every_format_and_suffix(tmp_path: Path) -> None:

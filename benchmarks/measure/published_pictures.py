@@ -61,18 +61,15 @@ def _shown(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Sh
 
 
 def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
-    from clients.images.pictures import Picture
     from models.data import load_dataset
 
     data = load_dataset(dataset, data_dir)
     places = _places(network, dataset, data.labels)
     for image, label in zip(data.test_images, data.test_labels, strict=True):
         if len(image) == 1:
-            seen = Picture("", image[0])
-            shown = seen.as_inputs(network.shape, network.preprocessing, network.looks, False, network.framing)
-            yield shown.images[0], places[label]
+            yield network.about.prepare_array(image[0]).image, places[label]
         else:
-            yield _prepared(network, _coloured(image)), places[label]
+            yield network.about.prepare(_coloured(image)).image, places[label]
 
 
 def _of_folder(network: Network, folder: Path) -> Iterator[Shown]:
@@ -88,15 +85,10 @@ def _of_folder(network: Network, folder: Path) -> Iterator[Shown]:
     places = _places(network, str(folder), files.classes)
     for file in files.test or files.train:
         try:
-            yield _prepared(network, read_image(file.path, whole=network.framing is not None)), places[file.label]
+            picture = read_image(file.path, whole=network.about.reads_whole)
+            yield network.about.prepare(picture).image, places[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error
-
-
-def _prepared(network: Network, image: Any) -> NDArray[np.uint8]:
-    from clients.images.prepare import prepare
-
-    return prepare(image, network.shape, network.preprocessing, network.looks, network.framing)
 
 
 def _coloured(image: NDArray[np.uint8]) -> Any:
@@ -110,10 +102,10 @@ def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]
     """The model's number for each class of the dataset. Raises DataError for an unknown class."""
     from models.data import DataError
 
-    if unknown := sorted({*classes} - {*network.labels}):
-        known = ", ".join(network.labels[:3]) + (" …" if len(network.labels) > 3 else "")
+    if unknown := sorted({*classes} - {*network.about.labels}):
+        known = ", ".join(network.about.labels[:3]) + (" …" if len(network.about.labels) > 3 else "")
         raise DataError(f"{dataset}: expected classes of {network.model.name} ({known}), found {unknown[0]!r}")
-    return [network.labels.index(name) for name in classes]
+    return [network.about.labels.index(name) for name in classes]
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:

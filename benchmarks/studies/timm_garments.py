@@ -191,7 +191,6 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
 
     from clients.bulk.network import find_model
     from clients.description import describe
-    from clients.images.prepare import prepare
     from export.compiler.proof.runs import Runner
 
     torch.set_num_threads(1)
@@ -199,7 +198,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
     about = describe(served.session.get_modelmeta().custom_metadata_map)
 
     def framed(image: Images) -> Images:
-        return prepare(Image.fromarray(image), about.image_shape, about.preprocessing, about.looks, about.framing)
+        return about.prepare(Image.fromarray(image)).image
 
     def by_timm(images: Images) -> NDArray[np.float32]:
         with torch.inference_mode():

@@ -109,7 +109,7 @@ def _job(
         sources, file.path, file.name, file.version, file.sha256, image_column, id_column, part_rows
     )
     target = Output(output)
-    planner = Planner(network.shape, image_column, id_column, part_rows)
+    planner = Planner(network.about.image_shape, image_column, id_column, part_rows)
     return open_job(target, settings, planner.plan(sources, lambda line: click.echo(f"Note: {line}", err=True))), target
 
 

@@ -28,11 +28,8 @@ from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.looks import Looks
 from clients.images.paths import has_image_suffix
-from clients.images.pictures import Picture
-from clients.images.prepare import Preprocessing, prepare
-from common.framing import Framing
+from clients.images.prepare import Preparation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,10 +53,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Reader:
-    shape: Shape
-    preprocessing: Preprocessing
-    looks: Looks | None
-    framing: Framing | None
+    model: Preparation
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
@@ -77,14 +71,16 @@ class Reader:
             except _damage() as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
                     raise error.__cause__ from error
-                yield Block([path], np.zeros((1, *self.shape), np.uint8), {0: f"damaged from here on: {error}"})
+                yield Block(
+                    [path], np.zeros((1, *self.model.image_shape), np.uint8), {0: f"damaged from here on: {error}"}
+                )
 
     def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         with IdxFile(path, dimensions=2, raw=raw) as images:
             row = part.start
             item_bytes = math.prod(images.item_shape)
             for block in images.blocks(part.start, part.stop, _block_rows(item_bytes) * item_bytes):
-                if self.framing is None and (1, *images.item_shape) == self.shape:
+                if self.model.framing is None and (1, *images.item_shape) == self.model.image_shape:
                     yield self._ready(range(row, row + len(block)), block[:, np.newaxis])
                 else:
                     yield from self._fitted(row, block)
@@ -94,7 +90,7 @@ class Reader:
         import pyarrow.parquet as pq
 
         image_column, id_column = self.settings.image_column, self.settings.id_column
-        item_bytes = math.prod(self.shape)
+        item_bytes = math.prod(self.model.image_shape)
         file = pq.ParquetFile(raw)
         form = image_form(path, file.schema_arrow, image_column, item_bytes)
         columns = [name for name in (image_column, id_column) if name in file.schema_arrow.names]
@@ -107,7 +103,7 @@ class Reader:
             images = batch.column(image_column)
             row += len(batch)
             if form == "pixels":
-                pixels, errors = _pixels(images, self.shape)
+                pixels, errors = _pixels(images, self.model.image_shape)
                 yield self._ready(ids, pixels, errors)
             else:
                 contents = images.field("bytes") if form == "bytes in a struct" else images
@@ -121,7 +117,7 @@ class Reader:
     def _ready(self, ids: Ids, pixels: NDArray[np.uint8], errors: dict[int, str] | None = None) -> Block:
         """Pixels that need no preparation; drawings without ink become errors."""
         errors = errors or {}
-        if self.preprocessing == "ink":
+        if self.model.preprocessing == "ink":
             # Nearly every drawing has ink in its middle row: then its other rows need no look.
             blank = np.flatnonzero(pixels[:, :, pixels.shape[2] // 2].max(axis=(1, 2)) <= LEAST_CONTRAST)
             for row in blank[pixels[blank].max(axis=(1, 2, 3)) <= LEAST_CONTRAST].tolist():
@@ -133,12 +129,10 @@ class Reader:
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
             rows = range(row + start, row + start + len(some))
-            block = Block(rows, np.zeros((len(some), *self.shape), np.uint8))
+            block = Block(rows, self._zeros(len(some)))
             for place, image in enumerate(some):
                 try:
-                    picture = Picture("", image)
-                    inputs = picture.as_inputs(self.shape, self.preprocessing, self.looks, False, self.framing)
-                    block.pixels[place] = inputs.images[0]
+                    block.pixels[place] = self.model.prepare_array(image).image
                 except InvalidImage as error:
                     block.errors[place] = _reason(error)
             yield block
@@ -159,8 +153,12 @@ class Reader:
                 return
         raise damage
 
+    def _zeros(self, count: int) -> NDArray[np.uint8]:
+        """(count, C, H, W)."""
+        return np.zeros((count, *self.model.image_shape), np.uint8)
+
     def _block(self, prepared: Sequence[tuple[str, NDArray[np.uint8] | str]]) -> Block:
-        block = Block([name for name, _ in prepared], np.zeros((len(prepared), *self.shape), np.uint8))
+        block = Block([name for name, _ in prepared], self._zeros(len(prepared)))
         for place, (_, result) in enumerate(prepared):
             if isinstance(result, str):
                 block.errors[place] = result
@@ -173,8 +171,8 @@ class Reader:
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected a picture, found none")
-            picture = read_image(io.BytesIO(content), whole=self.framing is not None)
-            return prepare(picture, self.shape, self.preprocessing, self.looks, self.framing)
+            picture = read_image(io.BytesIO(content), whole=self.model.reads_whole)
+            return self.model.prepare(picture).image
         except InvalidImage as error:
             return _reason(error)
 

@@ -86,12 +86,10 @@ class Network:
         self.model = model
         try:
             self._session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
-            about = describe(self._session.get_modelmeta().custom_metadata_map)
+            self.about = describe(self._session.get_modelmeta().custom_metadata_map)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
-        self.labels, self.shape, self.preprocessing = about.labels, about.image_shape, about.preprocessing
-        self.looks, self.framing, self._temperature = about.looks, about.framing, about.temperature
         tensors = {each.name: each.type for each in (*self._session.get_inputs(), *self._session.get_outputs())}
         if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
             raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")
@@ -99,12 +97,12 @@ class Network:
     def classify(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """uint8 (n, C, H, W) -> the index of each row's label (n,) and its probability (n,)."""
         logits = self.logits(pixels)
-        return logits.argmax(axis=1), top_probabilities(logits, self._temperature)
+        return logits.argmax(axis=1), top_probabilities(logits, self.about.temperature)
 
     def logits(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """uint8 (n, C, H, W) -> (n, classes)."""
-        logits = np.empty((len(pixels), len(self.labels)), np.float32)
-        size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.shape)))
+        logits = np.empty((len(pixels), len(self.about.labels)), np.float32)
+        size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.about.image_shape)))
         for start in range(0, len(pixels), size):
             batch = pixels[start : start + size]
             logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]

@@ -33,7 +33,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     """Columns id, label, probability, model_version, error; a row with an error has no label and no probability."""
     import pyarrow as pa
 
-    empty = np.empty((0, *network.shape), np.uint8)  # a shard without pictures still gives every column
+    empty = np.empty((0, *network.about.image_shape), np.uint8)  # a shard without pictures still gives every column
     ids, answers, errors, rows = list[Ids](), [network.classify(empty)], dict[int, str](), 0
     for block in reader.blocks(part):
         answers.append(network.classify(block.pixels))
@@ -46,7 +46,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     missing = np.isin(np.arange(rows), list(errors)) if errors else None
     columns = {
         "id": pa.chunked_array(_id_arrays(part.paths[0], ids), pa.string()),
-        "label": _repeated(index.astype(np.int32), network.labels, missing),
+        "label": _repeated(index.astype(np.int32), network.about.labels, missing),
         "probability": pa.array(probability, mask=missing),
         "model_version": _repeated(np.zeros(rows, np.int32), [network.model.version]),
         "error": pa.array([errors.get(row) for row in range(rows)] if errors else pa.nulls(rows), pa.string()),
@@ -102,5 +102,4 @@ def _tools(job: Job) -> tuple[Network, Reader, Output]:
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     settings = job.settings
     network = Network(ModelFile(settings.model_file, settings.model, settings.version, settings.sha256))
-    reader = Reader(network.shape, network.preprocessing, network.looks, network.framing, settings)
-    return network, reader, Output(job.output)
+    return network, Reader(network.about, settings), Output(job.output)

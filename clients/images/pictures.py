@@ -17,10 +17,8 @@ from PIL import Image
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
-from clients.images.looks import Looks
 from clients.images.paths import SORTED, STANDARD_INPUT, Report, expand, has_image_suffix
-from clients.images.prepare import Prepared, Preprocessing, check_ready, prepare_shapes
-from common.framing import Framing
+from clients.images.prepare import Preparation, Prepared
 from common.idx import is_idx
 from common.pictures import DRAFTED
 
@@ -35,22 +33,11 @@ class Picture:
     image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
     source: str | io.BytesIO | None = None  # of the image, to decode it again
 
-    def as_inputs(
-        self,
-        shape: tuple[int, int, int],
-        preprocessing: Preprocessing,
-        looks: Looks | None,
-        split: bool,
-        framing: Framing | None = None,
-    ) -> Prepared:
-        """As `prepare_shapes`, but an idx image of the model's shape stays unchanged: models are trained on those."""
-        if not isinstance(self.image, np.ndarray):
-            image = self.image if framing is None else self._at_full_size(self.image)
-            return prepare_shapes(image, shape, preprocessing, looks, split, framing)
-        if framing is None and (1, *self.image.shape) == shape:
-            check_ready(self.image, preprocessing)
-            return Prepared(self.image[np.newaxis, np.newaxis])
-        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, looks, split, framing)
+    def as_inputs(self, model: Preparation, split: bool) -> Prepared:
+        """As `Preparation.prepare`, or `prepare_array` for an idx image."""
+        if isinstance(self.image, np.ndarray):
+            return model.prepare_array(self.image, split)
+        return model.prepare(self._at_full_size(self.image) if model.reads_whole else self.image, split)
 
     def _at_full_size(self, image: Image.Image) -> Image.Image:
         """Decodes a reduced JPEG again: the processors that a framing repeats read a JPEG at its full size."""

@@ -30,6 +30,53 @@ class Prepared:
     notes: tuple[str, ...] = ()
     suits: bool = True
 
+    @property
+    def image(self) -> NDArray[np.uint8]:
+        """The first image, uint8 (C, H, W): the only one of a picture that is not split."""
+        return np.asarray(self.images[0])
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a model reads pictures.
+
+    image_shape: (channels, height, width). looks: of the training photos, None: unknown; a photo on another background
+    is inverted. framing: of a model that this project has not trained; it replaces the steps for photos and `looks`.
+    """
+
+    image_shape: tuple[int, int, int]
+    preprocessing: Preprocessing
+    looks: Looks | None
+    framing: Framing | None
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a JPEG is decoded at its full size, as by the processor that a framing repeats."""
+        return self.framing is not None
+
+    def prepare(self, image: Image.Image, split: bool = False) -> Prepared:
+        """Upright picture, any mode and size -> the model's images; with `split` ink gives one for each separate shape.
+
+        Raises InvalidImage.
+        """
+        if self.preprocessing == "ink":
+            return Prepared(*drawing_inputs(image, self.image_shape[1:], split))
+        if self.framing is not None:
+            return Prepared(framed(image, self.image_shape, self.framing)[np.newaxis])
+        pixels, note, suits = suited(photo_to_model_input(image, self.image_shape), self.looks)
+        return Prepared(pixels[np.newaxis], notes=(note,) if note else (), suits=suits)
+
+    def prepare_array(self, image: NDArray[np.uint8], split: bool = False) -> Prepared:
+        """As `prepare`, for a grey image (height, width). Models are trained on such images: if it has the model's
+        shape, it stays unchanged.
+        """
+        if self.framing is not None or (1, *image.shape) != self.image_shape:
+            return self.prepare(Image.fromarray(image), split)
+        if self.preprocessing == "ink" and int(image.max()) <= LEAST_CONTRAST:
+            least = f"a level above {LEAST_CONTRAST:.0f} of 255 somewhere"
+            raise BlankImage(f"no ink found: expected {least}, found at most {image.max()}")
+        return Prepared(image[np.newaxis, np.newaxis])
+
 
 def prepare(
     image: Image.Image,
@@ -39,32 +86,4 @@ def prepare(
     framing: Framing | None = None,
 ) -> NDArray[np.uint8]:
     """Upright picture, any mode and size -> uint8 `shape` (C, H, W); raises InvalidImage."""
-    return np.asarray(prepare_shapes(image, shape, preprocessing, looks, split=False, framing=framing).images[0])
-
-
-def prepare_shapes(
-    image: Image.Image,
-    shape: tuple[int, int, int],
-    preprocessing: Preprocessing,
-    looks: Looks | None,
-    split: bool,
-    framing: Framing | None = None,
-) -> Prepared:
-    """Upright picture, any mode and size -> the model's images. Raises InvalidImage.
-
-    looks: a photo is inverted if its background is another. split: ink gives an image per separate shape.
-    framing: the steps of a foreign model's processor, which replace those for photos; `looks` does not count then.
-    """
-    if preprocessing == "ink":
-        return Prepared(*drawing_inputs(image, shape[1:], split))
-    if framing is not None:
-        return Prepared(framed(image, shape, framing)[np.newaxis])
-    pixels, note, suits = suited(photo_to_model_input(image, shape), looks)
-    return Prepared(pixels[np.newaxis], notes=(note,) if note else (), suits=suits)
-
-
-def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:
-    if preprocessing == "ink" and int(pixels.max()) <= LEAST_CONTRAST:
-        raise BlankImage(
-            f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255 somewhere, found at most {pixels.max()}"
-        )
+    return Preparation(shape, preprocessing, looks, framing).prepare(image).image

@@ -73,9 +73,9 @@ class Triton:
             prepared = self._decoder.prepare(content, classifier.model, turn)
             preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(prepared.images)
-        model, image = classifier.model, prepared.images[0]
+        model = classifier.model
         rejected = model.rejects(prediction.evidence, prepared.suits)
-        return Answer(prediction, rejected, model.name, image, prepared.shapes, prepared.notes, preparation_ms)
+        return Answer(prediction, rejected, model.name, prepared.image, prepared.shapes, prepared.notes, preparation_ms)
 
     def _default(self) -> str:
         models = self.models()

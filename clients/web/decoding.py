@@ -29,11 +29,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.looks import Looks
-from clients.images.prepare import Prepared, prepare_shapes
+from clients.images.prepare import Preparation, Prepared
 from common.framing import Framing
 
 PIXELS = 25_000_000  # decoded at once: 100 MB in colour
@@ -50,7 +49,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def prepare(self, content: bytes, model: Description, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
+    def prepare(self, content: bytes, model: Preparation, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
         """Prepares the image file `content` for `model`, inside the context `turn()`, once the process is free.
 
         Raises InvalidImage, also for a picture that takes too long or too much memory.
@@ -77,7 +76,7 @@ class Decoder:
             raise RuntimeError("expected the process that decodes pictures to start, found its end")
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], content: bytes, model: Description) -> Prepared:
+    def _exchange(self, process: subprocess.Popen[bytes], content: bytes, model: Preparation) -> Prepared:
         started_s = time.monotonic()
         ending = threading.Timer(LIMIT_S, process.kill)
         ending.start()
@@ -153,12 +152,13 @@ def serve() -> None:
             return
 
 
-def _prepared(content: bytes, model: dict[str, Any]) -> tuple[dict[str, object], bytes]:
-    looks = Looks(**model["looks"]) if model["looks"] else None
+def _prepared(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object], bytes]:
+    looks = Looks(**request["looks"]) if request["looks"] else None
     try:
-        framing = Framing.of(model["framing"]) if model["framing"] else None
-        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, whole=framing is not None)
-        prepared = prepare_shapes(picture, tuple(model["shape"]), model["preprocessing"], looks, False, framing)
+        framing = Framing.of(request["framing"]) if request["framing"] else None
+        model = Preparation(tuple(request["shape"]), request["preprocessing"], looks, framing)
+        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, whole=model.reads_whole)
+        prepared = model.prepare(picture)
     except InvalidImage as error:
         return {"error": str(error)}, b""
     except MemoryError:

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 from clients.images.drawing import drawing_inputs
 from clients.images.frames import TAKEN_AWAY, TAKEN_FOR_INK, find_frames
 from clients.images.ink import find_ink
-from clients.images.prepare import prepare_shapes
+from clients.images.prepare import Preparation
 
 CLOSE = 10.0  # mean grey levels of 255
 SIDE = 300
@@ -49,7 +49,7 @@ def difference(picture, digit):
 def test_a_frame_is_taken_away_and_named(digit, how):
     picture = framed(sheet(digit), **how)
     assert difference(picture, digit) < CLOSE
-    notes = prepare_shapes(picture, (1, 28, 28), "ink", None, split=False).notes
+    notes = Preparation((1, 28, 28), "ink", None, None).prepare(picture).notes
     assert notes == (() if how.get("width") == 1 else (TAKEN_AWAY,))  # a hairline was never taken for ink
     inverted = Image.fromarray(255 - np.asarray(picture))
     assert difference(inverted, digit) < CLOSE

@@ -12,6 +12,7 @@ from stand_in import DESCRIPTION, StandIn
 from clients.images.decode import photo_to_model_input
 from clients.images.looks import Looks, background_of, suited
 from clients.images.pictures import Picture
+from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare, read_image
 from models.data import load_idx_part
 from models.data.looks import looks
@@ -113,7 +114,7 @@ def test_an_image_of_an_idx_file() -> None:
     picture = Picture("images[0]", GREY)
 
     def inputs(shape: tuple[int, int, int]) -> np.ndarray:
-        return picture.as_inputs(shape, "photo", None, split=False).images
+        return picture.as_inputs(Preparation(shape, "photo", None, None), split=False).images
 
     np.testing.assert_array_equal(inputs((1, 28, 28))[0], GREY[None])
     np.testing.assert_array_equal(inputs((3, 28, 28))[0], np.stack([GREY] * 3))

@@ -11,6 +11,7 @@ from idx_files import idx_bytes
 from clients.bulk.blocks import Reader
 from clients.bulk.network import Network, find_model
 from clients.errors import ModelMismatch, ModelNotFound
+from clients.images.prepare import Preparation
 
 FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
 
@@ -92,7 +93,7 @@ def test_a_picture_is_decoded_before_the_next_is_read(digits):
             assert held == 1
             yield str(number), partial(read, number)
 
-    (block,) = Reader((1, 28, 28), "photo", None, None, None)._gathered(pictures())
+    (block,) = Reader(Preparation((1, 28, 28), "photo", None, None), None)._gathered(pictures())
     assert len(block.pixels) == len(digits)
     assert not block.errors
 

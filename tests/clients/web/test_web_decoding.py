@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,16 @@ from PIL import Image
 from web_http import DIGIT, PNG, listening
 from web_parts import Triton
 
-from clients.description import Description
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.looks import Looks
-from clients.images.prepare import prepare_shapes
+from clients.images.prepare import Preparation
 from clients.web import decoding
 from clients.web.decoding import Decoder
 from clients.web.guards import RateLimit
 
 SHAPE = (1, 28, 28)
-MODEL = Description("vitbn", tuple("0123456789"), SHAPE, "ink", 1.0, None, None, None)
+MODEL = Preparation(SHAPE, "ink", None, None)
 WITHIN_S = 10.0  # five times what 25 megapixels take, and their reader's start
 
 
@@ -59,7 +57,7 @@ def resident_mb(decoder: Decoder) -> float:
 
 
 def test_the_process_prepares_as_the_library(decoder: Decoder) -> None:
-    expected = prepare_shapes(read_image(io.BytesIO(DIGIT)), SHAPE, "ink", None, split=False)
+    expected = MODEL.prepare(read_image(io.BytesIO(DIGIT)))
     for _ in range(2):
         found = decoder.prepare(DIGIT, MODEL, nullcontext)
         np.testing.assert_array_equal(found.images, expected.images)
@@ -67,10 +65,9 @@ def test_the_process_prepares_as_the_library(decoder: Decoder) -> None:
 
 
 def test_the_process_prepares_photos_too(decoder: Decoder) -> None:
-    garments = replace(MODEL, image_shape=(3, 32, 32), preprocessing="photo", looks=Looks("dark", 0.9))
+    garments = Preparation((3, 32, 32), "photo", Looks("dark", 0.9), None)
     found = decoder.prepare(DIGIT, garments, nullcontext)
-    picture = read_image(io.BytesIO(DIGIT))
-    expected = prepare_shapes(picture, (3, 32, 32), "photo", Looks("dark", 0.9), split=False)
+    expected = garments.prepare(read_image(io.BytesIO(DIGIT)))
     np.testing.assert_array_equal(found.images, expected.images)
     assert (found.notes, found.suits) == (expected.notes, False)
     assert len(found.notes) == 1

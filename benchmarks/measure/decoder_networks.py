@@ -32,10 +32,6 @@ runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 """
 
 
-class PrepareError(Exception):
-    pass
-
-
 @dataclass(frozen=True)
 class Decoder:
     """`precision`: of onnxruntime-genai's builder; empty: PyTorch exports the file, without past keys and values."""
@@ -76,7 +72,10 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 def prepare(decoder: Decoder, folder: Path) -> None:
-    """Writes all candidates to `folder`, if it is missing. Raises PrepareError, ForeignError, ImportError, OSError."""
+    """Writes all candidates to `folder`, if it is missing.
+
+    Raises ForeignError, ImportError, OSError; ChildProcessError if the builder fails.
+    """
     from export.rewrite_file import Request, rewrite_file
 
     if folder.is_dir():
@@ -134,7 +133,9 @@ def _build(decoder: Decoder, drawn: Path, made: Path, pruned: bool) -> None:
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
     run = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=offline)
     if run.returncode:
-        raise PrepareError(f"onnxruntime_genai.models.builder: expected a model, found {run.stderr.splitlines()[-1]}")
+        raise ChildProcessError(
+            f"onnxruntime_genai.models.builder: expected a model, found {run.stderr.splitlines()[-1]}"
+        )
 
 
 def _export(network: Any, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, PrepareError, files, prepare
+from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
 from benchmarks.measure.machine import cores
 from benchmarks.measure.run import Row
 
@@ -46,7 +46,7 @@ def decoders(folder: Path, names: tuple[str, ...], seconds: float, json_path: Pa
             about = {"network": name, "title": decoder.title}
             try:
                 prepare(decoder, place)
-            except (ForeignError, ImportError, PrepareError) as error:
+            except (ForeignError, ImportError, ChildProcessError) as error:
                 reason = " ".join(str(error).split())[:300]
                 record.add(about | {"reason": reason})
                 click.echo(f"{name}: left out: {reason}")

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from models.checkpoints.checkpoint import Checkpoint
 
 
-class FrontierError(Exception):
-    pass
-
-
 @click.command()
 @click.option(
     "--checkpoints",
@@ -44,14 +40,14 @@ def frontier(folders: Sequence[Path], dataset: str | None, seconds: float, json_
 def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Checkpoint]:
     """The first checkpoint of each architecture, of `dataset` if given; of the shipped checkpoints MNIST's by default.
 
-    Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
+    Raises ClickException for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
     from benchmarks.measure.speeds import name_of
     from models.checkpoints.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
-        raise FrontierError(f"{', '.join(map(str, folders))}: expected checkpoints, found none")
+        raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints, found none")
     wanted = dataset or ("mnist" if list(folders) == [PRETRAINED] else None)
     by_config: dict[object, Checkpoint] = {}
     measured_on = None
@@ -59,17 +55,23 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
         if wanted and loaded.metrics.get("dataset") != wanted:
             continue
         if "test_accuracy" not in loaded.metrics:
-            raise FrontierError(f"{loaded.path}: expected a finished training with its test accuracy, found none")
+            raise click.ClickException(
+                f"{loaded.path}: expected a finished training with its test accuracy, found none"
+            )
         images = (loaded.metrics.get("dataset"), loaded.metrics.get("test_images"))
         if images != (measured_on := measured_on or images):
-            raise FrontierError(f"{loaded.path}: expected an accuracy on {_said(measured_on)}, found {_said(images)}")
+            raise click.ClickException(
+                f"{loaded.path}: expected an accuracy on {_said(measured_on)}, found {_said(images)}"
+            )
         by_config.setdefault(loaded.config, loaded)
     if not by_config:
-        raise FrontierError(f"{', '.join(map(str, folders))}: expected checkpoints of {wanted}, found none")
+        raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints of {wanted}, found none")
     by_name: dict[str, Path] = {}
     for path in (loaded.path for loaded in by_config.values()):
         if (other := by_name.setdefault(name_of(path), path)) is not path:
-            raise FrontierError(f"{path}: expected another folder or file name than {other}, found {name_of(path)}")
+            raise click.ClickException(
+                f"{path}: expected another folder or file name than {other}, found {name_of(path)}"
+            )
     return list(by_config.values())
 
 

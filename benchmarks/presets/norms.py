@@ -15,10 +15,6 @@ from benchmarks.studies.grids import FOLDING
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
 
 
-class NormsError(Exception):
-    pass
-
-
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
 @seconds_option(60, "At most, to measure; three rounds in any case.")
@@ -35,7 +31,7 @@ def norms(study: Path, seconds: float, json_path: Path | None) -> None:
         learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
         if not learned:
             expected = f"a network with an accuracy above {100 * LEARNED:g} %"
-            raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
+            raise click.ClickException(f"{study / 'norms.json'}: expected {expected}, found none")
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
         measure(checkpoints, seconds, lambda rows: record.update(compared(rows, studied)))
         click.echo(show(record.run(), "norms"))
@@ -57,7 +53,7 @@ def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
     """Model -> checkpoint, accuracy and whether its norms fold, of the first seed at the usual rate.
 
-    Raises NormsError.
+    Raises ClickException.
     """
     path = study / "norms.json"
     try:
@@ -75,4 +71,4 @@ def study_rows(study: Path) -> dict[str, dict[str, Any]]:
             for model, run in runs.items()
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NormsError(f"{path}: expected the result of vitbn study norms, found {error!r}") from error
+        raise click.ClickException(f"{path}: expected the result of vitbn study norms, found {error!r}") from error

@@ -1,16 +1,47 @@
-"""Loads an encoder on a server with texts of different lengths: padded and packed, joined and apart."""
+"""Sends texts of different lengths to an encoder on a server, a text a request: padded or packed, joined or apart.
+
+In: the encoder's files and lengths. Out: rates and latencies of each way to serve the encoder; the ways take turns.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
+from benchmarks.load import by_perf_analyzer
+from benchmarks.load.figures import Failed, WrongAnswer
+from benchmarks.load.published import server_arguments
 from benchmarks.measure.choices import FiniteRange, json_option
+from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.machine import cores
+from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
+from benchmarks.measure.progress import note, steps
+
+if TYPE_CHECKING:
+    from benchmarks.measure.run import Row
 
 NETWORK = "bert-6x384"
+TEXTS = 64  # different texts
+CLIENTS = 8  # while answers are compared
+BASE = f"{PADDED}, joined"
+# Name -> file, and whether the server runs requests of different lengths together.
+WAYS: Mapping[str, tuple[str, bool]] = {
+    BASE: (PADDED, True),
+    f"{PADDED}, one text a call": (PADDED, False),
+    f"{PACKED}, one text a call": (PACKED, False),
+    f"{PACKED}, joined": (PACKED, True),
+    f"{CUT}, joined": (CUT, True),
+}
+
+Text = Mapping[str, NDArray[np.int64]]
 
 
 @click.command()
@@ -24,10 +55,6 @@ def texts(in_flight: int, seconds: float, rounds: int, json_path: Path | None) -
     Lengths: chunks of documents, by the quantiles that huggingface/funes#167 publishes; short texts, drawn.
     NVIDIA's perf_analyzer sends them.
     """
-    from benchmarks.load import by_perf_analyzer
-    from benchmarks.load.texts import measure
-    from benchmarks.measure.foreign_networks import NETWORKS
-    from benchmarks.measure.padded_texts import packed_files
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
@@ -37,3 +64,101 @@ def texts(in_flight: int, seconds: float, rounds: int, json_path: Path | None) -
         for rows in measure(files, in_flight, seconds, rounds):
             record.update([{"network": NETWORK, "title": NETWORKS[NETWORK].title, **row} for row in rows])
         click.echo(show(record.run(), "texts"))
+
+
+def lengths() -> dict[str, NDArray[np.int64]]:
+    """Load -> lengths of TEXTS texts in tokens: spread evenly over the published quantiles of CHUNKS, or random."""
+    rng, evenly = np.random.default_rng(0), (np.arange(TEXTS) + 0.5) / TEXTS
+    return {
+        "chunks of documents": rng.permutation(np.interp(evenly, *CHUNKS).astype(np.int64)),
+        "short texts": np.clip(rng.lognormal(2.5, 0.6, TEXTS), 4, 128).astype(np.int64),
+    }
+
+
+def measure(files: Mapping[str, Path], in_flight: int, seconds: float, rounds: int) -> Iterator[list[Row]]:
+    """The rows after each round. Raises Failed, WrongAnswer."""
+    from serving.local_server import running_server
+
+    loads = {name: draw(tokens) for name, tokens in lengths().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder, "models")
+        for number, (file, joined) in enumerate(WAYS.values()):
+            publish(repository, f"way-{number}", files[file], joined)
+        with running_server(repository, server_arguments()) as server:
+            models = {way: f"way-{number}" for number, way in enumerate(WAYS)}
+            for texts in loads.values():
+                check(server.http_url, models, texts, files[PADDED])
+            cells = [(load, way) for load in loads for way in WAYS]
+            note(f"{len(cells)} loads, {rounds} rounds of {seconds:g} s each")
+            taken: dict[tuple[str, str], list[dict[str, float]]] = {cell: [] for cell in cells}
+            for number in range(rounds):
+                for load, way in steps(cells if number % 2 == 0 else cells[::-1], f"round {number + 1} of {rounds}"):
+                    figures = by_perf_analyzer.measure_texts(
+                        server, models[way], loads[load], in_flight, seconds, Path(folder)
+                    )
+                    taken[load, way].append(figures)
+                yield [_row(load, way, taken, loads[load], in_flight) for load, way in cells]
+
+
+def draw(tokens: Sequence[int] | NDArray[np.int64]) -> list[Text]:
+    rng = np.random.default_rng(1)
+    ids = [rng.integers(3, WORDS, (1, count)) for count in tokens]
+    return [{"input_ids": each, MASK: np.ones_like(each)} for each in ids]
+
+
+def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
+    """Raises Failed if joined requests do not get the answers of single requests."""
+    from export.publishing.foreign import foreign_artifact
+    from export.publishing.joined import joining
+    from export.publishing.publish import publish as publish_artifact
+    from export.publishing.triton_config import Serving
+
+    artifact = foreign_artifact(file)
+    if joined:
+        artifact, told = joining(artifact.telling(packed=MASK))
+        if artifact.origin.joined_lengths is None:
+            raise Failed(told)
+    publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))
+
+
+def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path) -> None:
+    """Compares each way's answers with those of the padded `file` in this process, one text a call.
+
+    Raises WrongAnswer.
+    """
+    import onnxruntime
+    import tritonclient.http as http
+
+    session = onnxruntime.InferenceSession(file)
+    expected = np.concatenate([session.run(None, dict(text))[0] for text in texts])
+
+    def ask(model: str, text: Text) -> Any:
+        inputs = [http.InferInput(name, list(array.shape), "INT64") for name, array in text.items()]
+        for given, array in zip(inputs, text.values(), strict=True):
+            given.set_data_from_numpy(array)
+        with http.InferenceServerClient(url, network_timeout=600) as client:
+            return client.infer(model, inputs).as_numpy(session.get_outputs()[0].name)
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        for way, model in models.items():
+            found = np.concatenate(list(clients.map(lambda text, model=model: ask(model, text), texts)))
+            error = float(np.abs(found - expected).max() / np.abs(expected).max())
+            if not error <= TOLERANCE:  # NaN too
+                raise WrongAnswer(f"{way}: expected answers within {TOLERANCE:g} of their size, found {error:.1e}")
+
+
+def _row(
+    load: str, way: str, taken: Mapping[tuple[str, str], list[dict[str, float]]], texts: Sequence[Text], in_flight: int
+) -> Row:
+    figures, base = taken[load, way], taken[load, BASE]
+    tokens = [text[MASK].shape[1] for text in texts]
+    ratios = {
+        of: [own[name] / other[name] for own, other in zip(figures, base, strict=True)]
+        for of, name in (("rate", "texts_per_s"), ("p99", "p99_ms"))
+    }
+    return {
+        **{"load": load, "candidate": way, "in_flight": in_flight, "texts": len(texts)},
+        **{"mean_tokens": sum(tokens) / len(tokens), "longest_tokens": max(tokens)},
+        **{name: float(median(each[name] for each in figures)) for name in figures[0]},
+        **{f"{of}_of_{PADDED}_joined": each for of, each in ratios.items()},
+    }

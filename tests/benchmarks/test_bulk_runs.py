@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.load import bulk_runs
-from benchmarks.load.bulk_runs import _digits, _ended, _part_rows, _write_images
 from benchmarks.load.plain_program import BATCH_SIZE, batches
+from benchmarks.presets import bulk as bulk_runs
+from benchmarks.presets.bulk import _digits, _ended, _part_rows, _write_images
 
 
 def test_a_run_ends_when_it_ends_and_not_at_the_next_look():

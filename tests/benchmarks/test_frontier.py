@@ -2,13 +2,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 
 from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
-from benchmarks.presets.frontier import FrontierError, comparable, frontier
+from benchmarks.presets.frontier import comparable, frontier
 from models.catalog import PRETRAINED
 from models.checkpoints.checkpoint import save
 from models.networks.config import ModelConfig
@@ -69,7 +70,7 @@ def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> Non
         config = replace(TINY, dim=16 * number)
         write(tmp_path / f"{number}.safetensors", config, METRICS | {"dataset": dataset})
     assert [each.path.stem for each in comparable([tmp_path], "fashion-mnist")] == ["2", "3"]
-    with pytest.raises(FrontierError, match=f"{tmp_path}: expected checkpoints of cifar10, found none"):
+    with pytest.raises(click.ClickException, match=f"{tmp_path}: expected checkpoints of cifar10, found none"):
         comparable([tmp_path], "cifar10")
     assert {each.metrics["dataset"] for each in comparable([PRETRAINED])} == {"mnist"}
 

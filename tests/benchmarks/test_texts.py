@@ -12,7 +12,6 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
-from benchmarks.load import texts
 from benchmarks.load.figures import WrongAnswer
 from benchmarks.measure.padded_texts import (
     CUT,
@@ -26,6 +25,7 @@ from benchmarks.measure.padded_texts import (
     packed_files,
 )
 from benchmarks.measure.run import Run
+from benchmarks.presets import texts
 from benchmarks.reporting.tables.third_party import texts as table
 from export.compiler.proof.runs import Runner
 from export.compiler.proof.tolerances import relative_error

@@ -17,8 +17,8 @@ from benchmarks.measure.choices import (
     own_options,
     several,
 )
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, candidates, label_of
-from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.progress import note
 from models.catalog import OF_DIGITS, SHIPPED, shipped

@@ -49,7 +49,7 @@ def faults(names: tuple[str, ...], hours: float | None, json_path: Path | None) 
     from benchmarks.drills.bench import DrillBench
     from benchmarks.drills.server_faults import drills, soak
     from benchmarks.drills.verdicts import keep
-    from benchmarks.measure.machine import cores
+    from benchmarks.measure.devices import cores
     from benchmarks.measure.run import recording
 
     chosen = list(names or (() if hours else NAMES)) + (["soak"] if hours else [])

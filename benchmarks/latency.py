@@ -20,6 +20,7 @@ from benchmarks.measure.choices import (
     seconds_option,
     several,
 )
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import (
     COMPARED,
     DEFAULT_PRECISIONS,
@@ -27,7 +28,6 @@ from benchmarks.measure.engines import (
     RUNTIMES,
     candidates,
 )
-from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS, Precision

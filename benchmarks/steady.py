@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 
 UNSTEADY = 5  # exit code
 

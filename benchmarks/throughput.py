@@ -22,8 +22,8 @@ from benchmarks.measure.choices import (
     presets,
     repeated,
 )
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES
-from benchmarks.measure.machine import cores
 from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS

@@ -1,12 +1,18 @@
-"""Chooses the measured device and frees its memory."""
+"""Chooses the measured device and frees its memory; counts the cores."""
 
 from __future__ import annotations
 
 import gc
+import os
 
 import click
 
 from export.precision_table import Device
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def choose(wanted: str) -> Device:

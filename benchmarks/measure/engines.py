@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.measure.candidate import Candidate, Classify, Program, Rewrites, Sizes
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.own import Own
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 

@@ -82,7 +82,7 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
         made = draw(hugging_face(config, network, vocab_size=WORDS, **sizes, **form)())
         ids = torch.randint(3, WORDS, (2, 16))
         names = ["input_ids", "attention_mask"]
-        return _export(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
+        return exported(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
 
     return write
 
@@ -98,14 +98,18 @@ def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
         import torch
 
         torch.manual_seed(0)
-        return _export(draw(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
+        return exported(draw(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
 
     return write
 
 
-def _export(
+def exported(
     network: Any, arguments: tuple[Any, ...], names: list[str], free: dict[int, str], folder: Path, older: bool = False
 ) -> Path:
+    """Writes the network's first output `y` for inputs `names` whose dimensions `free` are open; returns the file.
+
+    `older`: by the older exporter, which keeps attention as single operators.
+    """
     import torch
 
     class FirstOutput(torch.nn.Module):

@@ -10,10 +10,11 @@ from functools import cached_property
 import numpy as np
 import onnx
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES, why_not
-from benchmarks.measure.fused import with_fused_attention
 from benchmarks.measure.own import Own
 from export.compiler.pipeline import optimise
 from export.equivalence import Images, Logits, check, check_classes, torch_classifier
@@ -26,6 +27,8 @@ from models.catalog import matching
 from models.checkpoints.checkpoint import load
 from models.data import Dataset, load_digits
 from models.networks.config import ModelConfig
+from models.networks.layers import Attention
+from models.networks.norms import NormFactory
 from models.networks.registry import build, randomise_norms
 
 REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
@@ -105,6 +108,24 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
         return network.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
     proto, macs = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
     return _file(of, proto, precision, engine.kind), macs
+
+
+class FusedAttention(Attention):
+    """Attention in one fused kernel."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, N, E)
+
+
+def fused_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
+    return FusedAttention(config.block(i), norm)
+
+
+def with_fused_attention(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """A copy in eval mode with fused attention; a network without attention stays as it is."""
+    fused = build(config, fused_attention).eval()
+    fused.load_state_dict(model.state_dict())
+    return fused
 
 
 def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:

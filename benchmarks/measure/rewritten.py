@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
 from models.networks.config import ModelConfig, ModelName

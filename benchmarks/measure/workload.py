@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from benchmarks.measure.candidate import Candidate, Program
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import start
-from benchmarks.measure.machine import cores
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,9 +1,16 @@
+"""Compares calls of a served model by every transport with calls of the same file in this process."""
+
 from __future__ import annotations
 
+import json
+import resource
 import tempfile
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,8 +20,9 @@ import click
 from benchmarks.load.figures import LARGEST_BATCH, Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, device_option, digits, json_option, seconds_option
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES, why_not
-from benchmarks.measure.machine import cores
+from benchmarks.measure.progress import count_bar
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
 from export.precision_table import PRECISIONS
@@ -22,9 +30,13 @@ from models.catalog import OF_DIGITS
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Record
+    from benchmarks.measure.timing import Durations
+    from clients.classifier import Classifier
     from export.equivalence import Images
 
 CHECKED = 1000  # images whose logits are compared
+STREAM_STEPS = 10
+CLIENT_CALLS = 300
 
 
 @click.command()
@@ -71,10 +83,10 @@ def added(
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
-    from benchmarks.load import in_process, transports
+    from benchmarks.load import in_process
     from benchmarks.load.published import check, publish, server_arguments
     from benchmarks.measure.engines import start
-    from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
+    from benchmarks.measure.timing import finished_rounds, time_interleaved
     from clients.classifier import Classifier
     from serving.local_server import running_server
 
@@ -98,12 +110,61 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
             runs |= {name: partial(each.classify, images[:count]) for name, each in classifiers.items()}
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
-                rows.extend(about | row for row in transports.rows(measured, count))
+                rows.extend(about | row for row in _rows(measured, count))
                 record.update(rows)
 
             finished_rounds(partial(time_interleaved, runs, seconds, f"{count} images a call"), add)
         statistics_url = f"http://{server.http_url}/v2/models/{candidate.model}/stats"
-        for name, samples in transports.client_part_ns(classifiers, statistics_url, images[:1]).items():
+        for name, samples in _client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}
-        record.update([*rows, *(about | row for row in transports.stream(classifiers["HTTP"], images, streamed))])
+        record.update([*rows, *(about | row for row in _stream(classifiers["HTTP"], images, streamed))])
+
+
+def _client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
+    """The client's part of each single request in ns, by transport; the transports take turns.
+
+    It is the request's duration minus the server's part, from arrival until the network has the answer.
+    """
+
+    def served() -> tuple[int, int]:
+        with urllib.request.urlopen(statistics_url) as answer:
+            success = json.load(answer)["model_stats"][0]["inference_stats"]["success"]
+        return success["count"], success["ns"]
+
+    samples: dict[str, list[int]] = {name: [] for name in classifiers}
+    count, total_ns = served()
+    for _ in range(CLIENT_CALLS):
+        for name, classifier in classifiers.items():
+            start_ns = time.perf_counter_ns()
+            classifier.classify(image)
+            took_ns = time.perf_counter_ns() - start_ns
+            before, before_ns = count, total_ns
+            while count == before:  # the server counts a request after its answer has left
+                count, total_ns = served()
+            samples[name].append(took_ns - (total_ns - before_ns))
+    return samples
+
+
+def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
+    """Streams `count` images and yields STREAM_STEPS measurements of this process's memory."""
+    answers = classifier.stream(images[i % len(images)] for i in range(count))
+    with count_bar("Streaming", count, "images") as advance:
+        for step in range(1, STREAM_STEPS + 1 if count else 1):
+            advance(sum(1 for _ in islice(answers, count // STREAM_STEPS)))
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            yield {"images": step * (count // STREAM_STEPS), "resident_mb": pages * resource.getpagesize() / 1e6}
+
+
+def _rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
+    alone_ms = measured[IN_PROCESS].percentile_ms(50)
+    return [
+        {
+            "images_a_call": count,
+            "transport": name,
+            "images_per_s": count / (p50_ms := durations.percentile_ms(50)) * 1000,
+            "added_ms": p50_ms - alone_ms,
+            **durations.row(),
+        }
+        for name, durations in measured.items()
+    ]

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from benchmarks.measure.choices import json_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.run import Row, recording
 
 ROUNDS = 7

@@ -13,7 +13,7 @@ import click
 
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.run import Row
 
 PROMPT, DECODED = 256, 16  # tokens

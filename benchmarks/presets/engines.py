@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
+from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import ORT
-from benchmarks.measure.machine import cores
 from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.run import Row
 from benchmarks.studies.grids import FOLDING
 

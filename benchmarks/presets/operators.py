@@ -1,12 +1,26 @@
+"""Times the operators of an ONNX graph in ONNX Runtime on the CPU."""
+
 from __future__ import annotations
 
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmarks.measure.choices import json_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from models.catalog import SHIPPED, shipped
+
+if TYPE_CHECKING:
+    from export.equivalence import Images
+
 
 BATCH, CALLS = 64, 100
 
@@ -17,7 +31,6 @@ BATCH, CALLS = 64, 100
 def operators(model: str, json_path: Path | None) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
     from benchmarks.measure.networks import example_images
-    from benchmarks.measure.profiling import profile_graph
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
     from export.graph import Form
@@ -33,3 +46,99 @@ def operators(model: str, json_path: Path | None) -> None:
             about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
             record.add(*(about | row for kind in ("operators", "groups") for row in graph[kind]))
         click.echo(show(record.run(), "operators"))
+
+
+def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
+    """Median times of the graph, its operators and its nodes; JSON-ready. `alone`: without the profiler."""
+    from benchmarks.measure.timing import ON_A_CPU, time_interleaved
+
+    with tempfile.TemporaryDirectory() as folder:
+        profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
+        feeds = {"image": images}
+        runs = {"profiled": lambda: profiled.run(None, feeds), "alone": lambda: alone.run(None, feeds)}
+        every = replace(ON_A_CPU, one_state=False)  # keeps all rounds: the profiler records events of all
+        measured = time_interleaved(runs, 0.001, "profiling", calls, protocol=every)
+        events = json.loads(Path(profiled.end_profiling()).read_text())
+    nodes = list(nodes_of(events, calls))
+    return {
+        "p50_ms": measured["alone"].percentile_ms(50),
+        "profiled_p50_ms": measured["profiled"].percentile_ms(50),
+        "nodes_p50_ms": sum(node["p50_us"] for node in nodes) / 1000,
+        "operators": together(nodes, ["operator"]),
+        "groups": together(nodes, ["operator", "shapes"]),
+        "nodes": nodes,
+    }
+
+
+def _session(data: bytes, threads: int, profile_prefix: Path | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.enable_mem_pattern = False  # as in all benchmarks
+    if profile_prefix:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def nodes_of(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
+    """A row per node: median in µs over its timed calls, the last `calls` or, of a quick graph, every other call."""
+    taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            taken[event["name"].removesuffix("_kernel_time")].append(event)
+    for name, own in taken.items():
+        step = max(1, (len(own) - 1) // calls)  # the first call warms up; an untimed call may precede each timed call
+        inputs, outputs = (_shapes(own[-1]["args"][f"{side}_type_shape"]) for side in ("input", "output"))
+        yield {
+            "node": name,
+            "operator": own[-1]["args"]["op_name"],
+            "shapes": f"{' · '.join(map(_said, inputs))} → {' · '.join(map(_said, outputs))}",
+            "p50_us": median(event["dur"] for event in own[::-step][:calls]),
+            "flops": flops(own[-1]["args"]["op_name"], inputs, outputs[0]),
+        }
+
+
+def _shapes(tensors: Sequence[dict[str, list[int]]]) -> list[list[int]]:
+    """The profiler writes each tensor as {type: shape}."""
+    return [shape for tensor in tensors for shape in tensor.values()]
+
+
+def _said(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int]) -> int | None:
+    """Floating-point operations of a product or convolution; None for other operators.
+
+    The profiler omits weights packed beforehand, so K comes from the left factor.
+    """
+    if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm"):
+        inner = prod(inputs[0][-2:]) // output[-2]  # (…, M, K) or its transpose, over M of (…, M, N)
+        return 2 * prod(output) * inner
+    if operator in ("Conv", "FusedConv") and len(inputs) > 1 and len(inputs[1]) == len(output):
+        return 2 * prod(output) * prod(inputs[1][1:])  # weight: (out, in / groups, h, w)
+    return None
+
+
+def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """A row per group of nodes with equal `keys`, slowest first."""
+    total_us = sum(node["p50_us"] for node in nodes)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes:
+        groups[tuple(node[key] for key in keys)].append(node)
+    rows = []
+    for alike, members in groups.items():
+        taken_us = sum(node["p50_us"] for node in members)
+        work = [node["flops"] for node in members]
+        rows.append(
+            dict(zip(keys, alike, strict=True))
+            | {
+                "count": len(members),
+                "p50_us": taken_us,
+                "share": taken_us / total_us,
+                "gflops_per_s": sum(work) / taken_us / 1000 if taken_us and None not in work else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -float(row["p50_us"]))

@@ -23,7 +23,7 @@ def proxy(names: tuple[str, ...], json_path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     from benchmarks.drills.behind_proxy import BehindProxy
     from benchmarks.drills.verdicts import keep
-    from benchmarks.measure.machine import cores
+    from benchmarks.measure.devices import cores
     from benchmarks.measure.run import recording
 
     with recording(json_path, cores()) as record, BehindProxy() as bench:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.machine import cores
+from benchmarks.measure.devices import cores
 from benchmarks.measure.rewritten import ROUNDS
 
 DEPTHS = (6, 1)

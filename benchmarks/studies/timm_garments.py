@@ -9,7 +9,6 @@ python benchmarks/studies/timm_garments.py --work garments --epochs 3
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -133,24 +132,14 @@ def normalised(images: Images) -> NDArray[np.float32]:
     return np.asarray((images / np.float32(255) - np.float32(MEAN)) / np.float32(STD), np.float32)
 
 
-def export(model: Any, path: Path) -> Path:
+def export(model: Any, folder: Path) -> Path:
+    """Writes the network as an ONNX file: `pixels` float32 (batch, 1, 28, 28) -> `y` (batch, 10)."""
     import torch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            (torch.randn(2, 1, SIDE, SIDE),),
-            path,
-            input_names=["pixels"],
-            output_names=["scores"],
-            dynamic_shapes=({0: "batch"},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    return path
+    from benchmarks.measure.foreign_networks import exported
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return exported(model, (torch.randn(2, 1, SIDE, SIDE),), ["pixels"], {0: "batch"}, folder)
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
@@ -169,7 +158,7 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
 
-    file = export(model, folder / "exported.onnx")
+    file = export(model, folder)
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
     scores = {name: _scores_of(ask, data.test_images) for name, ask in candidates.items()}
     quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
@@ -194,7 +183,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
     from export.compiler.proof.runs import Runner
 
     torch.set_num_threads(1)
-    exported, served = Runner(file, packed=True), Runner(Path(find_model(published).path), packed=True)
+    plain, served = Runner(file, packed=True), Runner(Path(find_model(published).path), packed=True)
     about = describe(served.session.get_modelmeta().custom_metadata_map)
 
     def framed(image: Images) -> Images:
@@ -206,7 +195,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
         return scores
 
     def by_export(images: Images) -> NDArray[np.float32]:
-        return np.asarray(exported({"pixels": normalised(images)})["scores"], np.float32)
+        return np.asarray(plain({"pixels": normalised(images)})["y"], np.float32)
 
     def as_published(images: Images) -> NDArray[np.float32]:
         return np.asarray(served({"image": np.stack([framed(image[0]) for image in images])})["logits"], np.float32)

@@ -5,8 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.measure.networks import example_images
-from benchmarks.measure.profiling import flops, nodes_of, profile_graph, together
 from benchmarks.presets import operators as module
+from benchmarks.presets.operators import flops, nodes_of, profile_graph, together
 from export.graph import Form
 from export.pipeline import export_checkpoint
 from models.catalog import shipped

@@ -37,7 +37,7 @@ def test_a_server_answers_about_garments_as_timm_does(norm: str, garments: Datas
     import torch
 
     model = train(norm, garments, 1, DEPTH, tmp_path / "kept.pt")
-    file = export(model, tmp_path / "garments.onnx")
+    file = export(model, tmp_path)
     publish(file, garments.labels, tmp_path / "models")
     for number, image in enumerate(garments.test_images):
         Image.fromarray(image[0]).save(tmp_path / f"{number:02d}.png")

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 if TYPE_CHECKING:
     from models.data import Dataset
 
-NAMES = ("fashion-mnist", "digits", "shapes")
+NAMES = ("fashion-mnist", "mnist", "digits", "shapes")
 OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
 
 
@@ -42,7 +43,10 @@ def own_pictures(datasets: tuple[str, ...], pictures: tuple[int, ...], seeds: in
     rows = [json.loads(line) for line in keep.read_text().splitlines()] if keep and keep.exists() else []
     for name in datasets:
         data = _load(name)
-        for count, seed in ((count, seed) for count in pictures for seed in range(seeds)):
+        more = [count for count in pictures if count > len(data.train_labels)]
+        if more:
+            click.echo(f"{name} has {len(data.train_labels)} training pictures: none of {more}", err=True)
+        for count, seed in product(sorted({*pictures} - {*more}), range(seeds)):
             if any((row["dataset"], row["pictures"], row["seed"]) == (name, count, seed) for row in rows):
                 continue
             rows.append({"dataset": name, "pictures": count, "seed": seed} | _row(data, count, seed))

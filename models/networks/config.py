@@ -35,7 +35,7 @@ PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
 Background = Literal["dark", "light"]
-Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn"]
+Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade"]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks
 CNN_MIN_SIDE = 20  # pixels, which the CNN's convolutions and poolings reduce to 1

@@ -10,6 +10,8 @@
 - `flip-erase`, for things that fill their frame: half of the images are mirrored, all move by up to a 28th of the side,
   and half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
 - `turn`, for pictures of anything: the affine map of `elastic` at half its strength; pixels of the edge fill the rest.
+- `turn-shade`, for few pictures of anything: `turn`, then a picture x becomes min(1, c x^g); ln g is from
+  U(-0.5, 0.5), ln c from U(-0.3, 0.3).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
+GAMMA, CONTRAST = 0.5, 0.3  # largest natural logarithms, in either direction
 MOVES = 28  # a picture moves by up to 1/28 of its side
 ERASED_SHARE, ERASED = 0.5, (1 / 7, 1 / 2)  # of the images, and of each side
 
@@ -42,6 +45,8 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return lambda images: _erased(_moved(_mirrored(images)))
     if name == "turn":
         return _turned
+    if name == "turn-shade":
+        return lambda images: _shaded(_turned(images))
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -87,6 +92,11 @@ def _turned(images: Tensor) -> Tensor:
     places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-0.5, 0.5)), *images.shape[2:])  # (B, H, W, 2)
     turned: Tensor = F.grid_sample(images, places, padding_mode="border", align_corners=False)
     return turned
+
+
+def _shaded(images: Tensor) -> Tensor:
+    gamma, contrast = (images.new_empty(len(images), 1, 1, 1).uniform_(-most, most).exp() for most in (GAMMA, CONTRAST))
+    return (images**gamma * contrast).clamp(max=1)
 
 
 def _moved(images: Tensor) -> Tensor:

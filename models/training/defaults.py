@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 FEW = 2000  # pictures to train on
+FEWEST = 200  # pictures to train on: fewer do not show the shades of their classes
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
@@ -54,7 +55,7 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "lr": 0.003,
         "schedule": "one-cycle",
         "weight_decay": 0.05,
-        "augment": "turn",
+        "augment": "turn-shade" if kind == "cnn" and count < FEWEST else "turn",
         **(MIXES if kind == "cnn" else {}),
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
@@ -89,7 +90,8 @@ def _seen(kind: str, data: Dataset) -> int:
 
 def _reason(values: Mapping[str, Any], few: bool) -> str:
     if values["model"] == "cnn":
-        more = "distortions, mixed pairs and averaged weights make them more"
+        shades = "shades, " if values["augment"] == "turn-shade" else ""
+        more = f"distortions, {shades}mixed pairs and averaged weights make them more"
         return f"such pictures teach convolutions more than attention, so no transformer (--model vitbn is one); {more}"
     size = "few pictures need small batches and a shallow network" if few else "many pictures carry a deeper network"
     return f"{size}; the rate falls to 0, so the last epochs are the best"

@@ -61,6 +61,23 @@ def test_pixels_are_mapped_as_by_affine_grid():
     torch.testing.assert_close(_mapped(maps, 28, 24), expected, rtol=0, atol=1e-6)
 
 
+def test_shades_are_a_power_and_a_factor_of_the_turned_pictures():
+    images = torch.rand(1000, 1, 28, 28, generator=torch.Generator().manual_seed(1)) / 2 + 0.01
+    torch.manual_seed(0)
+    turned = augmentation("turn")(images).flatten(1)
+    torch.manual_seed(0)
+    shaded = augmentation("turn-shade")(images).flatten(1)
+    assert 0 <= shaded.min() < shaded.max() <= 1
+    x, y = turned.double().log(), shaded.double().log()
+    gamma = (y[:, :1] - y[:, 300:301]) / (x[:, :1] - x[:, 300:301])
+    contrast = y[:, :1] - gamma * x[:, :1]
+    sure = (x[:, 0] - x[:, 300]).abs() > 0.1
+    assert (torch.minimum(gamma * x + contrast, torch.zeros(())) - y)[sure].abs().max() < 1e-4
+    for found, most in ((gamma[sure].log(), 0.5), (contrast[sure], 0.3)):
+        assert -most - 1e-4 < found.min() < -0.95 * most
+        assert 0.95 * most < found.max() < most + 1e-4
+
+
 def test_crop_and_flip_cut_a_window_and_mirror_half():
     torch.manual_seed(0)
     images = torch.rand(100, 3, 8, 8) + 0.1

@@ -51,6 +51,12 @@ def test_the_time_of_a_training_is_bounded(count, side, model, seen):
     assert chosen["epochs"] * count == seen
 
 
+@pytest.mark.parametrize(("count", "model", "shades"), [(48, "cnn", True), (240, "cnn", False), (48, "vit", False)])
+def test_fewer_than_200_pictures_get_shades(count, model, shades):
+    chosen, reason = usual(folder_of(count), {"model": model})
+    assert (chosen["augment"], "shades" in reason) == (("turn-shade", True) if shades else ("turn", False))
+
+
 @pytest.mark.parametrize("count", [3, 25, 49, 50, 73, 240, 500, 1153])
 def test_the_last_batch_of_few_pictures_is_no_rest(count):
     """50 pictures in batches of 24 would leave a batch of two."""

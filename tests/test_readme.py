@@ -22,7 +22,7 @@ READY_S, READY = 60, "/v2/health/ready"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """latency.py times only a narrow ViTBN of one block; test_latency.py runs all networks."""
+    """Measures fewer networks and runtimes; test_latency.py and test_accuracy.py measure all."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -30,6 +30,7 @@ def checkout(tmp_path: Path) -> Path:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     for name, old, new in (
+        ("accuracy.py", '"torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized"', '"torch", "onnx-optimized"'),
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
         ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),
@@ -177,6 +178,7 @@ ELSEWHERE = {
 }
 # Fewer epochs and blocks, and a folder in place of S3; MNIST has 5,300 training images here.
 SHORTER = {
+    "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 25"),
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
         "--depth 4 --epochs 20",
         "--epochs 1 --depth 1",

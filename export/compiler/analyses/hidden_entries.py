@@ -29,7 +29,8 @@ Values = dict[ir.Value, Array]
 @dataclass(frozen=True)
 class Roles:
     """The axis of the texts, the axes of tokens, and those along which hidden entries are 0, true, or sunk: so far
-    below a visible one that a softmax gives them 0. Entries of hidden tokens of another axis do not count.
+    below a visible one that a softmax gives them 0. Along `low` and `high` some may lie as far below or above 0, as
+    what fills hidden tokens. Entries of hidden tokens of another axis do not count.
     """
 
     batch: int | None = None
@@ -37,6 +38,8 @@ class Roles:
     zero: frozenset[int] = frozenset()
     true: frozenset[int] = frozenset()
     sunk: frozenset[int] = frozenset()
+    low: frozenset[int] = frozenset()
+    high: frozenset[int] = frozenset()
 
     def axes(self) -> tuple[int, ...]:
         return (*(() if self.batch is None else (self.batch,)), *self.tokens)
@@ -82,11 +85,15 @@ class HiddenEntries:
         if not batch or not tokens:
             return Roles(batch[0] if batch else None, tokens)
         facts = [list(self._facts(value, batch[0], tokens, axis)) for axis in tokens]
-        kept = [
+        of_all = [
             frozenset(axis for axis, fact in zip(tokens, facts, strict=True) if fact and all(each[k] for each in fact))
             for k in range(3)
         ]
-        return Roles(batch[0], tokens, *kept)
+        of_some = [
+            frozenset(axis for axis, fact in zip(tokens, facts, strict=True) if any(each[k] for each in fact))
+            for k in (3, 4)
+        ]
+        return Roles(batch[0], tokens, *of_all, *of_some)
 
     def check(self, value: ir.Value, dim: Dim) -> None:
         """Raises Refused for a size that is neither known nor of an input's axis."""
@@ -102,7 +109,7 @@ class HiddenEntries:
 
     def _facts(
         self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int
-    ) -> Iterator[tuple[bool, bool, bool]]:
+    ) -> Iterator[tuple[bool, bool, bool, bool, bool]]:
         for seen, (array, *picked) in self._evaluated([value, *self.picks]):
             apart = seen.any(1, keepdims=True)
             for numbers in picked:
@@ -114,12 +121,13 @@ class HiddenEntries:
                 if other != axis:
                     hidden = hidden & _along(seen, array, batch, other)
             hidden = np.broadcast_to(hidden, array.shape)
-            kind = array.dtype.kind
-            zero = not array[hidden].any()
+            kind, entries = array.dtype.kind, array[hidden]
             yield (
-                zero,
-                kind == "b" and bool(array[hidden].all()),
+                not entries.any(),
+                kind == "b" and bool(entries.all()),
                 kind == "f" and _is_sunk(array.astype(np.float64), hidden, _along(seen, array, batch, axis), axis),
+                kind == "f" and bool((entries <= -SUNK).any()),
+                kind == "f" and bool((entries >= SUNK).any()),
             )
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:

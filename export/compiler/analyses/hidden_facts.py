@@ -1,4 +1,4 @@
-"""Which outputs are 0, true or sunk at hidden tokens because inputs are.
+"""Which outputs are 0, true, sunk, low or high at hidden tokens because inputs are.
 
 In: a node, the roles of its inputs and, for an axis of its output, the axis of each input. Out: `Facts`.
 """
@@ -6,7 +6,7 @@ In: a node, the roles of its inputs and, for an axis of its output, the axis of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -16,11 +16,14 @@ from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.operators.table import Trait, operator_of
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
+    """As in `Roles`, along an axis."""
+
     zero: bool = False
     true: bool = False
     sunk: bool = False
+    low: bool = False
+    high: bool = False
 
 
 UNKNOWN = Facts()
@@ -45,15 +48,36 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     if node.op_type in COMPARING:
         return _compared(node, given)
     traits = operator_of(node).traits
-    if Trait.ZERO_IF_ANY in traits:
-        return Facts(zero=any(each.zero for each in given))
-    sunk = any(each.sunk for each in given) if node.op_type == "Add" else given[0].sunk
-    if Trait.ZERO_IF_ALL in traits:
-        sunk = sunk and (node.op_type in ("Add", "Sub") or all(each.sunk for each in given))
-        return Facts(all(each.zero for each in given), False, sunk)
     if Trait.MOVES in traits:
         return given[0]
-    return Facts(zero=given[0].zero and Trait.ZERO in traits)
+    low, high = _far(node, given)
+    if Trait.ZERO_IF_ANY in traits:
+        zero = any(each.zero for each in given)
+        return Facts(zero=zero, low=low and not zero, high=high and not zero)
+    if Trait.ZERO_IF_ALL in traits:
+        return Facts(all(each.zero for each in given), False, _sinks(node, given), low, high)
+    return Facts(zero=given[0].zero and Trait.ZERO in traits, low=low, high=high)
+
+
+def _sinks(node: ir.Node, given: Sequence[Facts]) -> bool:
+    """A term that is high may lift what the others sink: a product of tokens that are filled with -1e9."""
+    if node.op_type == "Add":
+        return any(each.sunk for each in given) and all(each.sunk or not each.high for each in given)
+    if node.op_type == "Sub":
+        return given[0].sunk and not given[1].low
+    return all(each.sunk for each in given)
+
+
+def _far(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
+    """Whether outputs may be low and high: a product of low ones may be both."""
+    traits, low, high = operator_of(node).traits, [each.low for each in given], [each.high for each in given]
+    if Trait.BOUNDED in traits:
+        return False, False
+    if node.op_type == "Sub":
+        return low[0] or high[1], high[0] or low[1]
+    if Trait.ZERO_IF_ALL in traits:
+        return any(low), any(high)
+    return (any(low + high),) * 2
 
 
 def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
@@ -71,7 +95,7 @@ def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int
     role, axis = roles.get(position), axes.get(position)
     if role is None or axis is None:
         return UNKNOWN
-    return Facts(axis in role.zero, axis in role.true, axis in role.sunk)
+    return Facts(*(axis in along for along in (role.zero, role.true, role.sunk, role.low, role.high)))
 
 
 def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
@@ -79,7 +103,8 @@ def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -
     if condition.true or condition.zero:
         return _branch(node, roles, axes, 1 if condition.true else 2)
     left, right = (_branch(node, roles, axes, k) for k in (1, 2))
-    return Facts(left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
+    both = (left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
+    return Facts(*both, left.low or right.low, left.high or right.high)
 
 
 def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
@@ -90,7 +115,11 @@ def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], 
     if number is None:
         return _of_input(roles, axes, position)
     return Facts(
-        not number.any(), bool(number.dtype == bool and number.all()), bool(np.less_equal(number, -SUNK).all())
+        zero=not number.any(),
+        true=bool(number.dtype == bool and number.all()),
+        sunk=bool(np.less_equal(number, -SUNK).all()),
+        low=bool(np.less_equal(number, -SUNK).any()),
+        high=bool(np.greater_equal(number, SUNK).any()),
     )
 
 

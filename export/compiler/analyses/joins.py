@@ -134,16 +134,18 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
         raise Refused.at(node, "expected queries of all tokens or of rows")
-    if (
-        given is None
-        or mask is None
-        or shapes.rank(given) != 4
-        or 3 not in (mask.zero if given.dtype == ir.DataType.BOOL else mask.sunk)
-    ):
+    if given is None or mask is None or shapes.rank(given) != 4 or 3 not in _hidden_by(given, mask, keys):
         raise Refused.at(node, "hidden tokens may have weights")
     moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
     done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
     return Join(axes=moved, done=done)
+
+
+def _hidden_by(given: ir.Value, mask: Roles, keys: Roles) -> frozenset[int]:
+    """The axes of the mask along which hidden entries have no weight: products of filled keys may lift a sum."""
+    if given.dtype == ir.DataType.BOOL:
+        return mask.zero
+    return frozenset() if keys.low | keys.high else mask.sunk
 
 
 def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
-from export.compiler.analyses.hidden_facts import facts_of
+from export.compiler.analyses.hidden_facts import UNKNOWN, facts_of
 from export.compiler.analyses.joins import Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
@@ -151,9 +151,8 @@ def _joined(
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
-    zero = frozenset(axis for axis in others if facts[axis].zero) | join.zero
-    true = frozenset(axis for axis in others if facts[axis].true)
-    return Roles(batch[0], tuple(others), zero, true, frozenset(axis for axis in others if facts[axis].sunk))
+    zero, true, sunk, low, high = (frozenset(axis for axis in others if facts[axis][k]) for k in range(len(UNKNOWN)))
+    return Roles(batch[0], tuple(others), zero | join.zero, true, sunk, low - join.zero, high - join.zero)
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:

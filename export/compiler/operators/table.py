@@ -36,11 +36,12 @@ class Trait(Flag):
     GREATEST = auto()  # an element far below the others adds nothing
     POSITIVE = auto()  # or 0
     SIGNED = auto()  # never negative if no input is, of those that move elements the first
+    BOUNDED = auto()  # small, however large the inputs are
 
 
 MOVES, PICKS, RANDOM, SUMS, GREATEST = Trait.MOVES, Trait.PICKS, Trait.RANDOM, Trait.SUMS, Trait.GREATEST
 ZERO, ZERO_IF_ANY, ZERO_IF_ALL = Trait.ZERO, Trait.ZERO_IF_ANY, Trait.ZERO_IF_ALL
-POSITIVE, SIGNED = Trait.POSITIVE, Trait.SIGNED
+POSITIVE, SIGNED, BOUNDED = Trait.POSITIVE, Trait.SIGNED, Trait.BOUNDED
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,14 @@ def _rows(*rows: tuple[str, Operator]) -> dict[str, Operator]:
 
 
 STANDARD = _rows(
-    ("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Floor HardSigmoid HardSwish", Operator(elementwise)),
-    ("LeakyRelu Log Mish Not Reciprocal Round Selu Sinh Softsign ThresholdedRelu", Operator(elementwise)),
-    ("Erf Gelu IsInf IsNaN Neg Sign Sin Swish Tan Tanh", Operator(elementwise, ZERO)),
+    ("Acos Acosh Asin Asinh Atanh Ceil Celu Cosh Elu Floor HardSwish LeakyRelu Log Mish", Operator(elementwise)),
+    ("Not Reciprocal Round Selu Sinh ThresholdedRelu", Operator(elementwise)),
+    ("Atan Cos HardSigmoid Softsign", Operator(elementwise, BOUNDED)),
+    ("Gelu IsInf IsNaN Neg Swish Tan", Operator(elementwise, ZERO)),
+    ("Erf Sign Sin Tanh", Operator(elementwise, ZERO | BOUNDED)),
     ("Abs Relu Sqrt", Operator(elementwise, ZERO | POSITIVE)),
-    ("Exp Sigmoid Softplus", Operator(elementwise, POSITIVE)),
+    ("Exp Softplus", Operator(elementwise, POSITIVE)),
+    ("Sigmoid", Operator(elementwise, POSITIVE | BOUNDED)),
     ("Clip", Operator(elementwise, SIGNED)),
     ("Cast Identity", Operator(elementwise, MOVES | SIGNED)),
     ("BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual", Operator(broadcasting)),
@@ -92,10 +96,10 @@ STANDARD = _rows(
     ("ReduceMax", Operator(rules.reduce, ZERO | GREATEST)),
     ("ReduceLogSumExp", Operator(rules.reduce, GREATEST)),
     ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(rules.reduce)),
-    ("Softmax", Operator(rules.softmax, POSITIVE)),
+    ("Softmax", Operator(rules.softmax, POSITIVE | BOUNDED)),
     ("LogSoftmax", Operator(rules.softmax)),
-    ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm)),
-    ("LpNormalization", Operator(rules.lp_norm)),
+    ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm, BOUNDED)),
+    ("LpNormalization", Operator(rules.lp_norm, BOUNDED)),
     ("BatchNormalization", Operator(rules.batch_norm)),
     ("MatMul", Operator(rules.matmul, ZERO_IF_ANY, macs.matrices(0, 1))),
     ("Gemm", Operator(rules.gemm, macs=macs.gemm)),

@@ -114,6 +114,16 @@ class Biased(Masked):
         return (1.0 - mask[:, None, None, :].to(torch.float32)) * -3.0
 
 
+class Filled(Masked):
+    """Products of filled tokens are as large as what hides them."""
+
+    def bias(self, mask: Tensor) -> Tensor:
+        return (1.0 - mask[:, None, None, :].to(torch.float32)) * -1e9
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        return super().block(block, x.masked_fill(bias[:, 0, 0, :, None] < 0, -1e9), bias)
+
+
 class Viewed(Masked):
     """GPT-2's: the mask's length is that of all texts, divided by their number."""
 
@@ -133,4 +143,4 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Masked", "Viewed"]
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Masked", "Viewed"]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import VOCABULARY, Encoder, export, model, run
-from masked_networks import Biased, Convolved, Masked, Viewed
+from masked_networks import Biased, Convolved, Filled, Masked, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
@@ -163,6 +163,7 @@ REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
     (Masked("absolute", "hidden"), "shows hidden tokens"),
     (Biased(), "Softmax"),
+    (Filled(), "Softmax"),
     (Convolved(), "Conv"),
 ]
 

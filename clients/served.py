@@ -10,7 +10,7 @@ from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.transport import INPUT, OUTPUT, Connection
 
-_SERVE_IT = "; if it is published: vitbn repository promote {} {}"
+_SERVE_IT = "if it is published: vitbn repository promote {} {}"
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ async def find(connection: Connection, name: str) -> ServedModel:
 async def _instead_of(connection: Connection, name: str) -> str:
     """Names the server's models with their labels, and a model with nearly this name or with a label of this name.
 
-    Without such a model it tells how to serve `name`, which may be unloaded: without a key, a server lists only loaded
-    models.
+    It tells how to serve `name`, which may be unloaded: without a key, a server lists only loaded models.
     """
     listed = await list_all(connection)
     there = ", ".join(_with_labels(each.model) if each.model else each.name for each in listed) or "nothing"
     near = get_close_matches(name, [each.name for each in listed], 1)
     near += [each.name for each in listed if each.model and name.lower() in map(str.lower, each.model.labels)]
-    return f"there: {there}" + (f". Did you mean {near[0]!r}?" if near else _SERVE_IT.format(name, "VERSION"))
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"there: {there}; {meant}{_SERVE_IT.format(name, 'VERSION')}"
 
 
 async def list_all(connection: Connection) -> list[ListedModel]:
@@ -119,7 +119,7 @@ def _serve_it(entries: list[dict[str, Any]]) -> str:
     if not unloaded:
         return ""
     name, version = unloaded[-1]["name"], unloaded[-1].get("version") or "VERSION"
-    return _SERVE_IT.format(name, version)
+    return f"; {_SERVE_IT.format(name, version)}"
 
 
 def _names(index: list[dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from serving import control_key, restricted_api
 from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
 from serving.ports import TAKEN, is_taken
-from serving.preflight import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_names
+from serving.preflight import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_given, check_names
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -221,6 +221,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *words])
+    check_given(words)
     check_names(words)
     words = checked_repositories(words)
     check_ports(words)

@@ -9,7 +9,10 @@ from contextlib import ExitStack, suppress
 
 from serving.control import DIRECT
 
-TAKEN = f"expected a free port, found {os.strerror(errno.EADDRINUSE)}"
+TAKEN = (
+    f"expected a free port, found {os.strerror(errno.EADDRINUSE)}; stop what listens there, or give --http-port,"
+    " --grpc-port and --metrics-port"
+)
 
 
 def free_ports(count: int) -> list[int]:

@@ -47,6 +47,13 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return folder
 
 
+def check_given(arguments: Sequence[str]) -> None:
+    """Raises LauncherError without a repository: Triton says so below a page of log."""
+    values, rest = split(arguments, REPOSITORY_OPTIONS)
+    if not any(values[option] for option in REPOSITORY_OPTIONS) and "--help" not in rest:
+        raise LauncherError("expected --model-repository FOLDER, such as triton_repo, found none")
+
+
 def check_names(arguments: Sequence[str]) -> None:
     """Raises LauncherError for a model's name that a shell would split: its load never ends."""
     values, _ = split(arguments, [*REPOSITORY_OPTIONS, "--load-model"])

@@ -19,6 +19,8 @@ PORTS = "expected HOST[:HTTP[:GRPC[:HEALTH]]], found"
 ROWS = {
     f"serve {REPOSITORY} --grpc-port=99999": (1, "--grpc-port: expected a port, found '99999'"),
     "serve --model-repository=/a=b": (1, "/a=b: expected a model repository, found no such folder"),
+    "serve": (1, "expected --model-repository FOLDER, such as triton_repo, found none"),
+    "serve --log-verbose=1": (1, "expected --model-repository FOLDER, such as triton_repo, found none"),
     "serve --model-store /nowhere": (1, "/nowhere: expected a model repository, found no such folder"),
     f"serve {REPOSITORY} --open-control --http-address 0.0.0.0 --http-port=1": (
         1,

@@ -24,6 +24,7 @@ from models.training.command_options import CHECKPOINTS, check_model, check_outp
 from models.training.defaults import usual
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
+ROWS = 20  # of the table of a long training
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
 
@@ -200,7 +201,7 @@ def _run(
         if data.pictures:
             held = ", hold out" if data.held else ""
             click.echo(f"Pictures to train{held} and to test on: {_class_counts(data)}")
-        last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
+        last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %", options.epochs)
     if last:
         if data.pictures:
             _say_accuracy(output)
@@ -257,11 +258,14 @@ def _progress(images: int, finished: int) -> Iterator[Callable[[int, float], Non
         yield on_batch
 
 
-def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    last = None
+def _print_epochs(epochs: Iterator[Epoch], measured: str, count: int) -> Epoch | None:
+    """Prints the first, the last and about ROWS others: few pictures are trained on for a thousand epochs."""
+    last, every = None, max(1, count // ROWS)
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:
         for last in epochs:
+            if last.epoch not in (1, count) and last.epoch % every:
+                continue
             _print_above_the_bar(
                 f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
                 f"  {last.training_loss:13.4f}  {_percent(last.test_accuracy):>{len(measured)}}"

@@ -37,6 +37,13 @@ def test_command_writes_prints_and_resumes(tmp_path):
     assert (exit_code, "expected fewer than 2 finished epochs, found them all" in message) == (1, True)
 
 
+def test_a_thousand_epochs_are_few_rows(capsys):
+    epochs = (module.Epoch(number, 1.0, 1.0, 0.5, 0.9) for number in range(1, 1001))
+    last = module._print_epochs(epochs, "test accuracy %", 1000)
+    rows = ROW.findall(capsys.readouterr().out)
+    assert (last.epoch, len(rows), rows[0][0], rows[1][0], rows[-1][0]) == (1000, 21, "1", "50", "1000")
+
+
 def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
     bars = []
     silent = nullcontext(lambda images, loss: None)

@@ -11,7 +11,7 @@
   and half lose a rectangle of a seventh to half of each side (Zhong et al., "Random Erasing Data Augmentation", 2020).
 - `turn`, for pictures of anything: the affine map of `elastic` at half its strength; pixels of the edge fill the rest.
 - `turn-shade`, for few pictures of anything: `turn`, then a picture x becomes min(1, c x^g); ln g is from
-  U(-0.5, 0.5), ln c from U(-0.3, 0.3).
+  U(-0.9, 0.9), ln c from U(-0.5, 0.5).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
-GAMMA, CONTRAST = 0.5, 0.3  # largest natural logarithms, in either direction
+GAMMA, CONTRAST = 0.9, 0.5  # largest natural logarithms, in either direction
 MOVES = 28  # a picture moves by up to 1/28 of its side
 ERASED_SHARE, ERASED = 0.5, (1 / 7, 1 / 2)  # of the images, and of each side
 

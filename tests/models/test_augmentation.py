@@ -62,7 +62,7 @@ def test_pixels_are_mapped_as_by_affine_grid():
 
 
 def test_shades_are_a_power_and_a_factor_of_the_turned_pictures():
-    images = torch.rand(1000, 1, 28, 28, generator=torch.Generator().manual_seed(1)) / 2 + 0.01
+    images = torch.rand(1000, 1, 28, 28, generator=torch.Generator().manual_seed(1)) / 4 + 0.01
     torch.manual_seed(0)
     turned = augmentation("turn")(images).flatten(1)
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_shades_are_a_power_and_a_factor_of_the_turned_pictures():
     contrast = y[:, :1] - gamma * x[:, :1]
     sure = (x[:, 0] - x[:, 300]).abs() > 0.1
     assert (torch.minimum(gamma * x + contrast, torch.zeros(())) - y)[sure].abs().max() < 1e-4
-    for found, most in ((gamma[sure].log(), 0.5), (contrast[sure], 0.3)):
+    for found, most in ((gamma[sure].log(), 0.9), (contrast[sure], 0.5)):
         assert -most - 1e-4 < found.min() < -0.95 * most
         assert 0.95 * most < found.max() < most + 1e-4
 

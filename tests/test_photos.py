@@ -149,8 +149,8 @@ def test_the_page_offers_models_of_drawings_and_of_photos(server: Server) -> Non
     kinds = {model.name: model.preprocessing for model in found.ready}
     assert (kinds, found.preferred, found.left_out) == ({"digits": "ink", "photos": "photo"}, "digits", [])
     answer = page.ask(DIGIT_PNG.read_bytes(), None)
-    assert (answer.model, answer.prediction.label) == ("digits", "3")
+    assert (answer.model.name, answer.prediction.label) == ("digits", "3")
     answer = page.ask(DIGIT_PNG.read_bytes(), "photos")
-    assert (answer.model, answer.image.shape, answer.shapes) == ("photos", (3, 32, 32), 1)
+    assert (answer.model.name, answer.prepared.image.shape, answer.prepared.shapes) == ("photos", (3, 32, 32), 1)
     assert Triton(Options(server.http_url), "photos").models().preferred == "photos"
     page.close()

@@ -4,14 +4,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from clients.classifier import Classifier, ListedModel, Prediction, ServedModel, list_models
 from clients.errors import ModelNotFound
+from clients.images.prepare import Prepared
 from clients.options import Options
 from clients.served import best, check_labels
 from clients.web.decoding import Decoder
@@ -25,14 +22,12 @@ class Models(NamedTuple):
     left_out: list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
+    """What `model` says of a picture, and how the picture was prepared for it."""
+
+    model: ServedModel
     prediction: Prediction
-    rejected: bool  # the picture shows none of the labels
-    model: str
-    image: NDArray[np.uint8]  # (C, height, width) as the model sees it; of a drawing 0 = background, 255 = ink
-    shapes: int
-    notes: tuple[str, ...]
+    prepared: Prepared
     preparation_ms: float
 
 
@@ -73,9 +68,7 @@ class Triton:
             prepared = self._decoder.prepare(content, classifier.model, turn)
             preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(prepared.images)
-        model = classifier.model
-        rejected = model.rejects(prediction.evidence, prepared.suits)
-        return Answer(prediction, rejected, model.name, prepared.image, prepared.shapes, prepared.notes, preparation_ms)
+        return Answer(classifier.model, prediction, prepared, preparation_ms)
 
     def _default(self) -> str:
         models = self.models()

@@ -118,20 +118,22 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
     content = request.get_data()
     if not content:
         raise BadRequest("expected a picture file as the body, found an empty body")
-    answer = triton.ask(content, request.args.get("model") or None, lambda: _paying(rate))
+    model, prediction, prepared, preparation_ms = triton.ask(
+        content, request.args.get("model") or None, lambda: _paying(rate)
+    )
     return jsonify(
-        label=answer.prediction.label,
-        probability=answer.prediction.probability,
-        rejected=answer.rejected,
-        labels=answer.prediction.labels,
-        probabilities=answer.prediction.probabilities,
-        model=answer.model,
-        version=answer.prediction.version,
-        image=_rows(answer.image),
-        shapes=answer.shapes,
-        notes=answer.notes,
-        preparation_ms=round(answer.preparation_ms, 3),
-        inference_ms=round(answer.prediction.latency_ms, 3),
+        label=prediction.label,
+        probability=prediction.probability,
+        rejected=model.rejects(prediction.evidence, prepared.suits),
+        labels=prediction.labels,
+        probabilities=prediction.probabilities,
+        model=model.name,
+        version=prediction.version,
+        image=_rows(prepared.image),
+        shapes=prepared.shapes,
+        notes=prepared.notes,
+        preparation_ms=round(preparation_ms, 3),
+        inference_ms=round(prediction.latency_ms, 3),
     )
 
 

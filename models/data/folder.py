@@ -19,7 +19,7 @@ from common.decoding import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
-from models.data.split import Record, copies, split, split_again
+from models.data.split import Record, copies, record_of, split, split_again
 from models.networks.config import ModelConfig
 
 SIDE = 28  # pixels
@@ -40,8 +40,8 @@ def load_folder(
     if not str(folder.absolute()).isprintable():  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     files = find_files(folder)
-    chosen = split_again(folder, files, record) if record else split(folder, files, held_out)
-    parts, kept = (chosen.train, chosen.held_out, chosen.test), chosen.record(files.classes)
+    files = split_again(files, record) if record else split(files, held_out)
+    parts, kept = (files.train, files.held_out, files.test), record_of(files)
     paths = [file.path for part in parts for file in part]
     try:
         images = _of_equal_channels(_read_all(folder, paths, lambda path: _own_channels(path, size)))  # (n, C, H, W)
@@ -52,17 +52,17 @@ def load_folder(
     return Dataset(
         name=str(folder),
         train_images=train,
-        train_labels=_labels(chosen.train),
+        train_labels=_labels(files.train),
         test_images=test,
-        test_labels=_labels(chosen.test),
-        held=(held, _labels(chosen.held_out)) if len(held) else None,
+        test_labels=_labels(files.test),
+        held=(held, _labels(files.held_out)) if len(held) else None,
         labels=files.classes,
         preprocessing="photo",
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=kept,
         notes=(*files.notes, *_copies(kept)),
-        test_files=tuple(str(file.path.relative_to(folder)) for file in chosen.test),
+        test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
 
 

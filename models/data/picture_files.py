@@ -36,17 +36,16 @@ class PictureFile:
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """`test` and `held_out` are empty if the folder has only one part."""
+    """The parts of a folder: in a folder of only one part `test` and `held_out` are empty until models/data/split.py
+    has split it. `notes`: what was left out.
+    """
 
+    folder: Path
     classes: tuple[str, ...]
     train: Sequence[PictureFile]
     test: Sequence[PictureFile] = ()
     held_out: Sequence[PictureFile] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def is_parted(self) -> bool:
-        return bool(self.test)
 
 
 def find_files(folder: Path) -> PictureFiles:
@@ -72,9 +71,8 @@ def find_files(folder: Path) -> PictureFiles:
         ]
         for part, place in parts.items()
     }
-    return PictureFiles(
-        classes, **files, notes=_notes(folder, [place / name for place in parts.values() for name in classes])
-    )
+    notes = _notes(folder, [place / name for place in parts.values() for name in classes])
+    return PictureFiles(folder, classes, **files, notes=notes)
 
 
 def _instead(folder: Path) -> str:

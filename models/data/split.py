@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,39 +22,35 @@ Record = Mapping[str, Mapping[str, str]]
 """Part -> class -> the digests of the pictures' contents, with a space between."""
 
 
-@dataclass(frozen=True)
-class Split:
-    train: Sequence[PictureFile]
-    held_out: Sequence[PictureFile]
-    test: Sequence[PictureFile]
-
-    def record(self, classes: Sequence[str]) -> dict[str, dict[str, str]]:
-        return {
-            part: {
-                name: " ".join(file.digest() for file in getattr(self, part) if file.label == label)
-                for label, name in enumerate(classes)
-            }
-            for part in PARTS
+def record_of(files: PictureFiles) -> dict[str, dict[str, str]]:
+    """The record of the parts. Raises DataError for a picture that cannot be read."""
+    parts: dict[str, Sequence[PictureFile]] = {part: getattr(files, part) for part in PARTS}
+    return {
+        part: {
+            name: " ".join(file.digest() for file in own if file.label == label)
+            for label, name in enumerate(files.classes)
         }
+        for part, own in parts.items()
+    }
 
 
-def split(folder: Path, files: PictureFiles, held_out: int | None) -> Split:
+def split(files: PictureFiles, held_out: int | None) -> PictureFiles:
     """Each part gets the same share of every class, always the same pictures. Without a test folder, a fifth is tested.
 
     `held_out`: number of training pictures; None: a tenth if there are MANY and no class has a single picture, else
     none. Raises DataError.
     """
     if files.held_out and held_out is not None:
-        raise DataError(f"{folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
+        raise DataError(f"{files.folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
     train, test, held = files.train, files.test, files.held_out
-    if not files.is_parted:
-        train, test = _hold_apart(folder, train, files.classes, max(len(files.classes), len(train) // 5))
+    if not files.test:
+        train, test = _hold_apart(files, train, max(len(files.classes), len(train) // 5))
     fewest = min(Counter(file.label for file in train).values())
     if held_out is None and not held and len(train) >= MANY and fewest > 1:
         held_out = max(len(files.classes), len(train) // 10)
     if held_out:
-        train, held = _hold_apart(folder, train, files.classes, held_out)
-    return Split(train, held, test)
+        train, held = _hold_apart(files, train, held_out)
+    return replace(files, train=train, held_out=held, test=test)
 
 
 def copies(record: Record) -> int:
@@ -63,12 +59,13 @@ def copies(record: Record) -> int:
     return sum(digest in trained for own in record["test"].values() for digest in own.split())
 
 
-def split_again(folder: Path, files: PictureFiles, record: Record) -> Split:
+def split_again(files: PictureFiles, record: Record) -> PictureFiles:
     """The parts of `record`; pictures that it does not name are left out. Raises DataError if a picture is missing."""
     classes = tuple(record.get("train", ()))
     if files.classes != classes:
         raise DataError(
-            f"{folder}: expected the classes of the training, {', '.join(classes)}, found {', '.join(files.classes)}"
+            f"{files.folder}: expected the classes of the training, {', '.join(classes)}, "
+            f"found {', '.join(files.classes)}"
         )
     there: dict[tuple[int, str], deque[PictureFile]] = defaultdict(deque)
     for file in (*files.train, *files.held_out, *files.test):
@@ -84,8 +81,8 @@ def split_again(folder: Path, files: PictureFiles, record: Record) -> Split:
                     missing[name, part] += 1
     if missing:
         others = sorted(str(file.path) for waiting in there.values() for file in waiting)
-        raise DataError(_missing(folder, missing, others))
-    return Split(**parts)
+        raise DataError(_missing(files.folder, missing, others))
+    return replace(files, train=parts["train"], held_out=parts["held_out"], test=parts["test"])
 
 
 def _missing(folder: Path, missing: Counter[tuple[str, str]], others: Sequence[str]) -> str:
@@ -95,10 +92,13 @@ def _missing(folder: Path, missing: Counter[tuple[str, str]], others: Sequence[s
 
 
 def _hold_apart(
-    folder: Path, files: Sequence[PictureFile], classes: Sequence[str], count: int
+    files: PictureFiles, part: Sequence[PictureFile], count: int
 ) -> tuple[list[PictureFile], list[PictureFile]]:
-    """The kept files, and `count` files apart. Every class gives its share, at least one, and keeps at least one."""
-    labels = np.array([file.label for file in files], np.int64)
+    """Of a part the kept files, and `count` files apart. Every class gives its share, at least one, and keeps at least
+    one.
+    """
+    folder, classes = files.folder, files.classes
+    labels = np.array([file.label for file in part], np.int64)
     sizes = np.bincount(labels, minlength=len(classes))  # (classes,)
     if sizes.min() < 2:
         raise DataError(f"{folder / classes[int(sizes.argmin())]}: expected two pictures or more, found {sizes.min()}")
@@ -115,4 +115,4 @@ def _hold_apart(
     random, apart = np.random.default_rng(0), np.zeros(total, bool)
     for label, share in enumerate(shares):
         apart[random.permutation(np.flatnonzero(labels == label))[:share]] = True
-    return [files[i] for i in np.flatnonzero(~apart)], [files[i] for i in np.flatnonzero(apart)]
+    return [part[i] for i in np.flatnonzero(~apart)], [part[i] for i in np.flatnonzero(apart)]

@@ -1,15 +1,33 @@
-"""Measures how photos look: the level of their border, and how much of the frame the thing in them fills.
+"""Measures how photos look: things on a dark or a light background, and how much of the frame they fill.
 
-In: images uint8 (n, C, H, W). Out: a number of each image. Training measures its pictures and clients their users'.
+In: images uint8 (n, C, H, W). Out: a number of each image; of training photos the fields `background` and `fill` of a
+configuration. Clients compare users' pictures with them: a model of garments on black takes a product photo on white
+for a bag.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 DARK, LIGHT = 64, 191  # levels of a border: below is dark, above is light, between is neither
 CONTRAST = 32  # levels between a thing and its border
+SHARE = 0.99  # of the training photos must have the same kind of border
+LEAST = 0.5  # percent of the training photos fill less than `fill`
+MEASURED = 4000  # training photos, evenly chosen
+
+
+def looks(images: NDArray[np.uint8]) -> dict[str, Any]:
+    """`background` and `fill` of training photos; empty if their backgrounds differ."""
+    chosen = images[:: -(-len(images) // MEASURED)]
+    level = border_levels(chosen)
+    dark, light = float((level < DARK).mean()), float((level > LIGHT).mean())
+    if max(dark, light) < SHARE:
+        return {}
+    least = float(np.percentile(fills(chosen), LEAST))
+    return {"background": "dark" if dark > light else "light", "fill": round(least, 2)}
 
 
 def border_levels(images: NDArray[np.uint8]) -> NDArray[np.float32]:

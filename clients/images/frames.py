@@ -4,8 +4,6 @@ In: the mask of a picture's strokes. Out: the pixels of frames, and the picture 
 ink, or has four straight sides with ink between them: no handwritten digit has either.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
@@ -27,16 +25,8 @@ TAKEN_AWAY = "a frame around the ink is taken away"
 TAKEN_FOR_INK = "a frame around the ink may be taken for ink; crop the picture inside the frame"
 
 
-@dataclass(frozen=True)
-class Frames:
-    """`lines`: mask (h, w) of the frames' pixels. `is_certain`: a frame holds other ink of a digit's size."""
-
-    lines: Mask
-    is_certain: bool
-
-
-def find_frames(strokes: Mask) -> Frames | None:
-    """Strokes (h, w) -> the lines of all frames, or None."""
+def find_frames(strokes: Mask) -> tuple[Mask, bool] | None:
+    """Strokes (h, w) -> the lines (h, w) of all frames, and whether a frame holds ink of a digit's size; or None."""
     parts, count = label(strokes)
     lines, is_certain = np.zeros_like(strokes), False
     for number in range(1, count + 1):
@@ -55,7 +45,7 @@ def find_frames(strokes: Mask) -> Frames | None:
             if holds_digit or is_bare:
                 lines[box] |= sides
                 is_certain |= holds_digit
-    return Frames(lines, is_certain) if lines.any() else None
+    return (lines, is_certain) if lines.any() else None
 
 
 def _encloses(part: Mask, strokes: Mask) -> bool:

@@ -56,11 +56,12 @@ def find_ink(grey: Image.Image) -> tuple[Pixels, tuple[str, ...]]:
         frames = find_frames(found.strokes)
         if frames is None:
             break
+        lines, is_certain = frames
         try:
-            inner, closer = _closest(erased(view, frames.lines, found.paper))
+            inner, closer = _closest(erased(view, lines, found.paper))
         except BlankImage:
             inner = None
-        if inner is None or not (frames.is_certain or inner.contrast > CERTAIN):
+        if inner is None or not (is_certain or inner.contrast > CERTAIN):
             notes[TAKEN_FOR_INK] = True
             break
         found, view = inner, closer

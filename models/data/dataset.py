@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.looks import looks
+from common.looks import looks
 from models.networks.config import ModelConfig, ModelName, Preprocessing
 
 DIGITS = tuple("0123456789")

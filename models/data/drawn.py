@@ -90,10 +90,14 @@ def drawn(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int6
     labels = np.arange(count) % 10
     images = []
     for label in labels:
-        ink = draw(_form(int(label), rng), rng, SIDE)
-        small = Image.fromarray(ink).resize((20, 20), Image.Resampling.BOX)
-        images.append(as_mnist(np.asarray(small, np.float64) * (16 / 255)))
+        images.append(small(draw(_form(int(label), rng), rng, SIDE)))
     return np.stack(images), labels
+
+
+def small(ink: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A drawing (SIDE, SIDE) -> uint8 (1, 28, 28), laid out as MNIST's digits."""
+    reduced = Image.fromarray(ink).resize((20, 20), Image.Resampling.BOX)
+    return as_mnist(np.asarray(reduced, np.float64) * (16 / 255))
 
 
 def _form(label: int, rng: np.random.Generator) -> Form:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from models.data.digits import as_mnist
-from models.data.drawn import SIDE, Form, Stroke, draw
+from models.data.drawn import SIDE, Form, Stroke, draw, small
 
 FILLED = 0.15  # share of filled forms
 SCRIBBLED = 0.2  # share of scribbles
@@ -81,8 +80,7 @@ def not_digits(count: int, seed: int = 0) -> NDArray[np.uint8]:
         ink = draw(_scribble(rng) if scribbled else FORMS[number % len(FORMS)], rng, SIDE)
         if not scribbled and rng.random() < FILLED:
             ink = _filled(ink)
-        small = Image.fromarray(ink).resize((20, 20), Image.Resampling.BOX)
-        images.append(as_mnist(np.asarray(small, np.float64) * (16 / 255)))
+        images.append(small(ink))
     return np.stack(images)
 
 

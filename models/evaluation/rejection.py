@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from common.looks import looks
 from models.data import Dataset
 from models.data.dataset import DIGITS
 from models.data.drawn import drawn
-from models.data.looks import looks
 from models.data.not_digits import not_digits
 
 MOST_LOST = 0.03  # of the held-out pictures

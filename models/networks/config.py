@@ -54,7 +54,7 @@ class ModelConfig:
     """The defaults are the published study's.
 
     CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`.
-    `background` and `fill` say how the training pictures look; models/data/looks.py measures them.
+    `background` and `fill` say how the training pictures look; common/looks.py measures them.
     """
 
     model: ModelName = "vitbn"

@@ -14,8 +14,8 @@ from clients.images.looks import Looks, background_of, suited
 from clients.images.pictures import Picture
 from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare, read_image
+from common.looks import looks
 from models.data import load_idx_part
-from models.data.looks import looks
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 DIGIT_PNG = Path(__file__).parents[2] / "digit.png"

@@ -1,3 +1,8 @@
+"""In: networks, shipped or of the user. Out: their accuracy in every runtime and precision.
+
+Other options measure them on digits of other pens, on pictures as people bring them, or as published.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,3 +1,5 @@
+"""In: networks, runtimes, precisions, batch sizes. Out: interleaved times of calls, each beside PyTorch eager."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

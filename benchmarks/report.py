@@ -1,3 +1,5 @@
+"""In: result files. Out: the pages' tables and pictures, or the rows that differ between two results."""
+
 from __future__ import annotations
 
 from pathlib import Path

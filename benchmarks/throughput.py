@@ -1,3 +1,5 @@
+"""In: networks and loads. Out: images a second and latencies of a server, beside the same file in this process."""
+
 from __future__ import annotations
 
 import re

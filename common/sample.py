@@ -19,6 +19,8 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Sample:
+    """Arrays by the names of the model's tensors."""
+
     inputs: Arrays
     outputs: Arrays
 

@@ -41,6 +41,8 @@ class Refused:
 
 
 class Versions:
+    """Which versions of each model are refused, and since when its files are known. Asked by the supervisor alone."""
+
     def __init__(self, options: ServerOptions, events: Events) -> None:
         self._options, self._events = options, events
         self._refused = defaultdict[str, Refused](Refused)

@@ -48,6 +48,8 @@ class GivesUp(Exception):
 
 
 class Supervisor(Loop):
+    """`key`: of the control interface, kept for `ports`. `health_port`: where the prober answers a proxy."""
+
     def __init__(
         self, options: ServerOptions, events: Events, key: str, ports: Sequence[int], health_port: int | None = None
     ) -> None:

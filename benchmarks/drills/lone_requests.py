@@ -26,6 +26,7 @@ LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
 
 
 def lone_requests() -> dict[str, Any]:
+    """The row of counts and latencies; both models take turns on one server."""
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
         published = publish(Candidate(MODEL), repository, {MODEL: None, UNBOUNDED: None})

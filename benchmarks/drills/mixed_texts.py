@@ -31,6 +31,7 @@ Answers = Mapping[str, NDArray[np.float32]]
 
 
 def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
+    """The row after `requests` right answers and `kills` kills of the model's process, evenly among them."""
     with tempfile.TemporaryDirectory(prefix="texts-") as folder:
         file = publish_packed(Path(folder))
         texts = Texts(file)

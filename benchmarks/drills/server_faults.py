@@ -53,6 +53,8 @@ Drill = Callable[[DrillBench], Row]
 
 
 def drills(publications: int = 20, overload_s: float = 20.0, texts: int = TEXTS) -> dict[str, Drill]:
+    """Name -> drill. The arguments shorten drills for tests."""
+
     faults: dict[str, Callable[[Server], object]] = {
         "stub-killed": lambda server: stubs(server)[0].kill(),
         "stub-stopped": lambda server: stubs(server)[0].suspend(),

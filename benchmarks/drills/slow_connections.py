@@ -16,6 +16,7 @@ ASK_S = 5.0
 
 
 def slow_connections() -> dict[str, Any]:
+    """The row of another person's requests while CONNECTIONS senders stay slow."""
     command = [sys.executable, "-m", "clients.web.app", "--port", "0", "--url", "127.0.0.1:1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page, ExitStack() as stack:
         stack.callback(page.terminate)

@@ -15,6 +15,7 @@ IDS, MASK, HIDDEN, POOLED = "input_ids", "attention_mask", "hidden", "pooled"
 
 
 def write_encoder(folder: Path) -> Path:
+    """Writes `encoder.onnx` to `folder` and returns its path."""
     import torch
 
     torch.manual_seed(0)

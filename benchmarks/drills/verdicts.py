@@ -113,6 +113,7 @@ def question(
     outputs: Sequence[str],
     is_right: Callable[[Mapping[str, NDArray[np.float32]]], bool],
 ) -> Question:
+    """The question of `inputs` for the tensors `outputs`, in Triton's binary form."""
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
     from tritonclient.utils import np_to_triton_dtype
 

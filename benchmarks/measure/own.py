@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Own:
+    """`dataset`: a name or a folder, None: that of the training; `data_dir`: where its files are now."""
+
     path: Path
     dataset: str | None = None
     data_dir: Path | None = None

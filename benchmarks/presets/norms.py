@@ -1,3 +1,5 @@
+"""In: the folder of `vitbn study norms`. Out: images a second of its networks, with all rewrites that apply."""
+
 from __future__ import annotations
 
 import json

@@ -87,6 +87,7 @@ def _frontier(run: Run, title: str) -> bytes:
 
 
 def foreign(run: Run) -> bytes:
+    """How many times as fast as the plain file the rewritten file is, with its interval, at batches of 1 and 8."""
     title, axis = "The ONNX rewrites on third-party networks", "times as fast as the plain file"
     ours = [row for row in run.rows if row.get("candidate") == OURS and "samples_ns" in row]
     titles = list(dict.fromkeys(row["title"] for row in ours))

@@ -21,6 +21,8 @@ Row = tuple[Any, ...]
 
 
 class Results:
+    """The JSON files in `folder`, each read once. Raises StudyError for other content and for runs that are missing."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.read: dict[str, dict[str, Any]] = {}

@@ -127,6 +127,7 @@ def carry_out(
     on_epoch: OnEpoch,
     track: Track | None = None,
 ) -> Result:
+    """Trains the runs `every` in `output`/runs, or goes on with them. Raises as `advance`."""
     import numpy as np
     import torch
 

@@ -18,6 +18,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
+    """Error against the number of the trial, with the least error so far."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -37,6 +38,7 @@ def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
 
 
 def plane(search: Search, trials: Sequence[Trial]) -> bytes:
+    """Each trial at its learning rate and batch size, coloured by its error."""
     figure, axes = _figure(search, "where the error is low", "learning rate", "batch size (images)")
     finished, errors_percent, failed = _sorted(search, trials)
     points = [(trial.parameters["lr"], trial.parameters["batch_size"]) for trial in trials]
@@ -55,6 +57,7 @@ def plane(search: Search, trials: Sequence[Trial]) -> bytes:
 
 
 def frontier(search: Search, trials: Sequence[Trial]) -> bytes:
+    """Error against speed; a line joins the trials that no other beats in both."""
     figure, axes = _figure(search, "error and measured speed", "images a second, rewritten, in the best way", ERROR)
     kept = front(trials)
     half_a_mistake = 0.5 / search.held_out_images

@@ -53,6 +53,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Reader:
+    """Reads parts for `model`; `settings` name the columns of Parquet files."""
+
     model: Preparation
     settings: Settings
 

@@ -16,6 +16,7 @@ from clients.bulk.scoring import Outcome, do_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
+    """Outcomes as the parts end. Ray tries a part again whose task dies or raises OSError, ATTEMPTS times in all."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 

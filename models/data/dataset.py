@@ -1,3 +1,5 @@
+"""The class of all datasets: images, labels, and what a training and its network must know of them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -32,6 +32,7 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16",
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
+    """JSON-ready: processor, cores, `threads` and `device` of the run, load, versions of PACKAGES, commit."""
     import torch
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}

@@ -53,6 +53,8 @@ def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TeacherCache:
+    """`images`: uint8 (n, C, H, W) on the device. `distort`: float images -> the same shape. `classes`: a number."""
+
     folder: Path
     images: Tensor
     distort: Callable[[Tensor], Tensor]

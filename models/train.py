@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from click.core import ParameterSource
 import vitbn_packages  # first: reports another `models` that hides ours
 from models.catalog import NameChoice
 from models.checkpoints import metrics
-from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, Record, load_dataset
+from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 from models.evaluation.report import wilson
 from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
 from models.training.command_options import CHECKPOINTS, check_model, check_output, read_params, training_options
@@ -122,7 +121,7 @@ def train(
     output = output or _default_output(dataset)
     for path in filter(None, (output, report)):
         _check_new(path, resume, overwrite)
-    record = _earlier_pictures(output) if resume else None
+    record = _earlier(output).get("pictures") if resume else None
     data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
     options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
     chosen, reason = usual(data, options_given)
@@ -162,13 +161,12 @@ def _check_new(output: Path, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _earlier_pictures(output: Path) -> Record | None:
-    """The record of a folder's earlier training; None without its file: `loop.train` says what is wrong then."""
+def _earlier(output: Path) -> metrics.Metrics:
+    """The metrics beside an earlier training; empty without their file: `loop.train` says what is wrong then."""
     try:
-        pictures: Record | None = metrics.from_json(output.with_suffix(".json").read_text()).get("pictures")
+        return metrics.from_json(output.with_suffix(".json").read_text())
     except (OSError, ValueError):
-        return None
-    return pictures
+        return {}
 
 
 def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:
@@ -189,7 +187,7 @@ def _run(
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
     images = len(part.train_labels) + options.drawn
-    finished = _finished_epochs(output) if resume else 0
+    finished = _earlier(output).get("epochs", 0) if resume else 0
     with _progress(options.epochs * images, finished * images) as on_batch:
         epochs = loop.train(config, data, options, output, resume, on_batch)
         if track:
@@ -229,20 +227,12 @@ def _class_counts(data: Dataset) -> str:
 
 def _say_accuracy(output: Path) -> None:
     """Prints the accuracy on the test part with its interval: few pictures say little."""
-    about = metrics.from_json(output.with_suffix(".json").read_text())
+    about = _earlier(output)
     if (share := about.get("test_accuracy")) is None:
         return
     count, kept = about["test_images"], f"epoch {about['kept_epoch']} of {about['epochs']} is kept"
     low, high = (f"{100 * bound:.0f}" for bound in wilson(share, count))
     click.echo(f"Test part: {count} pictures: {100 * share:.0f} %, {low} to {high} (95 % interval); {kept}")
-
-
-def _finished_epochs(output: Path) -> int:
-    """For the progress bar alone: `loop.train` reads them exactly."""
-    try:
-        return int(json.loads(output.with_suffix(".json").read_bytes())["epochs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 @contextmanager

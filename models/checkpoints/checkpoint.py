@@ -101,9 +101,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
             raise CheckpointError(f"{path}: {needs}")
         if depth < config.depth:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
-            metrics = {
-                name: value for name, value in metrics.items() if name in metrics_json.DATASET
-            }  # the other entries describe the network with all blocks
+            metrics = metrics_json.of_dataset(metrics)  # the other entries describe the network with all blocks
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)

@@ -22,11 +22,16 @@ SHARES = (
 )
 COUNTS = ("epochs", "test_images")
 HIGHEST_TEMPERATURE = 1000.0
-DATASET = ("dataset", "data_dir", "pictures", "test_images")  # entries that stay when a network is adapted or cut
+DATASET = ("dataset", "data_dir", "pictures", "test_images")
 
 
 class MetricsError(ValueError):
     pass
+
+
+def of_dataset(metrics: Metrics) -> Metrics:
+    """The entries that describe the dataset: they stay when a network is adapted or cut."""
+    return {name: value for name, value in metrics.items() if name in DATASET}
 
 
 def to_json(metrics: Metrics) -> str:

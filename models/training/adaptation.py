@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.files import typed_command
 from models.checkpoints import checkpoint
-from models.checkpoints.metrics import DATASET, Metrics
+from models.checkpoints.metrics import Metrics, of_dataset
 from models.data.folder import load_unlabelled
 from models.networks.config import INPUT_SCALE
 from models.networks.vit import LastBlock, VisionTransformer, row_attention
@@ -40,8 +40,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
         adapted = adapt(source.model, images, last_block=last_block_of_training(source.metrics))
     except AdaptationError as error:
         raise AdaptationError(f"{path}: {error}") from error
-    metrics = {name: source.metrics[name] for name in DATASET if name in source.metrics}
-    metrics |= {
+    metrics = of_dataset(source.metrics) | {
         "command": typed_command(),
         "adapted": {
             "checkpoint": path.name,

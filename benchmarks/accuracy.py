@@ -256,7 +256,7 @@ def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[st
 
 
 def _as_measured(candidate: Candidate) -> Classifier:
-    from benchmarks.measure.called import build
+    from benchmarks.measure.first_calls import build
     from benchmarks.measure.networks import reference
 
     return build(reference(candidate.config, candidate.own), candidate).run

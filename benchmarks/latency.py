@@ -141,8 +141,8 @@ def _compare(
     record: Record,
 ) -> bool:
     """Measures the candidates and prints the tables. Returns whether an answer was wrong, or nothing was measured."""
-    from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import free
+    from benchmarks.measure.first_calls import Missing, build_all
     from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import Row

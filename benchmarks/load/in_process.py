@@ -29,14 +29,14 @@ class Instance:
 
     def logits(self, images: Images, batch: int) -> Logits:
         """Images uint8 (n, C, H, W) in the host's memory."""
-        from benchmarks.measure.calls import classify
+        from benchmarks.measure.device_calls import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
         """A function that classifies `images`. On a GPU it copies images there and logits back, as the server does."""
-        from benchmarks.measure.calls import Calls
+        from benchmarks.measure.device_calls import Calls
 
         call = Calls(self.run, images, len(images), self.device)
         if self.device == "cpu":

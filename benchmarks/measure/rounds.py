@@ -10,9 +10,9 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.measure.called import Built, Called, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
 from benchmarks.measure.engines import BASELINE, label_of, runtime_of
+from benchmarks.measure.first_calls import Built, Called, Missing, first_calls
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record, Row
 from benchmarks.measure.timing import (

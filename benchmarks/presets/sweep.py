@@ -32,8 +32,8 @@ AXIS_BATCH = 64  # images per call on the axes of depth and width
 @click.pass_context
 def sweep(context: click.Context, seconds: float, json_path: Path | None) -> None:
     """Time calls against batch size, depth and width."""
-    from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import choose
+    from benchmarks.measure.first_calls import Missing, build_all
     from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import recording

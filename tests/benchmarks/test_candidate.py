@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measure.called import build
 from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
+from benchmarks.measure.first_calls import build
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS

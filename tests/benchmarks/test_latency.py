@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from benchmarks.latency import latency
 from benchmarks.measure import devices, networks, rounds
-from benchmarks.measure.called import Missing
-from benchmarks.measure.calls import BUFFERS, Calls
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.device_calls import BUFFERS, Calls
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
+from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.networks import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol

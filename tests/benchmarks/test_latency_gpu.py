@@ -5,10 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.latency import latency
-from benchmarks.measure.called import build
 from benchmarks.measure.candidate import Classify
 from benchmarks.measure.devices import choose, gpu_uuid
 from benchmarks.measure.engines import candidates
+from benchmarks.measure.first_calls import build
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable

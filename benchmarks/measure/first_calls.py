@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import networks
-from benchmarks.measure.calls import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
+from benchmarks.measure.device_calls import BUFFERS, Calls, classify
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start
 from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line

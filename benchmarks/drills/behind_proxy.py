@@ -22,7 +22,7 @@ import psutil
 from benchmarks.drills import hostile
 from benchmarks.drills.bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.drills.fleets import RunningFleet, running_fleet
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile, times
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close, meanwhile, times
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
@@ -101,7 +101,7 @@ class BehindProxy(ExitStack):
                 except ClientError:
                     verdicts.failed += 1
                     continue
-                if np.abs(logits - self._logits).max() <= 1e-3:
+                if is_close(logits, self._logits):
                     verdicts.right.append((started, time.perf_counter() - started))
                 else:
                     verdicts.wrong += 1

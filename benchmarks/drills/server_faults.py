@@ -36,7 +36,7 @@ from benchmarks.drills.lone_requests import lone_requests
 from benchmarks.drills.mixed_texts import REQUESTS as TEXTS
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
-from benchmarks.drills.verdicts import TOLERANCE, Asker, Verdicts, image_question
+from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
 from export.publishing.artifact import read_version
@@ -118,7 +118,7 @@ def _killed_under_clients(bench: DrillBench) -> Row:
             started = time.perf_counter()
             try:
                 logits = classifier.logits(bench.images[:1])
-                wrong += not np.allclose(logits, bench.logits[:1], rtol=0, atol=TOLERANCE)
+                wrong += not is_close(logits, bench.logits[:1])
             except ClientError:
                 failed += 1
             latencies.append(1e3 * (time.perf_counter() - started))

@@ -23,18 +23,6 @@ def _begin(title: str) -> None:
         note(f"{title} …")
 
 
-class _Quarters:
-    """Prints a line for each quarter that is done."""
-
-    def __init__(self, title: str) -> None:
-        self._title, self._told = title, 0
-
-    def show(self, share: float) -> None:
-        if (quarters := min(4, int(4 * share))) > self._told:
-            self._told = quarters
-            note(f"{self._title}: {25 * quarters} %")
-
-
 def one_line(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "no reason given")
     return first if is_ours(error) else f"{type(error).__name__}: {first}"
@@ -59,11 +47,19 @@ def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], obj
 
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """The yielded function sets the share, 0 to 1."""
+    """The yielded function sets the share, 0 to 1; without a terminal it prints a line for each quarter."""
     from tqdm import tqdm
 
     if title and not sys.stderr.isatty():
-        yield _Quarters(title).show
+        told = 0
+
+        def show(share: float) -> None:
+            nonlocal told
+            if (quarters := min(4, int(4 * share))) > told:
+                told = quarters
+                note(f"{title}: {25 * quarters} %")
+
+        yield show
         return
     with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:
         yield lambda share: bar.update(int(100 * share) - bar.n)

@@ -71,7 +71,7 @@ class Decoder:
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers per thread count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-        if not _reading(self._process).readline(LINE_BYTES):
+        if not _pipes(self._process)[1].readline(LINE_BYTES):
             self._end()
             raise RuntimeError("expected the process that decodes pictures to start, found its end")
         return self._process
@@ -80,13 +80,14 @@ class Decoder:
         started_s = time.monotonic()
         ending = threading.Timer(LIMIT_S, process.kill)
         ending.start()
+        target, source = _pipes(process)
         try:
             about: dict[str, object] = {"shape": model.image_shape, "preprocessing": model.preprocessing}
             about |= {"looks": asdict(model.looks) if model.looks else None}
             about |= {"framing": asdict(model.framing) if model.framing else None}
-            _send(_writing(process), {"bytes": len(content), **about}, content)
-            answer = json.loads(_reading(process).readline(LINE_BYTES))
-            pixels = b"" if "error" in answer else _read(_reading(process), math.prod(model.image_shape))
+            _send(target, {"bytes": len(content), **about}, content)
+            answer = json.loads(source.readline(LINE_BYTES))
+            pixels = b"" if "error" in answer else _read(source, math.prod(model.image_shape))
         except (OSError, ValueError) as error:
             self._end()
             late = time.monotonic() - started_s >= LIMIT_S
@@ -105,23 +106,17 @@ class Decoder:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            for pipe in (process.stdin, process.stdout):
+            for pipe in _pipes(process):
                 with suppress(OSError):  # closing writes what was not yet written
-                    if pipe is not None:
-                        pipe.close()
+                    pipe.close()
             process.wait()
 
 
-def _writing(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    if process.stdin is None:
-        raise OSError("the process has no input")
-    return process.stdin
-
-
-def _reading(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    if process.stdout is None:
-        raise OSError("the process has no output")
-    return process.stdout
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """The process's input and output."""
+    if process.stdin is None or process.stdout is None:
+        raise OSError("expected a process with pipes, found one without")
+    return process.stdin, process.stdout
 
 
 def _send(stream: IO[bytes], about: dict[str, object], content: bytes = b"") -> None:

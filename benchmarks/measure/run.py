@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.command_line import command
-from vitbn_packages import is_ours
+from vitbn_packages import one_line_errors
 
 Row = Mapping[str, Any]
 """A measured cell, or with `reason` a cell that was left out.
@@ -128,21 +128,20 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
     Raises ClickException for an OSError and for the errors that the project's packages define.
     """
     record = Record(path, threads, device)
-    try:
-        yield record
-    except KeyboardInterrupt:
-        if record.rows:
-            record.update(record.rows, interrupted=True)
-            _tell(record)
-        click.echo("Interrupted: only the finished rounds count", err=True)
-        raise click.exceptions.Exit(130) from None
-    except Exception as error:
-        if record.rows:
-            with suppress(OSError):  # the disk may be full; the first error says more
+    with one_line_errors():
+        try:
+            yield record
+        except KeyboardInterrupt:
+            if record.rows:
                 record.update(record.rows, interrupted=True)
-        if isinstance(error, OSError) or is_ours(error):
-            raise click.ClickException(str(error)) from error
-        raise
+                _tell(record)
+            click.echo("Interrupted: only the finished rounds count", err=True)
+            raise click.exceptions.Exit(130) from None
+        except Exception:
+            if record.rows:
+                with suppress(OSError):  # the disk may be full; the first error says more
+                    record.update(record.rows, interrupted=True)
+            raise
     _tell(record)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 
@@ -76,6 +77,13 @@ def _new_file(path: Path, mode: int) -> int:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # the file system or an old kernel cannot
             raise
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises OSError if `folder`, or the first folder above it that is there, takes no file. Writes nothing."""
+    nearest = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    with naming(folder):
+        TemporaryFile(dir=nearest).close()
 
 
 def sha256(content: bytes | Path) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.files import check_writable
 from export.engines.choosing import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
@@ -162,8 +163,11 @@ def _images(loaded: Checkpoint, data_dir: Path | None) -> NamedImages:
         return replace(images, note=f"proved on {images.of}, not on the model's own images; {missing}")
 
 
-def check_destination(name: str | None, output: Path | None, source: Path | None = None) -> None:
-    """Raises PublishError. `source`: the checkpoint, which no output may replace."""
+def check_destination(name: str | None, output: Path | None, repository: Path, source: Path | None = None) -> None:
+    """Raises PublishError, and OSError for a folder that takes no file: an export takes a quarter of a minute.
+
+    `source`: the checkpoint, which no output may replace.
+    """
     if name is not None:
         check_name(name)
     if output and (output.suffix in (".json", ".npz") or output.is_dir()):
@@ -171,6 +175,7 @@ def check_destination(name: str | None, output: Path | None, source: Path | None
         raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
     if output and source and output.exists() and source.exists() and output.samefile(source):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
+    check_writable(output.parent if output else repository)
 
 
 def write(artifact: Artifact, output: Path | None, repository: Path, name: str, serving: Serving) -> Path:

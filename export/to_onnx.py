@@ -86,7 +86,7 @@ def export(
 
     path = checkpoint or shipped(model or "vitbn")
     try:
-        check_destination(name, output, path)
+        check_destination(name, output, repository or DEFAULT_REPOSITORY, path)
         ready = _ready(path, depth, data_dir, max_accuracy_drop, options)
         name = name or served_name(model or ready.exported.config.model, ready.serving.engine)
         written = write(ready.artifact, output, repository or DEFAULT_REPOSITORY, name, ready.serving)

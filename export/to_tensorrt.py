@@ -68,7 +68,7 @@ def tensorrt(
         from export.pipeline import check_destination, export_engine, served_name, write
         from export.publishing.triton_config import Serving
 
-        check_destination(name, output)
+        check_destination(name, output, repository or DEFAULT_REPOSITORY)
         source = _source(onnx_file, model or "vitbn")
         click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
         built = export_engine(source, EngineOptions(**options), gpu, data_dir)

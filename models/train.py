@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
+from common.files import check_writable, naming
 from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
@@ -36,14 +36,6 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
     if path and (path.suffix not in (".html", ".htm") or path.is_dir()):
         raise click.BadParameter(f"expected a file such as report.html, found {path}")
     return path
-
-
-def _check_writable(output: Path) -> None:
-    """Raises OSError now, not after the first epoch. Writes nothing: missing folders are made later."""
-    from common.files import naming
-
-    with naming(output):
-        TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()
 
 
 @click.command()
@@ -130,7 +122,8 @@ def train(
     held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
     options = replace(options, device=device, hold_out=held_out)
     for path in filter(None, (output, report)):
-        _check_writable(path)
+        with naming(path):
+            check_writable(path.parent)
     _say_choices(data, chosen, reason)
     last = _run(config, data, options, output, resume, track)
     if report:

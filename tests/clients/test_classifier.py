@@ -137,7 +137,7 @@ def test_models_that_cannot_be_asked(connect):
 @pytest.mark.parametrize("wrong", ["garmets", "shirt"])
 def test_a_wrong_name_suggests_by_name_and_by_label(connect, wrong):
     repository = Repository(digits=config(), garments=config(labels=["T-shirt/top", "Shirt", "Bag"]))
-    there = r"there: digits \(a b c\), garments \(T-shirt/top Shirt Bag\); did you mean 'garments'\? if it is published: "
+    there = r"there: digits \(a b c\), garments \(T-shirt/top Shirt Bag\); did you mean 'garments'\? if it is "
     with pytest.raises(ModelNotFound, match=there):
         connect(repository, wrong)
 

@@ -84,7 +84,7 @@ def test_a_taken_port_is_one_line_before_any_model_loads(service: str) -> None:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {service: port}
         arguments = ["--model-repository=.", *(f"--{each}-port={number}" for each, number in ports.items())]
         with pytest.raises(
-            LauncherError, match=f"^127.0.0.1:{port}: expected a free port, found Address already in use; .* --http-port"
+            LauncherError, match=f"^127.0.0.1:{port}: expected a free port, found Address already in use; .*--http-port"
         ):
             launcher.check_ports(arguments)
         for unaffected in (f"--allow-{service}=false", f"--reuse-{service}-port=true"):

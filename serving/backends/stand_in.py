@@ -4,6 +4,7 @@ Engines subclass `StandIn` in `serving/backends/<engine>/model.py`, which Triton
 """
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,11 @@ from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFai
 from serving.backends.contract import Config, ModelRefused, check_features, check_tensors, parameter
 from serving.backends.lengths import PARAMETER, Lengths, is_proved
 from serving.backends.never_empty import guarded
+
+
+def in_utf8(path: Path) -> str:
+    """`path` for libraries and messages, which are UTF-8: the stub's Python decodes names of files as ASCII."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 class StandIn(ABC):
@@ -55,7 +61,7 @@ class StandIn(ABC):
             lengths = joined_lengths(config)
             check_tensors(config, self.engine.inputs, self.engine.outputs, lengths.inputs if lengths else ())
         except ModelRefused as refusal:
-            message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
+            message = f"unable to load model '{args['model_name']}' ({in_utf8(path)}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
         proved = lengths if lengths and is_proved(lengths, version) else None
         self.joining: Joining | None = (proved or EqualShapes()) if config["max_batch_size"] > 0 else None

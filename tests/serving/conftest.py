@@ -17,8 +17,8 @@ OWN_PARAMETERS = """
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In Triton's default mode; `patient` waits for a batch."""
-    repository: Path = tmp_path_factory.mktemp("repository")
+    """In Triton's default mode, in a folder of an odd name; `patient` waits for a batch."""
+    repository: Path = tmp_path_factory.mktemp("Größe und Maß")
     write_model(repository, config=f"max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} {OWN_PARAMETERS}")
     write_model(repository, "patient", config=f"max_batch_size: 8 {IMAGE} {LOGITS} {TOTAL} {ONE_INSTANCE} {BATCHING}")
     row = 'input [{ name: "row" data_type: TYPE_INT64 dims: [1] }]'

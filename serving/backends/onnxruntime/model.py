@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.contract import Config, ModelRefused, Tensor, parameter
-from serving.backends.stand_in import StandIn
+from serving.backends.stand_in import StandIn, in_utf8
 
 # ONNX Runtime's errors have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = tuple(
@@ -98,7 +98,7 @@ class TritonPythonModel(StandIn):
         quiet, spinning = session_options(config), session_options(config, spins=True)
         lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # a single thread waits for no other
         try:
-            file = path / "model.onnx" if path.is_dir() else path
+            file = in_utf8(path / "model.onnx" if path.is_dir() else path)
             # No fallback: after an error a GPU's session would go on on the CPU without a word.
             session = ort.InferenceSession(file, quiet, wanted, enable_fallback=0)
             lone = ort.InferenceSession(file, spinning, wanted, enable_fallback=0) if lone_rows else None

@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.contract import Config, ModelRefused, Tensor, parameter
-from serving.backends.stand_in import StandIn
+from serving.backends.stand_in import StandIn, in_utf8
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -69,8 +69,8 @@ class TritonPythonModel(StandIn):
             bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             core.set_property("CPU", cpu_properties(config, bfloat16))
             if wants_bfloat16(config) and not bfloat16:
-                pb_utils.Logger.log_warn(f"{path}: this CPU has no bfloat16, the model runs in float32")
-            return OpenVino(core.compile_model(core.read_model(path), "CPU"))
+                pb_utils.Logger.log_warn(f"{in_utf8(path)}: this CPU has no bfloat16, the model runs in float32")
+            return OpenVino(core.compile_model(core.read_model(in_utf8(path)), "CPU"))
         except RuntimeError as error:
             raise ModelRefused(f"OpenVINO cannot load the model: {_reason(error)}") from error
 

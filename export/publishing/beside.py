@@ -43,12 +43,14 @@ def lay(path: Path, artifact: Artifact) -> None:
 
 def put(content: bytes | Path, path: Path) -> None:
     """Writes and flushes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)  # a server may run as another user, whatever the umask
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif content != path:
         shutil.copyfile(content, path)
-    path.chmod(0o644)  # a server may run as another user
+    path.chmod(0o644)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -135,6 +135,7 @@ def _add(
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
+            (staging / "1").chmod(0o755)  # as `staging`, whatever the umask
             _write_version(staging / "1", artifact, text, say)
             write_config(staging)
             _rename(staging, model_dir)

@@ -43,6 +43,17 @@ def test_the_new_version_is_served_beside_the_one_before(tmp_path: Path) -> None
     assert read_config(tmp_path / "vitbn").version_policy.latest.num_versions == 2
 
 
+def test_another_users_server_reads_what_a_private_umask_wrote(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        publish(tmp_path, "vitbn", ARTIFACT)
+        publish(tmp_path, "vitbn", ARTIFACT)
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "vitbn", *(tmp_path / "vitbn").rglob("*")]
+    assert [path for path in paths if path.stat().st_mode & 0o777 != (0o755 if path.is_dir() else 0o644)] == []
+
+
 @pytest.mark.parametrize("name", ["", "..", "../../evil", "a/b", "a b", "-x", ".hidden"])
 def test_names_that_triton_would_not_take(tmp_path: Path, name: str) -> None:
     with pytest.raises(PublishError, match="model name: expected"):

@@ -10,6 +10,7 @@ from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.transport import INPUT, OUTPUT, Connection
 
+_NOTHING = "the repository has nothing; publish a model, such as by vitbn export, and promote it"
 _SERVE_IT = "if it is published: vitbn repository promote {} {}"
 
 
@@ -35,7 +36,7 @@ async def choose(connection: Connection) -> ServedModel:
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
-        has = f"the repository has {_names(index)}{_serve_it(index)}"
+        has = f"the repository has {_names(index)}{_serve_it(index)}" if index else _NOTHING
         raise ModelNotFound(f"no model is ready at {connection.url}; {has}")
     listed = await asyncio.gather(*(_list(connection, name) for name in ready)) if len(ready) > 1 else []
     candidates = [each.model for each in listed if each.model is not None]
@@ -123,7 +124,7 @@ def _serve_it(entries: list[dict[str, Any]]) -> str:
 
 
 def _names(index: list[dict[str, Any]]) -> str:
-    return ", ".join(sorted({entry["name"] for entry in index})) or "nothing"
+    return ", ".join(sorted({entry["name"] for entry in index}))
 
 
 async def _describe(connection: Connection, name: str) -> ServedModel:

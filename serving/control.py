@@ -160,7 +160,7 @@ def _reason(error: urllib.error.HTTPError, address: str) -> str:
         reason = f"HTTP status {error.code}"
     if error.code == 403:
         place = control_key.folders()[0] / address.rpartition(":")[2]
-        reason += f" (the user who started it has the key in {place}: --key-file FILE, or --header NAME:VALUE)"
+        reason += f" (no right key in {place}; who started the server has it: --key-file FILE, or --header NAME:VALUE)"
     return reason
 
 

@@ -130,7 +130,7 @@ def test_models_that_cannot_be_asked(connect):
         connect(repository, "a")
     with pytest.raises(ModelNotFound, match=r"no model is ready .* has a"):
         connect(Repository(a=None))
-    with pytest.raises(ModelNotFound, match="nothing"):
+    with pytest.raises(ModelNotFound, match="has nothing; publish a model, such as by vitbn export"):
         connect(Repository())
 
 

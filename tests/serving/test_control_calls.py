@@ -66,7 +66,9 @@ def test_the_user_who_started_it_has_the_key(closed: Server) -> None:
     control = Control.at(closed.http_url, closed.grpc_url)
     assert control.served()[MODEL] == [1]
     control.load(MODEL)
-    with pytest.raises(Refused, match=r"has the key in /.*/vitbn[-0-9]*/\d+: --key-file FILE, or --header NAME:VALUE"):
+    with pytest.raises(
+        Refused, match=r"no right key in /.*/vitbn[-0-9]*/\d+; who started the server has it: --key-file FILE"
+    ):
         Control.at(closed.http_url, closed.grpc_url, key="wrong").load(MODEL)
 
 

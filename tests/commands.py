@@ -5,6 +5,12 @@ def invoke(command, *arguments):
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
+def told(command, *arguments):
+    """The exit status, and all that is printed."""
+    result = invoke(command, *arguments)
+    return result.exit_code, result.output
+
+
 def ok(command, *arguments):
     result = invoke(command, *arguments)
     assert result.exit_code == 0, result.output

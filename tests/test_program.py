@@ -1,19 +1,16 @@
 """The program `vitbn`: one screen of help, examples that parse, suggestions."""
 
 import re
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
+from commands import told
 from test_pages import ROOT, check
 
 from vitbn import BENCHMARKS, COMMANDS, main
 
 SCREEN = 40  # lines
-
-
-def run(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, list(words))
-    return result.exit_code, result.output
+run = partial(told, main)
 
 
 def test_help_fits_one_screen() -> None:

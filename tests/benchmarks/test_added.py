@@ -1,19 +1,17 @@
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 
 from benchmarks.measure import engines
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.measure.workload import IN_PROCESS
 from benchmarks.presets.added import added
 
-
-def run(*arguments):
-    options = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1, *arguments)
-    return CliRunner().invoke(added, [str(option) for option in options])
+run = partial(invoke, added, "--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1)
 
 
 @pytest.mark.live

@@ -1,11 +1,12 @@
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import told
 
 from benchmarks.measure.timing import Ratio
 from benchmarks.report import report
@@ -15,6 +16,7 @@ MACHINE = {
     **{"cpu": "A CPU", "cores": 2, "threads": 2, "device": "cpu", "load_1min": 0.1, "system": "Linux"},
     **{"python": "3.11", "packages": {"torch": "2.13.0", "onnxruntime": "1.31.1"}},
 }
+run = partial(told, report, "compare")
 Noise = Callable[[np.random.Generator, int], Any]
 
 
@@ -32,11 +34,6 @@ def write(path: Path, *rows: dict[str, object], machine: object = MACHINE, **fie
     origin = {"command": "python benchmarks/it.py", "commit": "abc1234", "date": "2026-11-24T10:00:00+00:00"}
     path.write_text(json.dumps({**origin, "machine": machine, "limits": None, "rows": rows, **fields}))
     return path
-
-
-def run(*paths: Path) -> tuple[int, str]:
-    result = CliRunner().invoke(report, ["compare", *map(str, paths)])
-    return result.exit_code, result.output
 
 
 def line(output: str, name: str) -> str:

@@ -1,11 +1,12 @@
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import told
 
 from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
@@ -16,6 +17,7 @@ from models.networks.config import ModelConfig
 from models.networks.registry import build, randomise_norms
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+run = partial(told, frontier)
 METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}
 
 
@@ -24,11 +26,6 @@ def write(path: Path, config: ModelConfig, metrics: dict[str, object] = METRICS)
     model = build(config).eval()
     randomise_norms(model)
     save(path, model, config, metrics)
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(frontier, [str(argument) for argument in arguments])
-    return result.exit_code, result.output
 
 
 @pytest.mark.slow

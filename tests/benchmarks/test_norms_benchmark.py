@@ -1,9 +1,10 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import told
 
 from benchmarks.measure import workload
 from benchmarks.presets.norms import compared, norms
@@ -11,6 +12,7 @@ from models.checkpoints.checkpoint import save
 from models.networks.config import ModelConfig, ModelName
 from models.networks.registry import build, randomise_norms
 
+run = partial(told, norms, "--seconds", 1)
 ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
 
 
@@ -35,11 +37,6 @@ def study(tmp_path: Path) -> Path:
     runs += [studied("vit-repbn", 0.1), studied("vit-un", None)]  # their checkpoints are not opened
     (tmp_path / "study/norms.json").write_text(json.dumps({"runs": runs}))
     return tmp_path / "study"
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(norms, [str(argument) for argument in (*arguments, "--seconds", 1)])
-    return result.exit_code, result.output
 
 
 @pytest.mark.slow

@@ -3,10 +3,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 
 from benchmarks.foreign import foreign
 from benchmarks.measure.foreign_networks import NETWORKS
@@ -23,12 +24,9 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 APART = {"norms.json", "decoders.json", "packed.json", "texts.json"}  # what `make benchmarks` leaves out
 STEADY = {"steady.json"}  # what it measures first
+build = partial(invoke, report, "build")
 FILES = sorted(RESULTS.glob("*.json"))
 STUDIES = sorted(RESULTS.glob("studies/*/*.json"))
-
-
-def build(*arguments: object) -> Result:
-    return CliRunner().invoke(report, ["build", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +203,7 @@ def test_a_foreign_network_without_its_package_is_a_failure(monkeypatch: pytest.
         raise ModuleNotFoundError("No module named 'timm'")
 
     monkeypatch.setattr("benchmarks.foreign.measure", lacks)
-    result = CliRunner().invoke(foreign, ["--network", "vit-tiny"])
+    result = invoke(foreign, "--network", "vit-tiny")
     assert result.exit_code == 1
     assert "No module named 'timm'" in result.output
 

@@ -4,6 +4,7 @@ import re
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -27,6 +29,7 @@ from benchmarks.measure.workload import Workload
 from models.data import DataError
 from models.networks.config import ModelConfig
 
+run = partial(invoke, throughput.throughput, "--model", "vitbn-tiny", "--seconds", 2, "--rounds", 1)
 ENGINES = [word for engine in ("onnxruntime", "openvino", "tensorrt") for word in ("--engine", engine)]
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
@@ -35,11 +38,6 @@ PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 def perf_analyzer() -> None:
     if not (by_perf_analyzer.TOOL / "bin" / "perf_analyzer").is_file():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no perf_analyzer here: make perf_analyzer")
-
-
-def run(*arguments: object) -> Result:
-    options = ("--model", "vitbn-tiny", "--seconds", 2, "--rounds", 1, *arguments)
-    return CliRunner().invoke(throughput.throughput, [str(option) for option in options])
 
 
 def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 from onnx import numpy_helper, parser, save
 
 from export import timing
@@ -14,6 +15,7 @@ from export.compare import compare
 from export.compiler.proof.runs import Runner
 from export.intervals import Ratio
 
+run = partial(invoke, compare)
 W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x, int64[b, n] mask) => '
 BODY = "m = Cast<to = 1>(mask) u = Unsqueeze(m, last) s = Mul(x, u) h = MatMul(s, w) y = Relu(h) z = Neg(h)"
@@ -34,10 +36,6 @@ def write(
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
     save(proto, path)
     return path
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(compare, [str(argument) for argument in arguments])
 
 
 def test_files_that_answer_alike_are_equal_in_any_order_of_outputs(tmp_path: Path) -> None:

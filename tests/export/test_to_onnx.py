@@ -2,12 +2,12 @@ import json
 import re
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
 from commands import invoke, ok
 from random_networks import saved
 
@@ -21,9 +21,7 @@ from models.data import load_digits
 from models.networks.config import ModelConfig
 from serving.local_server import running_server
 
-
-def run(*arguments: object) -> Result:
-    return invoke(export, *arguments)
+run = partial(invoke, export)
 
 
 def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:

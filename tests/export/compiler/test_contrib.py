@@ -47,6 +47,9 @@ def weights() -> dict[str, Array]:
     }
 
 
+OVER_ROWS = (
+    "m = com.microsoft.QLinearSoftmax<axis = {axis}, opset = {opset}>(x, scale, zero, scale, zero) y = Cast<to = 1>(m)"
+)
 QUANTISED = "x = QuantizeLinear(a, scale, zero)"
 PLACES = "t = Shape<start = 1, end = 2>(a) r = Squeeze(t) i = Range(nil, r, step) j = Unsqueeze(i, first)"
 SPREAD = "u = Shape<start = 0, end = 2>(a) p = Expand(j, u)"
@@ -77,6 +80,13 @@ CUT = [  # the operators that are cut, and nodes from a and b to y
     (
         "QLinearAdd",
         f"{QUANTISED} m = com.microsoft.QLinearAdd(x, scale, zero, x, scale, zero, scale, zero) y = Cast<to = 1>(m)",
+    ),
+    ("QLinearSoftmax", f"{QUANTISED} {OVER_ROWS.format(axis=2, opset=12)}"),
+    ("QLinearSoftmax", f"{QUANTISED} {OVER_ROWS.format(axis=-1, opset=13)}"),
+    (
+        "QLinearWhere",
+        f"{QUANTISED} less = Less(a, b) "
+        "m = com.microsoft.QLinearWhere(less, x, scale, zero, x, scale, zero, scale, zero) y = Cast<to = 1>(m)",
     ),
 ]
 WHOLE = [  # nothing before the operator is cut

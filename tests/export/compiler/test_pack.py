@@ -188,6 +188,16 @@ def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "o.onnx").exists()
 
 
+def test_a_refusal_says_how_to_read_an_output_of_all_tokens(tmp_path: Path) -> None:
+    onnx.save(export(Masked("absolute", "hidden")), tmp_path / "hidden.onnx")
+    refused = run(tmp_path / "hidden.onnx", "-o", tmp_path / "o.onnx", "--packed", MASK)
+    assert refused.exit_code == 3
+    assert refused.output.endswith(
+        "the output 'y' shows hidden tokens: --read 'y[:,0]' reads a part of it, "
+        "--read 'y[mask]' all but hidden tokens; nothing written\n"
+    )
+
+
 def forget_first_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packed_texts, "_whole", lambda nodes, seen, places, true=packed_texts._whole: true(nodes, seen, []))
 

@@ -69,7 +69,8 @@ def _load_folder(
     name: str, folder: Path | None, image_size: tuple[int, int] | None, held_out: int | None, record: Record | None
 ) -> Dataset:
     if folder is None or not folder.is_dir():
-        raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {folder}")
+        found = "a file" if folder and folder.is_file() else "no such folder"
+        raise DataError(f"{folder}: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {found}")
     from models.data.folder import SIDE, load_folder
 
     return replace(load_folder(folder, image_size or (SIDE, SIDE), held_out, record), name=name)

@@ -202,10 +202,11 @@ def test_one_part_of_emnist_is_enough_for_itself(tmp_path):
 
 
 def test_unknown_dataset():
-    with pytest.raises(
-        DataError, match=f"expected one of {', '.join(DATASETS)}, or a folder of pictures, found cifar$"
-    ):
+    wanted = f"expected one of {', '.join(DATASETS)}, or a folder of pictures, found"
+    with pytest.raises(DataError, match=f"^cifar: {wanted} no such folder$"):
         load_dataset("cifar")
+    with pytest.raises(DataError, match=f"^{__file__}: {wanted} a file$"):
+        load_dataset(__file__)
 
 
 @pytest.fixture(autouse=True)

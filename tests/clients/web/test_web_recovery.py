@@ -16,7 +16,7 @@ def test_triton_stops_and_starts_again(page: Page, page_url: str, context: Brows
     triton.stop()
     try:
         expect(page.get_by_role("alert")).to_be_visible()
-        expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+        expect(page.get_by_role("alert")).to_contain_text("No model answers")
         expect(page.locator("#reason")).to_contain_text(triton.url)
         expect(page.locator("#answer")).to_have_class("stale")
         page.get_by_role("button", name="Clear").click()

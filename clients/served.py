@@ -9,6 +9,7 @@ from typing import Any
 from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.transport import INPUT, OUTPUT, Connection
+from common.files import reason
 
 _NOTHING = "the repository has nothing; publish a model, such as by vitbn export, and promote it"
 _SERVE_IT = "if it is published: vitbn repository promote {} {}"
@@ -146,7 +147,7 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         # 0: the server does not batch; a parameter then limits requests
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except FOREIGN as error:
-        raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error
+        raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {reason(error)}") from error
     expected = {INPUT: ("UINT8", [-1, *about.image_shape]), OUTPUT: ("FP32", [-1, len(about.labels)])}
     if tensors != expected:
         raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {tensors}")

@@ -74,8 +74,12 @@ def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[
 
 
 def triton(server: Server) -> psutil.Process:
-    children = psutil.Process(server.pid).children()
-    return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+    return triton_of(psutil.Process(server.pid))
+
+
+def triton_of(supervisor: psutil.Process) -> psutil.Process:
+    """The server's process below its supervisor. Raises StopIteration while there is none."""
+    return next(child for child in supervisor.children() if Path(child.cmdline()[0]).name == "tritonserver")
 
 
 def stubs(server: Server) -> list[psutil.Process]:

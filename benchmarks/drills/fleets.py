@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.drills.bench import RELOADED, triton_of
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed
@@ -57,8 +58,7 @@ class RunningFleet:
         return [child for _, child in sorted(members, key=lambda each: each[0])]
 
     def triton(self, index: int) -> psutil.Process:
-        children = self.supervisors()[index].children()
-        return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+        return triton_of(self.supervisors()[index])
 
     def stub(self, index: int) -> psutil.Process:
         """The first stub of the newest load: replaced stubs live for seconds longer."""
@@ -73,7 +73,7 @@ class RunningFleet:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        return self.log().count("is loaded again")
+        return self.log().count(RELOADED)
 
 
 @contextmanager

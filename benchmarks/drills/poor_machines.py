@@ -41,10 +41,9 @@ def no_home(bench: DrillBench) -> Row:
 def few_descriptors(bench: DrillBench) -> Row:
     """A start with too few descriptors is refused at once. With few, idle connections take all of a running server."""
     refused = _refused_start(bench)
-    with _limit(FEW):
-        block = bench.server()
-        server = block.__enter__()
-    try:
+    with ExitStack() as stack:
+        with _limit(FEW):
+            server = stack.enter_context(bench.server())
         with bench.traffic(server, PAUSE_S) as verdicts:
             before, filled = len(server.log()), set[int]()
             with ExitStack() as idle:
@@ -55,8 +54,6 @@ def few_descriptors(bench: DrillBench) -> Row:
             time.sleep(SETTLE_S)
         row = {**verdicts.row(), **acts(server), "recovery_s": verdicts.recovery_s(ended)}
         return {**row, **refused, "log_bytes": len(server.log()) - before}
-    finally:
-        block.__exit__(None, None, None)
 
 
 def _is_told(server: Server, idle: ExitStack, filled: set[int]) -> bool:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def clock_jump(bench: DrillBench) -> Row:
     """The wall clock of server and supervisor jumps an hour on, then back."""
     if not FAKETIME.exists():
         return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
-    with bench.repository() as repository:
+    with bench.repository() as repository, ExitStack() as stack:
         offset = repository.parent / "offset"
         offset.write_text("+0")
         faked = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
@@ -154,23 +154,19 @@ def clock_jump(bench: DrillBench) -> Row:
         before = dict(os.environ)
         try:
             os.environ |= faked | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-            server_block = bench.server(repository)
-            server = server_block.__enter__()
+            server = stack.enter_context(bench.server(repository))
         finally:
             os.environ.clear()
             os.environ |= before
-        try:
-            with bench.traffic(server) as verdicts:
-                hours = list[str]()
-                wait_until(lambda: answers(server.health_url))
-                for text in ("+3600", "+0"):
-                    offset.write_text(text)
-                    time.sleep(2 * SETTLE_S)
-                    hours.append(_hour(server))
-            did = acts(server)
-            process = psutil.Process(server.pid)
-        finally:
-            server_block.__exit__(None, None, None)
+        with bench.traffic(server) as verdicts:
+            hours = list[str]()
+            wait_until(lambda: answers(server.health_url))
+            for text in ("+3600", "+0"):
+                offset.write_text(text)
+                time.sleep(2 * SETTLE_S)
+                hours.append(_hour(server))
+        did, process = acts(server), psutil.Process(server.pid)
+        stack.close()
         return {**verdicts.row(), **did, "stopped": not process.is_running(), "jumped": hours[0] != hours[1]}
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.measure.choices import FiniteRange, json_option
+from benchmarks.measure.choices import json_option
+from models.training.command_options import FiniteRange
 
 NAMES = (
     "stub-killed",

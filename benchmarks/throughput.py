@@ -14,7 +14,6 @@ import click
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import (
-    FiniteRange,
     WithPresets,
     device_option,
     json_option,
@@ -30,6 +29,7 @@ from benchmarks.measure.own import Own
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
+from models.training.command_options import FiniteRange
 
 IN_FLIGHT = (1, 2, 8)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,9 +12,11 @@ from click.core import ParameterSource
 
 from benchmarks.measure.command_line import PROGRAM
 from benchmarks.measure.own import Own
+from common.files import check_writable
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
 from models.networks.config import MODEL_NAMES, ModelConfig
+from models.training.command_options import FiniteRange
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
@@ -93,16 +93,6 @@ def repeated(
     return decorate
 
 
-class FiniteRange(click.FloatRange):
-    """Refuses NaN and infinity, which click's FloatRange accepts."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not isfinite(number):
-            self.fail(f"expected a finite number, found {value}", param, ctx)
-        return number
-
-
 class Result(click.Path):
     """The file of a result. It is checked before the measurement; missing folders are made later."""
 
@@ -114,9 +104,8 @@ class Result(click.Path):
         try:
             if path.exists() and not path.is_file():
                 self.fail(f"{path}: expected a file or nothing, found something else", param, ctx)
-            existing = next(each for each in path.absolute().parents if each.exists())
-            with tempfile.TemporaryFile(dir=existing):
-                return path
+            check_writable(path.parent)
+            return path
         except OSError as error:
             self.fail(f"{path}: expected a place to write to, found {error.strerror}", param, ctx)
 

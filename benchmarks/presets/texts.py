@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from benchmarks.load import by_perf_analyzer
 from benchmarks.load.figures import Failed, WrongAnswer
 from benchmarks.load.published import server_arguments
-from benchmarks.measure.choices import FiniteRange, json_option
+from benchmarks.measure.choices import json_option
 from benchmarks.measure.devices import cores
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
 from benchmarks.measure.progress import note, steps
+from models.training.command_options import FiniteRange
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row

@@ -22,10 +22,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CHECKPOINTS = Path("checkpoints")
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"expected a finite number, found {value}")
-    return value
+class FiniteRange(click.FloatRange):
+    """Refuses NaN and infinity, which click's FloatRange accepts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, found {number}", param, ctx)
+        return number
 
 
 def _option(of: Field[Any]) -> Callable[[Command], Command]:
@@ -39,8 +43,7 @@ def _option(of: Field[Any]) -> Callable[[Command], Command]:
         about["type"] = click.Path(path_type=str)
     elif isinstance(values, Numbers):
         bounds: Any = values[1:]
-        about["type"] = click.IntRange(*bounds) if values.kind is int else click.FloatRange(*bounds)
-        about["callback"] = _finite
+        about["type"] = click.IntRange(*bounds) if values.kind is int else FiniteRange(*bounds)
     else:
         about["type"] = click.Choice(values)
     return click.option(f"--{of.name.replace('_', '-')}", **about)

@@ -15,10 +15,11 @@ from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
 from benchmarks.foreign import foreign
 from benchmarks.latency import latency
-from benchmarks.measure.choices import FiniteRange, Result, WithPresets, json_option, seconds_option, several
+from benchmarks.measure.choices import Result, WithPresets, json_option, seconds_option, several
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.throughput import throughput
+from models.training.command_options import FiniteRange
 from serving.local_server import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")

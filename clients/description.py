@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clients.images.looks import Background, Looks
-from clients.images.prepare import Preparation, Preprocessing
-from common.framing import Framing
+from clients.images.looks import Looks
+from clients.images.prepare import Preparation
+from common.framing import Background, Framing, Preprocessing
 
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # `describe` raises them for another kind of model
 

@@ -1,4 +1,4 @@
-"""How a picture is resized and cropped for a model: plain data, which the exporter writes and clients read.
+"""How a picture becomes a model's image: plain data, which training and the exporter write and clients read.
 
 In: what the exporter has read from a model's processor, or the JSON object in a model's configuration. Out: a checked
 `Framing`.
@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+Preprocessing = Literal["ink", "photo"]
+"""The ink of a picture, laid out as MNIST's digits, or the picture as it is."""
+Background = Literal["dark", "light"]
+"""Of the training photos."""
 Fit = Literal["short side", "squash", "cover", "contain", "none"]
 Like = Literal["timm", "transformers"]
 FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")  # Pillow's

@@ -5,16 +5,15 @@ a note for the user, and whether it suits the model.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.framing import Background
 from common.looks import DARK, LIGHT, border_levels, fills
 
 _OF_LEAST = 0.9  # of `Looks.fill` is enough
-
-Background = Literal["dark", "light"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Turns a picture into the images that a model reads, by the preprocessing in its config: "ink" or "photo"."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,7 @@ from clients.images.drawing import drawing_inputs
 from clients.images.framing import framed
 from clients.images.ink import LEAST_CONTRAST
 from clients.images.looks import Looks, suited
-from common.framing import Framing
-
-Preprocessing = Literal["ink", "photo"]
+from common.framing import Framing, Preprocessing
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from common.framing import Preprocessing
 from common.looks import looks
-from models.networks.config import ModelConfig, ModelName, Preprocessing
+from models.networks.config import ModelConfig, ModelName
 
 DIGITS = tuple("0123456789")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.framing import Preprocessing
 from models.data.dataset import DIGITS, DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
 from models.data.idx import read_part
-from models.networks.config import Preprocessing
 
 MNIST_PARTS = {
     "train images": "train-images-idx3-ubyte.gz",

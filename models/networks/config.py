@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from common.framing import Background, Preprocessing
+
 INPUT_NAME = "image"  # uint8 (batch, channels, height, width); in drawings 0 = background, 255 = ink
 OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
 INPUT_SCALE = 1.0 / 255.0  # networks read pixels in [0, 1]
@@ -33,8 +35,6 @@ ModelName = Literal[
 Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
-Preprocessing = Literal["ink", "photo"]
-Background = Literal["dark", "light"]
 Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade"]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks

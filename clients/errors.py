@@ -1,9 +1,4 @@
-"""The clients' errors: a message is one line with the file, address or model. Imports nothing of clients/."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from common.decoding import UnreadablePicture
+"""The clients' errors: a message is one line with the file, address or model. Imports nothing."""
 
 
 class ClientError(Exception):
@@ -12,15 +7,6 @@ class ClientError(Exception):
 
 class InvalidImage(ClientError):
     """The file or array is unusable."""
-
-
-@contextmanager
-def invalid_images() -> Iterator[None]:
-    """Turns the error of common/pictures.py into InvalidImage."""
-    try:
-        yield
-    except UnreadablePicture as error:
-        raise InvalidImage(str(error)) from error
 
 
 class BlankImage(InvalidImage):

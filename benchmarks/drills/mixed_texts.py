@@ -30,8 +30,8 @@ TOLERANCE = 1e-4  # absolute; the answers are of about 1
 Answers = Mapping[str, NDArray[np.float32]]
 
 
-def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
-    """The row after `requests` right answers and `kills` kills of the model's process, evenly among them."""
+def mixed_texts(requests: int = REQUESTS) -> Row:
+    """The row after `requests` right answers and KILLS kills of the model's process, evenly among them."""
     with tempfile.TemporaryDirectory(prefix="texts-") as folder:
         file = publish_packed(Path(folder))
         texts = Texts(file)
@@ -39,12 +39,12 @@ def mixed_texts(requests: int = REQUESTS, kills: int = KILLS) -> Row:
             wait_until_right(server)
             asker = Asker(server.http_url, MODEL, texts.questions)
             with meanwhile(lambda until, verdicts: asker.closed_loop(IN_FLIGHT, until, verdicts)) as verdicts:
-                for _ in range(kills):
-                    _wait_for(verdicts, requests // (kills + 1))
+                for _ in range(KILLS):
+                    _wait_for(verdicts, requests // (KILLS + 1))
                     _kill(server)
-                _wait_for(verdicts, requests // (kills + 1))
+                _wait_for(verdicts, requests // (KILLS + 1))
             texts_a_run = _texts_a_run(server)
-    return {**verdicts.row(), "swapped": texts.swapped, "kills": kills, "texts_a_run": texts_a_run}
+    return {**verdicts.row(), "swapped": texts.swapped, "kills": KILLS, "texts_a_run": texts_a_run}
 
 
 def publish_packed(folder: Path) -> Path:

@@ -1,8 +1,21 @@
 """The reading of pictures that training shares (common/pictures.py), with the clients' error."""
 
-from clients.errors import invalid_images
-from common import pictures
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-read_image = invalid_images()(pictures.read_picture)
-photo_to_model_input = invalid_images()(pictures.photo_pixels)
-converted = invalid_images()(pictures.converted)
+from clients.errors import InvalidImage
+from common import pictures
+from common.decoding import UnreadablePicture
+
+
+@contextmanager
+def _invalid_images() -> Iterator[None]:
+    try:
+        yield
+    except UnreadablePicture as error:
+        raise InvalidImage(str(error)) from error
+
+
+read_image = _invalid_images()(pictures.read_picture)
+photo_to_model_input = _invalid_images()(pictures.photo_pixels)
+converted = _invalid_images()(pictures.converted)

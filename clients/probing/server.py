@@ -59,9 +59,10 @@ class Server:
             raise ProbeFailed(f"no answer: {words}", passing=late) from error
         return content, length
 
-    def json(self, path: str, body: bytes | None = None) -> Any:
+    def json(self, path: str) -> Any:
+        """The JSON that the server answers. Raises ProbeFailed."""
         try:
-            return json.loads(self.ask(path, body)[0])
+            return json.loads(self.ask(path)[0])
         except ValueError as error:
             raise ProbeFailed(f"{path}: expected JSON, found {error}") from error
 

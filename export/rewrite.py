@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -80,8 +81,10 @@ def rewrite(
 ) -> None:
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
     from common.files import check_writable
-    from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed, Slower
-    from export.rewrite_file import Request, rewrite_file
+
+    with _out_of_collector():
+        from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed, Slower
+        from export.rewrite_file import Request, rewrite_file
 
     if output.resolve() == file.resolve():
         raise click.UsageError(f"{output}: expected another file than the source")
@@ -104,6 +107,23 @@ def rewrite(
         click.echo(json.dumps(written.manifest | {"timed": [asdict(each) for each in written.timed]}, indent=2))
     else:
         _print(file, output, written)
+
+
+@contextmanager
+def _out_of_collector() -> Iterator[None]:
+    """Python's garbage collector never looks at what is imported inside: a quarter of this command's processor time.
+
+    Once a process: later there are graphs that it should free.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def one_line(error: Exception) -> str:

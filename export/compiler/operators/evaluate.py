@@ -7,7 +7,7 @@ become float64, too. Memory holds one weight and the values that a later node re
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.serde import serialize_node
 
-from export.compiler.graph.constants import FLOATS, Array, constant
+from export.compiler.graph.constants import FLOATS, Array, constant, stored
 from export.compiler.operators.kernels import KERNELS
 
 # The proof asks every node again, with other inputs. A node that changes needs another runner, and no pass changes
@@ -56,8 +56,9 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
         source = node.inputs[0]
         array = values[source] if source is not None and source in values else _known(source)
         return {node.outputs[0]: array.astype(np.float64)}
+    read = stored if node.op_type == "Gather" else constant  # of a table only the rows that it picks become doubles
     feeds = {
-        f"in{position}": values[value] if value is not None and value in values else _known(value)
+        f"in{position}": values[value] if value is not None and value in values else _known(value, read)
         for position, value in enumerate(node.inputs)
         if value is not None
     }
@@ -69,7 +70,7 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
         reason = " ".join(str(error).split())[:200] or "expected an operator with a reference, found none"
         raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {reason}") from error
     named = [output for output in node.outputs if output.name]
-    return {output: np.asarray(result) for output, result in zip(named, results, strict=True)}
+    return {output: _double(result) for output, result in zip(named, results, strict=True)}
 
 
 def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
@@ -130,8 +131,8 @@ def _widen(proto: onnx.NodeProto, node: ir.Node) -> None:
             attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(exact)))
 
 
-def _known(value: ir.Value | None) -> Array:
-    array = constant(value)
+def _known(value: ir.Value | None, read: Callable[[ir.Value | None], Array | None] = constant) -> Array:
+    array = read(value)
     if array is None:
         raise UnknownOperator(f"{value.name if value else ''}: expected a constant, found none")
     return array
@@ -139,4 +140,4 @@ def _known(value: ir.Value | None) -> Array:
 
 def _double(array: Any) -> Array:
     given = np.asarray(array)
-    return given.astype(np.float64) if np.issubdtype(given.dtype, np.floating) else given
+    return given.astype(np.float64, copy=False) if np.issubdtype(given.dtype, np.floating) else given

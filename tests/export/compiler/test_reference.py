@@ -221,6 +221,10 @@ def test_grid_sample(mode: str, padding: str, corners: int) -> None:
     check("GridSample", 20, [drawn(2, 3, 6, 7), grid], mode=kind, padding_mode=padding, align_corners=corners)
 
 
+def test_picked_rows_of_a_table_are_doubles() -> None:
+    check("Gather", 17, [drawn(9, 4), np.array([[0, -1], [3, 3]])], free=0)
+
+
 def test_where_the_reference_differs_the_way_round_it_is_named(tmp_path: Path) -> None:
     """ONNX Runtime pads MaxPool as if its kernel were not dilated; ONNX does not."""
     network = parse(

@@ -32,3 +32,16 @@ def test_a_bert_is_rewritten_and_proved_without_torch(tmp_path: Path) -> None:
     manifest = json.loads(result.stdout)
     assert [proof["precision"] for proof in manifest["proofs"]] == ["float64", "float32"]
     assert out.exists()
+
+
+def test_the_collector_leaves_imports_out_once_and_works_again() -> None:
+    code = """
+import gc
+from export.rewrite import _out_of_collector
+for made in range(2):
+    with _out_of_collector():
+        kept = [[]]
+    print(gc.isenabled(), any(each is kept for each in gc.get_objects()))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split("\n")[:2] == ["True False", "True True"]

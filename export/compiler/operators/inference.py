@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -75,15 +75,9 @@ def infer(model: ir.Model) -> None:
         infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
 
 
-registry.collect()
-_library_slice = registry.get("", "Slice", version=10)
-
-
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes [:, :512] of a free axis for 512 rows, however short it is, and [:, -1:] for any number."""
     source, rows = node.inputs[0], node.outputs[0]
-    if _library_slice is not None:
-        _library_slice(context, node)
     if source is None or source.shape is None or rows.shape is None:
         return
     pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
@@ -99,117 +93,86 @@ def _cut(old: Dim, new: Dim) -> bool:
     return isinstance(number(old), ir.SymbolicDim) and isinstance(new, int) and new > 1
 
 
-def _careful(library: Inference) -> Inference:
+def _broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes two free axes that meet for equal; either may be 1 and be broadcast to the other."""
+    out = node.outputs[0]
+    if out.shape is None:
+        return
+    operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
+    if node.op_type == "Expand":
+        operands = operands[:1]
+    apart = 2 if node.op_type == "MatMul" else 0
+    dims = list(out.shape.dims)
+    for axis in range(len(dims) - apart):
+        places = [axis - len(dims) + len(operand) for operand in operands]
+        sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
+        sizes += [dims[axis]] if node.op_type == "Expand" else []
+        free = [size for size in sizes if isinstance(number(size), ir.SymbolicDim)]
+        if isinstance(number(dims[axis]), ir.SymbolicDim) and free:
+            longest = next((size for size in free if all(agree(size, other) for other in free)), None)
+            dims[axis] = context.new_symbolic_dim() if longest is None else longest
+    out.shape = ir.Shape(dims)
 
-    def infer_broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        out = node.outputs[0]
-        if out.shape is None:
-            return
-        operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
-        if node.op_type == "Expand":
-            operands = operands[:1]
-        apart = 2 if node.op_type == "MatMul" else 0
-        dims = list(out.shape.dims)
-        for axis in range(len(dims) - apart):
-            places = [axis - len(dims) + len(operand) for operand in operands]
-            sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
-            sizes += [dims[axis]] if node.op_type == "Expand" else []
-            free = [size for size in sizes if isinstance(number(size), ir.SymbolicDim)]
-            if isinstance(number(dims[axis]), ir.SymbolicDim) and free:
-                longest = next((size for size in free if all(agree(size, other) for other in free)), None)
-                dims[axis] = context.new_symbolic_dim() if longest is None else longest
+
+def _of_any_length(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library takes a cache for past and new tokens; it may be a longer buffer."""
+    for value in node.outputs[1:3]:
+        if value.shape is not None:
+            value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
+
+
+def _least(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library gives the smaller of a number and a free size no name."""
+    known = _operands(context, node)
+    numbers, sizes = [[one for one in known if isinstance(one, int) is whole] for whole in (True, False)]
+    if len(node.inputs) == 2 and len(numbers) == len(sizes) == 1:
+        context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
+
+
+def _quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library divides numbers alone; batch * n divided by batch, as `mask.view(batch, -1)` is exported, is n."""
+    known = _operands(context, node)
+    if len(known) == 2 and isinstance(known[0], ir.SymbolicDim) and known[1] != 0:
+        whole = known[0] // known[1]
+        if same(whole * known[1], known[0]):
+            context.set_symbolic_value(node.outputs[0], [number(whole)])
+
+
+def _operands(context: ShapeInferenceContext, node: ir.Node) -> list[Dim]:
+    """The inputs that are a known number or size."""
+    held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
+    return [values[0] for values in held if values is not None and len(values) == 1]
+
+
+def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
+    source, out = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or out.shape is None:
+        return
+    pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
+    dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
+    if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):
         out.shape = ir.Shape(dims)
 
-    return infer_broadcast
 
-
-def _of_any_length(library: Inference) -> Inference:
-    """The cache may be a buffer that is longer than past and new tokens."""
-
-    def infer_attention(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        for value in node.outputs[1:3]:
-            if value.shape is not None:
-                value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
-
-    return infer_attention
-
-
-def _least(library: Inference) -> Inference:
-    """The library gives the smaller of a number and a free size no name."""
-
-    def infer_least(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
-        known = [values[0] for values in held if values is not None and len(values) == 1]
-        numbers, sizes = [[one for one in known if isinstance(one, int) is whole] for whole in (True, False)]
-        if len(known) == len(held) == 2 and len(numbers) == len(sizes) == 1:
-            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
-
-    return infer_least
-
-
-def _quotient(library: Inference) -> Inference:
-    """The library divides numbers alone; batch * n divided by batch, as `mask.view(batch, -1)` is exported, is n."""
-
-    def infer_quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
-        known = [values[0] for values in held if values is not None and len(values) == 1]
-        if len(known) == 2 and isinstance(known[0], ir.SymbolicDim) and known[1] != 0:
-            whole = known[0] // known[1]
-            if same(whole * known[1], known[0]):
-                context.set_symbolic_value(node.outputs[0], [number(whole)])
-
-    return infer_quotient
-
-
-def _reshape(library: Inference) -> Inference:
-    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
-
-    def infer_reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        source, out = node.inputs[0], node.outputs[0]
-        if source is None or source.shape is None or out.shape is None:
-            return
-        pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
-        dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
-        if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):
-            out.shape = ir.Shape(dims)
-
-    return infer_reshape
-
-
-def _split(library: Inference) -> Inference:
+def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes a Split whose sizes are an input for one in equal parts."""
-
-    def infer_split(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        if len(node.inputs) > 1 and node.inputs[1] is not None and integers(node.inputs[1]) is None:
-            axis = attribute_int(node, "axis", 0)
-            for value in node.outputs:
-                if value.shape is not None:
-                    dims = [*value.shape.dims]
-                    dims[axis] = context.new_symbolic_dim()
-                    value.shape = ir.Shape(dims)
-
-    return infer_split
+    if len(node.inputs) > 1 and node.inputs[1] is not None and integers(node.inputs[1]) is None:
+        axis = attribute_int(node, "axis", 0)
+        for value in node.outputs:
+            if value.shape is not None:
+                dims = [*value.shape.dims]
+                dims[axis] = context.new_symbolic_dim()
+                value.shape = ir.Shape(dims)
 
 
-def _squeeze(library: Inference) -> Inference:
+def _squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes unknown axes for all those of size 1, and a free axis for longer than that."""
-
-    def infer_squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        value, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-        free = value is None or value.shape is None or any(isinstance(dim, ir.SymbolicDim) for dim in value.shape.dims)
-        every = axes is None and "axes" not in node.attributes
-        if (every and free) or (axes is not None and integers(axes) is None):
-            node.outputs[0].shape = None
-
-    return infer_squeeze
+    value, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    free = value is None or value.shape is None or any(isinstance(dim, ir.SymbolicDim) for dim in value.shape.dims)
+    every = axes is None and "axes" not in node.attributes
+    if (every and free) or (axes is not None and integers(axes) is None):
+        node.outputs[0].shape = None
 
 
 def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -239,27 +202,42 @@ def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
             context.set_shape_and_dtype(value, source.shape, source.dtype)
 
 
+# Operator -> what corrects the library's answer, in order.
+CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
+    **{("", name): (_broadcast,) for name in (*BROADCASTING, "Expand", "MatMul")},
+    ("", "Div"): (_quotient, _broadcast),
+    ("", "Min"): (_least, _broadcast),
+    ("", "Reshape"): (_reshape,),
+    ("", "Slice"): (_slice,),
+    ("", "Split"): (_split,),
+    ("", "Squeeze"): (_squeeze,),
+    ("com.microsoft", "GroupQueryAttention"): (_of_any_length,),
+}
+UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
+    "CausalConvWithState": _causal_conv,
+    "DynamicQuantizeMatMul": _integer_product,
+    "GatherBlockQuantized": _gather_blocks,
+    "MatMulIntegerToFloat": _integer_product,
+}
+
+
+def _corrected(library: Inference, corrections: tuple[Inference, ...]) -> Inference:
+    def infer_corrected(context: ShapeInferenceContext, node: ir.Node) -> None:
+        for step in (library, *corrections):
+            step(context, node)
+
+    return infer_corrected
+
+
 def _register() -> None:
-    registry.register("com.microsoft", "CausalConvWithState", since_version=1)(_causal_conv)
-    registry.register("com.microsoft", "GatherBlockQuantized", since_version=1)(_gather_blocks)
-    registry.register("", "Slice", since_version=10)(_slice)
-    for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
-        registry.register("com.microsoft", name, since_version=1)(_integer_product)
-    grouped = registry.get("com.microsoft", "GroupQueryAttention", 1)
-    if grouped is not None:
-        registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
-    wrappers = dict.fromkeys([*BROADCASTING, "Expand", "MatMul"], _careful) | {
-        "Div": lambda library: _careful(_quotient(library)),
-        "Min": lambda library: _careful(_least(library)),
-        "Reshape": _reshape,
-        "Split": _split,
-        "Squeeze": _squeeze,
-    }
-    for name, wrapper in wrappers.items():
-        library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
-        for version, function in library.items():
-            if function is not None:
-                registry.register("", name, since_version=version)(wrapper(function))
+    registry.collect()
+    for name, function in UNKNOWN_TO_LIBRARY.items():
+        registry.register("com.microsoft", name, since_version=1)(function)
+    for (domain, name), corrections in CORRECTIONS.items():
+        found = {version: registry.get(domain, name, version) for version in registry.version_boundaries(domain, name)}
+        for version, library in found.items():
+            if library is not None:
+                registry.register(domain, name, since_version=version)(_corrected(library, corrections))
 
 
 _register()

@@ -1,1 +1,1 @@
-"""Load on servers, by NVIDIA's perf_analyzer and by vitbn bulk."""
+"""Load on servers by NVIDIA's perf_analyzer, and the same load in this process."""

@@ -60,6 +60,15 @@ class Load:
             time.sleep(0.01)
 
 
+@pytest.fixture
+def lone(folder: Path) -> None:
+    """No standby instances, which double the processes, so no bound on the queue, which needs them."""
+    message = read_config(folder / "vitbn")
+    del message.instance_group[1:]
+    message.dynamic_batching.ClearField("default_queue_policy")
+    (folder / "vitbn" / "config.pbtxt").write_text(to_text(message))
+
+
 @pytest.mark.live
 def test_versions_change_under_load_without_a_failure(folder: Path, exported: Path) -> None:
     with running_server(folder, QUICK) as server, Load(server).running() as load:
@@ -79,6 +88,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("lone")
 def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     with running_server(folder, QUICK) as first, running_server(other, QUICK) as second:
@@ -91,15 +101,6 @@ def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp
             folder, "promote", "vitbn", "3", "--server", second.http_url, server=first.http_url
         )
         assert max(served(folder / "vitbn")) == max(both.controls[0].served()["vitbn"]) == 2
-
-
-@pytest.fixture
-def lone(folder: Path) -> None:
-    """No standby instances, which double the processes, so no bound on the queue, which needs them."""
-    message = read_config(folder / "vitbn")
-    del message.instance_group[1:]
-    message.dynamic_batching.ClearField("default_queue_policy")
-    (folder / "vitbn" / "config.pbtxt").write_text(to_text(message))
 
 
 @contextmanager

@@ -10,15 +10,11 @@ from export.compiler.operators.erf import erf
 
 
 class Erf(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array) -> tuple[Array]:
         return (erf(x),)
 
 
 class Gelu(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
         if approximate == "tanh":
             return (x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),)
@@ -35,8 +31,6 @@ def _flattened(operator: OpRun, x: Array, axis: int | None) -> tuple[Array, int]
 
 
 class Softmax(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
         flat, own = _flattened(self, x, axis)
         weights = np.exp(flat - flat.max(own, keepdims=True))
@@ -44,8 +38,6 @@ class Softmax(OpRun):
 
 
 class LogSoftmax(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
         flat, own = _flattened(self, x, axis)
         centred = flat - flat.max(own, keepdims=True)
@@ -54,8 +46,6 @@ class LogSoftmax(OpRun):
 
 class Hardmax(OpRun):
     """1 at the first largest, else 0."""
-
-    op_domain = ""
 
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
         flat, own = _flattened(self, x, axis)

@@ -14,8 +14,6 @@ class Attention(OpRun):
     As in ONNX Runtime, the lowest float32 masks, and a query without a key gives zeros.
     """
 
-    op_domain = ""
-
     def _run(
         self,
         q: Array,

@@ -13,8 +13,6 @@ from export.compiler.graph.constants import Array
 
 
 class CumSum(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, axis: Array, exclusive: int | None = None, reverse: int | None = None) -> tuple[Array]:
         own = int(np.reshape(axis, ()))
         given = np.flip(x, own) if reverse else x
@@ -25,8 +23,6 @@ class CumSum(OpRun):
 
 
 class GatherElements(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, indices: Array, axis: int | None = None) -> tuple[Array]:
         own = (axis or 0) % x.ndim
         source = x[tuple(slice(None) if k == own else slice(size) for k, size in enumerate(indices.shape))]
@@ -35,8 +31,6 @@ class GatherElements(OpRun):
 
 class Pad(OpRun):
     """Negative pads crop, first."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -66,8 +60,6 @@ class Pad(OpRun):
 
 class Scatter(OpRun):
     """ScatterElements by its name of opset 10."""
-
-    op_domain = ""
 
     def _run(self, x: Array, indices: Array, updates: Array, axis: int | None = None) -> tuple[Array]:
         own, out = (axis or 0) % x.ndim, x.copy()

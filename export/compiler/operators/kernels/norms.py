@@ -24,8 +24,6 @@ def _behind(x: Array, axis: int | None) -> tuple[int, ...]:
 class LayerNormalization(OpRun):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
 
-    op_domain = ""
-
     def _run(
         self,
         x: Array,
@@ -46,8 +44,6 @@ class LayerNormalization(OpRun):
 class SimplifiedLayerNormalization(OpRun):
     """x / sqrt(mean of squares + epsilon) * scale"""
 
-    op_domain = ""
-
     def _run(
         self,
         x: Array,
@@ -66,8 +62,6 @@ class RMSNormalization(SimplifiedLayerNormalization):
 class BatchNormalization(OpRun):
     """Inference only, over axis 1."""
 
-    op_domain = ""
-
     def _run(
         self,
         x: Array,
@@ -85,8 +79,6 @@ class BatchNormalization(OpRun):
 
 class GroupNormalization(OpRun):
     """Over channels and places of a group. Scale and bias are of a group, from opset 21 on of a channel."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -109,8 +101,6 @@ class GroupNormalization(OpRun):
 class InstanceNormalization(OpRun):
     """Over all places of a channel."""
 
-    op_domain = ""
-
     def _run(self, x: Array, scale: Array, bias: Array, epsilon: float | None = None) -> tuple[Array]:
         places, channels = tuple(range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         centred = x - x.mean(places, keepdims=True)
@@ -121,8 +111,6 @@ class InstanceNormalization(OpRun):
 class MeanVarianceNormalization(OpRun):
     """(x - mean) / (standard deviation + 1e-9)"""
 
-    op_domain = ""
-
     def _run(self, x: Array, axes: list[int] | None = None) -> tuple[Array]:
         over = tuple(axes if axes is not None else (0, 2, 3))
         centred = x - x.mean(over, keepdims=True)
@@ -131,8 +119,6 @@ class MeanVarianceNormalization(OpRun):
 
 class LpNormalization(OpRun):
     """x / norm; where the norm is 0, so is the answer."""
-
-    op_domain = ""
 
     def _run(self, x: Array, axis: int | None = None, p: int | None = None) -> tuple[Array]:
         own = -1 if axis is None else axis
@@ -143,8 +129,6 @@ class LpNormalization(OpRun):
 
 class LRN(OpRun):
     """x / (bias + alpha / size * sum of squares of the channels beside) ^ beta"""
-
-    op_domain = ""
 
     def _run(
         self,

@@ -78,7 +78,6 @@ class Direction:
 
 
 class _Recurrent(OpRun):
-    op_domain = ""
     functions: tuple[str, ...] = ()
     states = 1
 

@@ -80,8 +80,6 @@ def _weights(places: Array, old: int, mode: str, coefficient: float, exclude: bo
 class Resize(OpRun):
     """A product with a matrix of weights for each axis; antialiasing and kept aspects are the library's."""
 
-    op_domain = ""
-
     def _run(
         self,
         x: Array,
@@ -131,8 +129,6 @@ class Resize(OpRun):
 
 class GridSample(OpRun):
     """Pixels at normalised places: x (N, C, *in), grid (N, *out, axes), whose last number is the first axis."""
-
-    op_domain = ""
 
     def _run(
         self,

@@ -67,8 +67,6 @@ def _sides(image: Sequence[int], kernel: Sequence[int], given: Window) -> list[t
 class Conv(OpRun):
     """One product of matrices for each image and group."""
 
-    op_domain = ""
-
     def _run(self, x: Array, w: Array, b: Array | None = None, **given: Unpack[Window]) -> tuple[Array]:
         axes = w.ndim - 2
         step, spread = _steps(given, axes)
@@ -84,8 +82,6 @@ class Conv(OpRun):
 
 class ConvTranspose(OpRun):
     """Each input pixel adds its kernel to the output; padding crops it."""
-
-    op_domain = ""
 
     def _run(self, x: Array, w: Array, b: Array | None = None, **given: Unpack[Window]) -> tuple[Array]:
         axes, groups = w.ndim - 2, given.get("group") or 1
@@ -150,8 +146,6 @@ def _power(p: int | None) -> int:
 class MaxPool(OpRun):
     """The places of the largest are the library's."""
 
-    op_domain = ""
-
     def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array, ...]:
         if len(self.onnx_node.output) > 1 and self.onnx_node.output[1]:
             library: Any = LibraryMaxPool(self.onnx_node, self.run_params)
@@ -163,8 +157,6 @@ class MaxPool(OpRun):
 class AveragePool(OpRun):
     """Of a window's pixels, with `count_include_pad` also of its padding, never of what lies behind the padding."""
 
-    op_domain = ""
-
     def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array]:
         padding = 1.0 if given.get("count_include_pad") else 0.0
         counted = _pooled(np.ones((1, 1, *x.shape[2:])), given, padding, behind=0.0)
@@ -174,16 +166,12 @@ class AveragePool(OpRun):
 class LpPool(OpRun):
     """(sum of |x|^p)^(1/p) of a window."""
 
-    op_domain = ""
-
     def _run(self, x: Array, **given: Unpack[Window]) -> tuple[Array]:
         power = _power(given.get("p"))
         return (_pooled(np.abs(x) ** power, given, 0.0).sum(_places(x)) ** (1 / power),)
 
 
 class GlobalLpPool(OpRun):
-    op_domain = ""
-
     def _run(self, x: Array, p: int | None = None) -> tuple[Array]:
         power = _power(p)
         return ((np.abs(x) ** power).sum(_places(x), keepdims=True) ** (1 / power),)

@@ -18,12 +18,11 @@ from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.inference import infer_new
 from export.compiler.operators.moves import shape_plan
 from export.compiler.operators.table import BROADCASTING, RESHAPES
+from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.materialise import Materialiser
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
@@ -46,9 +45,7 @@ def move_choices(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
         sites += moved.sites
         if moved.sites:
             moved.run()
-            remove_unused(model)
-            model.graph.sort()
-            infer_new(model)
+            refresh(model)
     return sites
 
 

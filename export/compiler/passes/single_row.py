@@ -20,9 +20,8 @@ ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}
 def taken_of_one(shapes: Shapes, node: ir.Node) -> ir.Value | None:
     """The row, computed on two axes; None if `node` takes no such row, or no product would change."""
     source, index = node.inputs[:2]
-    single = source is not None and shapes.rank(source) == 3 and same(shapes.dims(source)[1], 1)
     row = index is not None and is_constant(index) and shapes.rank(index) == 0 and attribute_int(node, "axis", 0) == 1
-    if source is None or not single or not row:
+    if source is None or not _single(shapes, source) or not row:
         return None
     inside = _inside(shapes, source, node)
     if not any(each.op_type == "MatMul" for each in inside):

@@ -9,6 +9,7 @@ arithmetic with a constant, and a sum of two maps of the same root (a residual a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -92,6 +93,8 @@ class Affines:
         if made is None or not all(map(same, self.shapes.dims(made[0]), self.shapes.dims(value))):
             return None
         other, scale, shift = made
+        if _is_twice_gelu(other):
+            return None
         alike = self.shapes.rank(other) == rank and sum(size > 1 for size in (scale * shift).shape) <= 1
         return self._then(self.of(other), scale, shift, node) if alike else None
 
@@ -109,6 +112,17 @@ class Affines:
             return None
         nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes, node)))
         return Affine(first.root, first.order, first.scale + second.scale, first.shift + second.shift, nodes)
+
+
+def _is_twice_gelu(value: ir.Value) -> bool:
+    """x (1 + erf(x / sqrt 2)). Its half stays beside it: together ONNX Runtime computes them as one Gelu."""
+    product = value.producer()
+    sums = [given.producer() for given in product.inputs if given is not None] if _is(product, "Mul") else []
+    return any(_is(given.producer(), "Erf") for total in sums if _is(total, "Add") for given in total.inputs if given)
+
+
+def _is(node: ir.Node | None, operator: str) -> TypeGuard[ir.Node]:
+    return node is not None and node.op_type == operator and not node.domain
 
 
 def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] | None:

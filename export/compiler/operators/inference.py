@@ -183,6 +183,17 @@ def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT)
 
 
+def _quantised_gemm(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Integers of the type of the output's zero point, or floats; the library does not know this operator."""
+    left, right = node.inputs[0], node.inputs[3]
+    zero = node.inputs[8] if len(node.inputs) > 8 else None
+    if left is None or right is None or left.shape is None or right.shape is None:
+        return
+    rows, columns = attribute_int(node, "transA", 0), 1 - attribute_int(node, "transB", 0)
+    shape = ir.Shape([left.shape.dims[rows], right.shape.dims[columns]])
+    context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT if zero is None else zero.dtype)
+
+
 def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
     """Rows of a table with several numbers in a byte; the library does not know this operator."""
     table, indices, scales = node.inputs[:3]
@@ -218,6 +229,7 @@ UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
     "DynamicQuantizeMatMul": _integer_product,
     "GatherBlockQuantized": _gather_blocks,
     "MatMulIntegerToFloat": _integer_product,
+    "QGemm": _quantised_gemm,
 }
 
 

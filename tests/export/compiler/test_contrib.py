@@ -145,6 +145,15 @@ def test_an_operator_whose_rows_depend_on_each_other_stays_whole(operator: str, 
     assert node.inputs[0] is rewritten.graph.inputs[0]
 
 
+def test_a_quantised_gemm_makes_integers_of_its_last_zero_point() -> None:
+    """ONNX Runtime refuses a file that calls them floats."""
+    cut_and_run(
+        f"{QUANTISED} t = Flatten<axis = 2>(x) m = com.microsoft.QGemm(t, scale, zero, w8, s8, z8, , scale, zero) "
+        "f = Cast<to = 1>(m) y = Unsqueeze(f, first)",
+        {1: [-1]},
+    )
+
+
 def test_new_weights_are_not_made_where_no_exact_reference_exists() -> None:
     nodes = "m = Mul(a, v) t = MatMul(m, w) g = com.microsoft.QuickGelu(t) y = MatMul(g, w)"
     rewritten = rewrite(cut_model(nodes, {1: [-1]}))

@@ -114,7 +114,7 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "constraints.txt", *stamps):
         (tmp_path / name).touch()
     program = tmp_path / ".venv/bin/python"
-    failing = "[ -e again ] || case $* in *"--batch 5000"*) exit 1;; esac"
+    failing = "[ -e again ] || case $* in *5000*) exit 1;; esac"
     written = "for last; do :; done; case $last in *.part) echo '{}' > $last;; esac"
     program.write_text(f"#!/bin/sh\n{failing}\n{written}\n")
     program.chmod(0o755)

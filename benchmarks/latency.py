@@ -67,7 +67,7 @@ CAVEAT = (
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
-@seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
+@seconds_option(180, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @own_options

@@ -172,13 +172,14 @@ def accuracy_over_cost(
 ) -> Figure:
     """`points`: model, network, work or speed, test accuracy in %."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
+    leftmost = min(point[2] for point in points)
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])
         _, labels, xs, ys = zip(*own, strict=True)
         for text, right, up in zip(labels, xs, ys, strict=True):
             place: dict[str, Any] = {"xytext": (0, 9), "ha": "left" if right == xs[-1] else "center"}
             if len(own) == 1:
-                place = {"xytext": (-9, -3), "ha": "right"}
+                place = {"xytext": (9, -3), "ha": "left"} if right == leftmost else {"xytext": (-9, -3), "ha": "right"}
             axes.annotate(text, (right, up), textcoords="offset points", fontsize=9, **place)
         alone = {} if len(own) > 1 else {"linestyle": "none"}
         axes.plot(xs, ys, **style(model) | {"markersize": 8, "label": NAMES[model]} | alone)

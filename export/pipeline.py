@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.files import check_writable
+from common.files import check_writable, naming
 from export.engines.choosing import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
@@ -175,7 +175,8 @@ def check_destination(name: str | None, output: Path | None, repository: Path, s
         raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
     if output and source and output.exists() and source.exists() and output.samefile(source):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
-    check_writable(output.parent if output else repository)
+    with naming(output or repository):
+        check_writable(output.parent if output else repository)
 
 
 def write(artifact: Artifact, output: Path | None, repository: Path, name: str, serving: Serving) -> Path:

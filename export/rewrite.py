@@ -80,7 +80,7 @@ def rewrite(
     as_json: bool,
 ) -> None:
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
-    from common.files import check_writable
+    from common.files import check_writable, naming
 
     with _out_of_collector():
         from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed, Slower
@@ -93,7 +93,8 @@ def rewrite(
     request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only, packed)
     codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, Slower: 5, OSError: 1}
     try:
-        check_writable(output.parent)
+        with naming(output):
+            check_writable(output.parent)
         with progress() as say:
             written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:

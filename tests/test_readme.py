@@ -117,7 +117,7 @@ def test_the_four_commands_run_word_for_word(checkout: Path) -> None:
     latency = "python benchmarks/latency.py --batch 5000"
     assert "norms folded" in printed[latency]
     assert len(re.findall(r"^vitbn .* 1 ", printed[latency], re.MULTILINE)) == 3  # the copy's constants
-    assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()[:-2]  # no --memory here
+    assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()
 
 
 # Lines that take long, a GPU, Envoy or a package registry, and lines whose options another test runs: that test.

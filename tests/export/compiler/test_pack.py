@@ -64,11 +64,15 @@ def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: boo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("exporter", "opset", "depth"), [("old", 17, 2), ("new", 20, 1)], ids=["old", "new"])
+@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 20)], ids=["old", "new"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pool", POOLS)
-def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str, opset: int, depth: int) -> None:
-    """The new exporter takes ten times as long, and other tests give it two blocks."""
+def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str, opset: int) -> None:
+    """The new exporter takes ten times as long, and other tests give it two blocks.
+
+    A single block whose last token alone reads relative positions is refused: its row of biases may be a hidden token's.
+    """
+    depth = 2 if exporter == "old" or (form, pool) == ("relative", "shown") else 1
     proto = export(Masked(form, pool, depth), exporter, opset)
     if (pool, exporter) == ("shown", "old"):  # of an empty text it takes the last token of the text before
         with pytest.raises(NothingToRewrite, match="it may read hidden tokens"):

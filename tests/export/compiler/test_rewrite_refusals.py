@@ -14,7 +14,7 @@ from foreign_networks import parse, run
 
 PASSES = "fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, split-products, tidy"
 OF_ENCODER = [  # arguments, exit code, a part of the line
-    ("--only fold-affine", 3, "2 places rewritten, which saves no multiplication"),
+    ("--only carry-biases", 3, "2 places rewritten, which saves no multiplication"),
     ("--only read-rows --require absorb-queries", 2, "that run (read-rows), found 'absorb-queries'"),
     ("--only fold", 2, f"expected some of {PASSES}, found 'fold'"),
     ("--dims batch", 2, "expected NAME=SIZE"),

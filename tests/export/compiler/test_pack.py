@@ -70,7 +70,7 @@ def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: boo
 def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str, opset: int) -> None:
     """The new exporter takes ten times as long, and other tests give it two blocks.
 
-    A single block whose last token alone reads relative positions is refused: its row of biases may be a hidden token's.
+    A single block whose last token reads relative positions is refused: its row of biases may be a hidden token's.
     """
     depth = 2 if exporter == "old" or (form, pool) == ("relative", "shown") else 1
     proto = export(Masked(form, pool, depth), exporter, opset)

@@ -20,7 +20,7 @@ from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
-from export.publishing.publish import check_name, publish
+from export.publishing.publish import check_name, no_file, publish
 from export.publishing.triton_config import Serving
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
@@ -175,8 +175,12 @@ def check_destination(name: str | None, output: Path | None, repository: Path, s
         raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
     if output and source and output.exists() and source.exists() and output.samefile(source):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
-    with naming(output or repository):
-        check_writable(output.parent if output else repository)
+    if output:
+        with naming(output):
+            check_writable(output.parent)
+    else:
+        with no_file(repository):
+            check_writable(repository)
 
 
 def write(artifact: Artifact, output: Path | None, repository: Path, name: str, serving: Serving) -> Path:

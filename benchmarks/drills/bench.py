@@ -78,7 +78,7 @@ def triton(server: Server) -> psutil.Process:
 
 
 def triton_of(supervisor: psutil.Process) -> psutil.Process:
-    """The server's process below its supervisor. Raises StopIteration while there is none."""
+    """The server's process below its supervisor. Raises StopIteration while no server runs."""
     return next(child for child in supervisor.children() if Path(child.cmdline()[0]).name == "tritonserver")
 
 

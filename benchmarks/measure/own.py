@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Own:
-    """`dataset`: a name or a folder, None: that of the training; `data_dir`: where its files are now."""
+    """`dataset`: a name or a folder; None stands for that of the training. `data_dir`: the folder of its files."""
 
     path: Path
     dataset: str | None = None

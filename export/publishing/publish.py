@@ -201,12 +201,19 @@ def sweep(repository: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """The lock ends with its process. Creates a missing repository."""
+def no_file(repository: Path) -> Iterator[None]:
+    """Turns the system's errors of a file in the place of `repository`, or above it, into PublishError."""
     try:
-        repository.mkdir(parents=True, exist_ok=True)
+        yield
     except (FileExistsError, NotADirectoryError) as error:
         raise PublishError(f"{repository}: expected a model repository, found a file") from error
+
+
+@contextmanager
+def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
+    """The lock ends with its process. Creates a missing repository."""
+    with no_file(repository):
+        repository.mkdir(parents=True, exist_ok=True)
     with naming(repository):
         file = (repository / name).open("wb")
     with file:

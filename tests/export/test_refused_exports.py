@@ -26,7 +26,7 @@ EXPORT = [  # arguments, exit code, a part of the line
     ("--checkpoint tiny --depth 9", 1, "expected at least 9 blocks (--depth 9), found 2 blocks"),
     ("--checkpoint tiny --name a/b", 1, "model name: expected"),
     ("--name ../../evil", 1, "Error: model name: expected letters, digits, _ and -, found '../../evil'"),
-    ("--checkpoint none.safetensors --repository text", 1, "Error: text: Not a directory"),
+    ("--checkpoint none.safetensors --repository text", 1, "Error: text: expected a model repository, found a file"),
     ("--checkpoint none.safetensors --output text/x.onnx", 1, "Error: text/x.onnx: Not a directory"),
     ("--checkpoint tiny --output m.json", 1, "expected a file as OUT.onnx, found the name of its man"),
     ("--checkpoint tiny --output .", 1, "expected a file as OUT.onnx, found a folder"),

@@ -6,6 +6,7 @@ gates * hidden, hidden), B (directions, 2 * gates * hidden). Behind its length a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
@@ -81,8 +82,9 @@ class _Recurrent(OpRun):
     functions: tuple[str, ...] = ()
     states = 1
 
+    @abstractmethod
     def step(self, of: Direction) -> Step:
-        raise NotImplementedError
+        """A function that computes the next states of `of` from an input."""
 
     def _run(
         self,

@@ -73,9 +73,7 @@ class Reader:
             except _damage() as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
                     raise error.__cause__ from error
-                yield Block(
-                    [path], np.zeros((1, *self.model.image_shape), np.uint8), {0: f"damaged from here on: {error}"}
-                )
+                yield Block([path], self._zeros(1), {0: f"damaged from here on: {error}"})
 
     def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         with IdxFile(path, dimensions=2, raw=raw) as images:

@@ -93,7 +93,7 @@ class Affines:
         if made is None or not all(map(same, self.shapes.dims(made[0]), self.shapes.dims(value))):
             return None
         other, scale, shift = made
-        if _is_twice_gelu(other):
+        if _is_twice_gelu(other) or (node.op_type == "Mul" and is_normalised(other)):
             return None
         alike = self.shapes.rank(other) == rank and sum(size > 1 for size in (scale * shift).shape) <= 1
         return self._then(self.of(other), scale, shift, node) if alike else None
@@ -119,6 +119,23 @@ def _is_twice_gelu(value: ir.Value) -> bool:
     product = value.producer()
     sums = [given.producer() for given in product.inputs if given is not None] if _is(product, "Mul") else []
     return any(_is(given.producer(), "Erf") for total in sums if _is(total, "Add") for given in total.inputs if given)
+
+
+def is_normalised(value: ir.Value) -> bool:
+    """(x - mean) / sqrt(variance + epsilon), or x over its root mean square, in single operators.
+
+    Its scale and bias stay beside it: together ONNX Runtime computes them as one norm.
+    """
+    node = value.producer()
+    factors = [given.producer() for given in node.inputs if given is not None] if _is(node, "Mul") else [node]
+    return any(_is(factor, "Div") and _is_deviation(factor.inputs[1]) for factor in factors)
+
+
+def _is_deviation(value: ir.Value | None) -> bool:
+    """sqrt(mean + epsilon)."""
+    root = value.producer() if value is not None else None
+    total = root.inputs[0].producer() if _is(root, "Sqrt") and root.inputs[0] is not None else None
+    return _is(total, "Add") and any(_is(term.producer(), "ReduceMean") for term in total.inputs if term is not None)
 
 
 def _is(node: ir.Node | None, operator: str) -> TypeGuard[ir.Node]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.affine import is_normalised
 from export.compiler.analyses.shifts import Shifts
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
@@ -51,12 +52,15 @@ def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 
 def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether it adds a row of float32 or double to a value of its shape."""
+    """Whether it adds a row of float32 or double to a value of its shape, which is no norm in single operators."""
     if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in UNROUNDED:
         return False
     try:
         term = Shifts(shapes).term(node)
     except Refused:  # a rank is unknown
+        return False
+    scaled = term[0].producer() if term is not None else None
+    if scaled is not None and any(is_normalised(value) for value in scaled.inputs if value is not None):
         return False
     return term is not None and term[1].shape[-1] == term[1].size > 1 and not node.outputs[0].is_graph_output()
 

@@ -1,6 +1,6 @@
-"""One-line errors: a foreign package that hides ours, a missing extra, the system's.
+"""One-line errors: a foreign package that hides ours, a missing extra, Ctrl-C, the system's.
 
-Importing it installs the first two. In: an error that nothing has caught. Out: its line, else the usual traceback.
+Importing it installs the first three. In: an error that nothing has caught. Out: its line, else the usual traceback.
 `one_line_errors` ends a command so.
 """
 
@@ -100,7 +100,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    line = foreign_package(error) or missing_package(error)
+    line = "Aborted!" if kind is KeyboardInterrupt else foreign_package(error) or missing_package(error)
     if line is None:
         sys.__excepthook__(kind, error, trace)
     else:

@@ -62,7 +62,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
 
 @repository.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Model name.  [default: the network's]")
+@click.option("--name", help="Model name.  [default: the network's, else FILE's]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option(
@@ -95,11 +95,10 @@ def publish(
         from export.publishing.promote import activate, served
         from export.publishing.triton_config import Serving
 
-        name = name or (file.stem if pictures else None)
         if name is not None:
             publishing.check_name(name)
         with publishing.locked(repository, OPERATING):
-            artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file, name), None)
+            artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file), None)
             artifact, together = joining(artifact)
             name = name or default_name
             engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
@@ -190,24 +189,24 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
 OPERATING = ".operating"  # lock, held until the server has loaded or refused the change
 
 
-def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
-    """With the name of its network; a network of another origin needs `name`."""
+def _read(file: Path) -> tuple[Artifact, str]:
+    """With the name of its network, or of the file if its network is none of ours."""
     from common.repository import ONNX_FILE
     from export.errors import PublishError
     from export.publishing.beside import read_beside
     from models.networks.config import ModelConfig
 
-    beside = file.with_suffix(".json")
-    if file.suffix == ".onnx" and not beside.exists() and name is not None:
+    if not (beside := file.with_suffix(".json")).exists():
         from export.publishing.foreign import foreign_artifact
 
-        return foreign_artifact(file), name
+        if file.suffix != ".onnx":
+            raise PublishError(f"{file}: expected an ONNX file, or an engine with {beside.name} beside it")
+        return foreign_artifact(file), file.stem
     artifact = read_beside(file)
     config = artifact.manifest.config
-    if not isinstance(config, ModelConfig) and name is None:
-        raise PublishError(f"{beside}: expected the manifest of an export, or --name for any other file")
-    network = config.model if isinstance(config, ModelConfig) else ""
-    return artifact, network if artifact.manifest.file == ONNX_FILE else f"{network}_trt"
+    if not isinstance(config, ModelConfig):
+        return artifact, file.stem
+    return artifact, config.model if artifact.manifest.file == ONNX_FILE else f"{config.model}_trt"
 
 
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:

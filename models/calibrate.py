@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from models.checkpoints.checkpoint import Checkpoint
     from models.checkpoints.metrics import Metrics
 
+HEAD = f"{'checkpoint':24}  temperature  calibration error % before   after  rejected % held-out  drawings of others"
+
 
 @click.command()
 @click.argument("checkpoints", type=click.Path(path_type=Path), nargs=-1, required=True)
@@ -23,12 +25,11 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS, and when they reject, on the images that their training held out."""
     from models.checkpoints.checkpoint import add_metrics, load
 
-    click.echo(
-        f"{'checkpoint':24}  temperature  calibration error % before   after  rejected % held-out  drawings of others"
-    )
     for path in checkpoints:
         measured = measure(load(path), data_dir)
         add_metrics(path, measured)
+        if path is checkpoints[0]:
+            click.echo(HEAD)
         before, after = 100 * measured["calibration_error_before"], 100 * measured["calibration_error"]
         lost, rejected = 100 * measured["rejected_held_out"], 100 * measured["rejected_drawings"]
         click.echo(

@@ -62,9 +62,8 @@ def test_a_rewritten_file_is_published_with_its_weights(tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     rewritten = run(tmp_path / "in.onnx", "-o", out, "--read", "y[:,0]")
     assert rewritten.exit_code == 0, rewritten.output
-    assert "or --name for any other file" in error(tmp_path / "models", "publish", str(out))
-    ok(tmp_path / "models", "publish", str(out), "--name", "first")
-    version = tmp_path / "models/first/1"
+    ok(tmp_path / "models", "publish", str(out))
+    version = tmp_path / "models/out/1"
     files = {"model.onnx", "out.onnx.data", "sample.npz", "manifest.json", "config.pbtxt"}
     assert {path.name for path in version.iterdir()} == files
     assert (version / "manifest.json").read_bytes() == out.with_suffix(".json").read_bytes()

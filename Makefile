@@ -130,7 +130,7 @@ report: setup
 # Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json and packed.json,
 # which need the extra `foreign` and minutes to build their networks: measured again into a new folder whose files then replace the old
 # ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
-# 56 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
+# 56 minutes in all; slower cores took 91. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier garments operators-vitbn operators-vitbn-tiny accuracy conditions brought engines \
 	added foreign faults soak proxy bulk throughput rates
 

@@ -153,7 +153,7 @@ def _add(
 
 def check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
+        raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}: --name gives another")
     if len(name) > MOST_LETTERS:
         raise PublishError(f"model name: expected at most {MOST_LETTERS} letters, found {len(name)}")
 

@@ -60,6 +60,7 @@ REPOSITORY = [
     ("verify vit", 1, f"{MODELS} 'vit'"),
     ("show vitbn 9", 1, "9/manifest.json: expected the manifest of an export, found No such file or directory"),
     (f"publish a.onnx --name 'a b' {NOBODY}", 1, "model name: expected letters, digits, _ and -, found 'a b'"),
+    (f"publish text {NOBODY}", 1, "Error: text: expected an ONNX file, or an engine with text.json beside it"),
     *(
         (f"{name} --repository none", 1, "Error: none: expected a model repository, found no such folder")
         for name in (f"list {NOBODY}", "verify", f"prune {NOBODY}")

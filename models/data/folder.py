@@ -19,7 +19,7 @@ from common.decoding import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, pictures
-from models.data.split import Record, copies, record_of, split, split_again
+from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
 from models.networks.config import ModelConfig
 
 SIDE = 28  # pixels
@@ -67,11 +67,15 @@ def load_folder(
 
 
 def _copies(record: Record) -> tuple[str, ...]:
-    if not (count := copies(record)):
-        return ()
-    tested = sum(len(own.split()) for own in record["test"].values())
-    told = f"{count} of {tested} test pictures are copies of pictures to train on"
-    return (f"{told}: the accuracy is too high; remove the copies",)
+    notes = []
+    if count := copies(record):
+        tested = sum(len(own.split()) for own in record["test"].values())
+        told = f"{count} of {tested} test pictures are copies of pictures to train on"
+        notes.append(f"{told}: the accuracy is too high; remove the copies")
+    if several := of_several_classes(record):
+        told = f"{len(several)} pictures are in several classes, such as in {' and '.join(min(several))}"
+        notes.append(f"{told}: no model can tell which is right; keep each in one class")
+    return tuple(notes)
 
 
 def _labels(files: Sequence[PictureFile]) -> NDArray[np.int64]:

@@ -120,27 +120,40 @@ def _expect_classes(folder: Path, names: Collection[str]) -> None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _is_hidden(path))
+
+
+def _is_hidden(path: Path) -> bool:
+    """macOS adds ._NAME.png to a folder and __MACOSX to an archive."""
+    return path.name.startswith(".") or path.name == "__MACOSX"
 
 
 def pictures(folder: Path, below: bool = False) -> list[Path]:
     """The picture files of a folder, sorted; `below`: those of sub-folders too. Raises DataError if there are none."""
     paths = sorted(path for path in _files(folder, below) if path.suffix.lower() in SUFFIXES)
     if not paths:
-        raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
+        found = "only links to folders" if below and any(_linked(folder)) else "none"
+        raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
     return paths
 
 
 def _files(folder: Path, below: bool) -> Iterable[Path]:
-    """Without hidden files and folders: macOS adds ._NAME.png."""
+    """Without hidden files and folders."""
     for path in folder.iterdir():
-        if path.name.startswith("."):
+        if _is_hidden(path):
             continue
         if not path.is_dir():
             if path.is_file() or not path.exists():  # a pipe would wait; a broken link is named when it is read
                 yield path
         elif below and not path.is_symlink():  # a link may lead back
             yield from _files(path, below)
+
+
+def _linked(folder: Path) -> Iterable[Path]:
+    """The links to folders below a class, which `_files` does not follow."""
+    for path in folder.iterdir():
+        if path.is_dir() and not _is_hidden(path):
+            yield from [path] if path.is_symlink() else _linked(path)
 
 
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
@@ -155,8 +168,11 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     if beside:
         named = _shown(beside[0].name)
         notes.append(f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {named}")
-    if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(".")):
+    if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_hidden(path)):
         notes.append(f"Left out, as hidden: {', '.join(map(_shown, hidden))}")
+    if linked := sorted(link for place in places for link in _linked(place)):
+        first = _shown(str(linked[0].relative_to(folder)))
+        notes.append(f"Left out, as links to folders: {len(linked)} in the classes, such as {first}")
     if deeper:
         first = _shown(str(min(deeper).relative_to(folder)))
         notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")

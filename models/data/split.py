@@ -54,9 +54,22 @@ def split(files: PictureFiles, held_out: int | None) -> PictureFiles:
 
 
 def copies(record: Record) -> int:
-    """The test pictures of a record that are also pictures to train on or held out, byte for byte."""
-    trained = {digest for part in ("train", "held_out") for own in record[part].values() for digest in own.split()}
-    return sum(digest in trained for own in record["test"].values() for digest in own.split())
+    """The test pictures of a record that are also pictures of their class to train on or held out, byte for byte."""
+    trained = {*_pictures(record["train"]), *_pictures(record["held_out"])}
+    return sum(picture in trained for picture in _pictures(record["test"]))
+
+
+def of_several_classes(record: Record) -> list[tuple[str, ...]]:
+    """The classes of each picture that is in several, byte for byte."""
+    classes: dict[str, set[str]] = defaultdict(set)
+    for name, digest in (picture for part in record.values() for picture in _pictures(part)):
+        classes[digest].add(name)
+    return [tuple(sorted(names)) for names in classes.values() if len(names) > 1]
+
+
+def _pictures(part: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Class and digest of each."""
+    return [(name, digest) for name, digests in part.items() for digest in digests.split()]
 
 
 def split_again(files: PictureFiles, record: Record) -> PictureFiles:

@@ -89,10 +89,16 @@ def test_one_coloured_picture_makes_all_coloured(folder):
     assert load_folder(folder).train_images.shape[1] == 3
 
 
-def test_files_of_a_mac_are_no_pictures(folder):
+def test_files_of_a_mac_are_no_pictures(folder, tmp_path):
     before = load_folder(folder)
     (folder / "stripes/._00.png").write_bytes(b"\0\5\x16\7")
+    (folder / "__MACOSX/stripes").mkdir(parents=True)
+    (folder / "__MACOSX/stripes/._00.png").write_bytes(b"\0\5\x16\7")
     np.testing.assert_array_equal(load_folder(folder).train_images, before.train_images)
+    shutil.copytree(folder, tmp_path / "parts/train")
+    (folder / "__MACOSX").rename(tmp_path / "parts/__MACOSX")
+    shutil.copytree(folder, tmp_path / "parts/test")
+    assert load_folder(tmp_path / "parts").labels == CLASSES
 
 
 def damaged(folder):
@@ -301,12 +307,34 @@ def test_many_pictures_of_classes_with_few(folder, monkeypatch):
 
 def test_copies_in_both_parts_and_hidden_classes_are_said(folder):
     (folder / ".more").mkdir()
+    told = " ".join(load_folder(folder).notes)
+    assert "8 of 12 test pictures are copies of pictures to train on: the accuracy is too high" in told
+    assert "Left out, as hidden: .hidden, .more" in told
+    assert "several classes" not in told
+
+
+def test_pictures_of_several_classes_are_said(folder):
+    """They make the accuracy too low, not too high, though some are to train on and their copies to test."""
     for number in range(20):
         Image.fromarray(np.full((9, 9), 7 * number, np.uint8)).save(folder / "stripes" / f"{number:02d}.png")
         Image.fromarray(np.full((9, 9), 7 * number, np.uint8)).save(folder / "cross stripes" / f"{number:02d}.png")
     told = " ".join(load_folder(folder).notes)
-    assert "of 12 test pictures are copies of pictures to train on: the accuracy is too high" in told
-    assert "Left out, as hidden: .hidden, .more" in told
+    assert "20 pictures are in several classes, such as in cross stripes and stripes: no model can tell" in told
+    assert "copies" not in told
+
+
+def test_links_to_folders_are_not_followed_and_said(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    striped(1, 3).save(tmp_path / "elsewhere/x.png")
+    (folder / "stripes/more").symlink_to(tmp_path / "elsewhere")
+    (folder / "stripes/back").symlink_to(folder)
+    data = load_folder(folder)
+    assert len(data.train_labels) + len(data.test_labels) == 60
+    assert "Left out, as links to folders: 2 in the classes, such as stripes/back" in data.notes
+    (folder / "linked").mkdir()
+    (folder / "linked/more").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"linked: expected pictures \(.*\), found only links to folders$"):
+        load_folder(folder)
 
 
 def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):

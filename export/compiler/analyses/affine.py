@@ -127,6 +127,8 @@ def is_normalised(value: ir.Value) -> bool:
     Its scale and bias stay beside it: together ONNX Runtime computes them as one norm.
     """
     node = value.producer()
+    if _is(node, "Cast") and node.inputs[0] is not None:  # to its own type, as LlamaRMSNorm in float32
+        node = node.inputs[0].producer()
     factors = [given.producer() for given in node.inputs if given is not None] if _is(node, "Mul") else [node]
     return any(_is(factor, "Div") and _is_deviation(factor.inputs[1]) for factor in factors)
 

@@ -88,6 +88,11 @@ FUSED = [
         f"unit = Constant<value_float = 1.0>() x = Relu(a) {MEAN_SQUARE} r = Div(unit, s) n = Mul(x, r) j = Mul(g, n) "
         "y = MatMul(j, w)",
     ),
+    (
+        "SimplifiedLayerNormalization",
+        f"unit = Constant<value_float = 1.0>() x = Relu(a) {MEAN_SQUARE} r = Div(unit, s) n = Mul(x, r) "
+        "same = Cast<to = 1>(n) j = Mul(g, same) y = MatMul(j, w)",
+    ),
 ]
 STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),

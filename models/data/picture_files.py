@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 from common.decoding import SUFFIXES
 from common.files import sha256
@@ -61,8 +62,10 @@ def find_files(folder: Path) -> PictureFiles:
             raise DataError(f"{parts['train']}: expected sub-folders with printable names, found {name!r}; rename it")
     for part, found in names.items():
         if found != classes:
-            differ = ", ".join(sorted(set(found) ^ set(classes)))
-            raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {differ}")
+            differ = sorted(set(found) ^ set(classes))
+            look_alike = len({normalize("NFC", name) for name in differ}) < len(differ)
+            shown = ", ".join(map(ascii, differ) if look_alike else differ)
+            raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {shown}")
     files = {
         part: [
             PictureFile(path, label)
@@ -103,9 +106,13 @@ def _expect_classes(folder: Path, names: Collection[str]) -> None:
     """Raises DataError for parts that would be read as classes.
 
     Such are `Train` and `Test`, a `test` without sub-folders, and `train` beside a folder of the same classes, `dev`;
-    folders that all have names of parts, too, if they hold pictures alone.
+    folders that all have names of parts, too, if they hold pictures alone; and `train` and `test` below classes.
     """
     below = {name: {place.name for place in _folders(folder / name)} for name in names}
+    parted = sorted(name for name in names if "train" in below[name] and below[name] & {*TEST_NAMES})
+    if parted and len(names) > 1:
+        found = f"{parted[0]}/train; or name {folder / parted[0]}"
+        raise DataError(f"{folder}: expected parts above the classes, as train/{parted[0]}, found {found}")
     parts = {name for name in names if name.casefold() in PART_NAMES}
     for trained in (name for name in names if name.casefold().startswith("train") and len(below[name]) > 1):
         parts |= {name for name in names if below[name] == below[trained]} | {trained}
@@ -132,7 +139,7 @@ def pictures(folder: Path, below: bool = False) -> list[Path]:
     """The picture files of a folder, sorted; `below`: those of sub-folders too. Raises DataError if there are none."""
     paths = sorted(path for path in _files(folder, below) if path.suffix.lower() in SUFFIXES)
     if not paths:
-        found = "only links to folders" if below and any(_linked(folder)) else "none"
+        found = "only links to folders" if below and any(_linked(folder)) else _kinds(_files(folder, below)) or "none"
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
     return paths
 
@@ -158,12 +165,10 @@ def _linked(folder: Path) -> Iterable[Path]:
 
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     files = [(place, path) for place in places for path in _files(place, below=True)]
-    others = Counter(path.suffix.lower() or "none" for _, path in files if path.suffix.lower() not in SUFFIXES)
     deeper = Counter(path.parent for place, path in files if path.parent != place and path.suffix.lower() in SUFFIXES)
     notes = []
-    if others:
-        kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
-        notes.append(f"Left out, as their suffix is of no picture that is read here: {others.total()} files ({kinds})")
+    if others := _kinds(path for _, path in files):
+        notes.append(f"Left out, as their suffix is of no picture that is read here: {others}")
     beside = list(_files(folder, below=False))
     if beside:
         named = _shown(beside[0].name)
@@ -177,6 +182,13 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         first = _shown(str(min(deeper).relative_to(folder)))
         notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
     return tuple(notes)
+
+
+def _kinds(paths: Iterable[Path]) -> str:
+    """How many of the files have which suffix that is of no picture; empty if there are none."""
+    others = Counter(path.suffix.lower() or "none" for path in paths if path.suffix.lower() not in SUFFIXES)
+    kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
+    return f"{others.total()} files ({kinds})" if others else ""
 
 
 def _shown(name: str) -> str:

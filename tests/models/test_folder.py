@@ -361,3 +361,29 @@ def test_parts_under_any_name_are_no_classes(folder, trained, tested):
         shutil.copytree(folder, place / part)
     with pytest.raises(DataError, match=f"expected train, and test or val, .* found {tested}, {trained};"):
         load_folder(place)
+
+
+def test_parts_below_the_classes_are_refused(folder, tmp_path):
+    """Else its own test pictures would be trained on."""
+    for name in CLASSES:
+        for part in ("train", "test"):
+            shutil.copytree(folder / name, tmp_path / "other" / name / part)
+    expected = (
+        r"other: expected parts above the classes, as train/cross stripes, found cross stripes/train; or name .*es$"
+    )
+    with pytest.raises(DataError, match=expected):
+        load_folder(tmp_path / "other")
+
+
+def test_classes_whose_names_look_alike_are_told_apart(folder):
+    place = parted(folder, "test")
+    (place / "test" / CLASSES[2]).rename(place / "test" / "e\u0301toffe")
+    with pytest.raises(DataError, match=r"found a difference in 'e\\u0301toffe', '\\xe9toffe'$"):
+        load_folder(place)
+
+
+def test_a_class_without_pictures_says_what_it_has(folder):
+    for path in (folder / "stripes").glob("*.png"):
+        path.rename(path.with_suffix(".jfif"))
+    with pytest.raises(DataError, match=r"stripes: expected pictures \(.*\), found 21 files \(\.jfif 20, \.txt 1\)$"):
+        load_folder(folder)

@@ -19,6 +19,7 @@ DIFFERENT, SLOWER = 4, 5
 @click.argument("first", metavar="A.onnx", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("second", metavar="B.onnx", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Part of A's output that B has.")
+@click.option("--packed", metavar="MASK", help="The input that hides tokens from B, as of vitbn rewrite.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="More inputs, .npz.")
 @click.option("--inputs-only", is_flag=True, help="Draw no inputs beside those of --inputs.")
 @click.option("--dims", callback=named_sizes, metavar="NAME=SIZE,...", help="Sizes for timing.")
@@ -30,6 +31,7 @@ def compare(
     first: Path,
     second: Path,
     reads: tuple[str, ...],
+    packed: str | None,
     inputs: Path | None,
     inputs_only: bool,
     dims: dict[str, int],
@@ -50,7 +52,7 @@ def compare(
     exit_with = click.get_current_context().exit
     try:
         with progress() as say:
-            request = Request(reads, inputs, inputs_only, dims, proof, batches, threads)
+            request = Request(reads, inputs, inputs_only, dims, proof, batches, threads, packed)
             compared = compare_files(first, second, request, say)
     except (ForeignError, OSError) as error:
         click.echo(f"Error: {one_line(error)}", err=True)

@@ -19,6 +19,7 @@ from export.compiler.passes.prepare import name_free_dimensions
 from export.compiler.pipeline import cost_sizes, prepared
 from export.compiler.proof.compare import Comparison, Proof, prove
 from export.compiler.proof.inputs import read_inputs
+from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
 from export.rewrite_file import beside, without_functions
@@ -34,6 +35,7 @@ class Request:
     proof: str = "float64"
     batches: Sequence[int] = BATCHES
     threads: int = 1
+    packed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,14 @@ def compare_files(first: Path, second: Path, request: Request, say: Callable[[st
     names = [str(value.name) for value in original.graph.outputs]
     reads = resolve([parse_read(text) for text in request.reads], names)
     graph = _drawable(original)
+    mask = str(mask_input(graph, request.packed).name) if request.packed else None
+    if mask is None and (masked := next((read for read in reads if read.masked), None)):
+        raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
     given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     plain = without_functions(original)
     without = without_double(plain.graph)
     double = request.proof == "float64" and without is None
-    asked = Asked(reads, request.dims, given, double, request.inputs_only)
+    asked = Asked(reads, request.dims, given, double, request.inputs_only, mask)
     weights = max(weight_bytes(original), weight_bytes(other))
     runner = Runner(second, weights)
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):

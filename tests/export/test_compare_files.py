@@ -131,3 +131,20 @@ def test_large_files_are_timed_in_sessions_of_their_own(tmp_path: Path, monkeypa
 def test_a_speed_below_the_noise_is_not_slower() -> None:
     for ratio, low, high, slower in (0.9, 0.88, 0.93, True), (0.97, 0.96, 0.98, False), (0.9, 0.7, 1.1, False):
         assert timing.Timed({}, 1, 1.0, 1 / ratio, Ratio(ratio, low, high), 9).slower is slower
+
+
+def test_a_packed_file_is_compared_where_its_mask_shows(tmp_path: Path) -> None:
+    """Its hidden rows are zeros, those of the original are not."""
+    hidden = "h = MatMul(x, w) y = Identity(h)"
+    first = write(tmp_path / "a.onnx", hidden, "(float[b, n, 4] y)")
+    shown = "h = MatMul(x, w) m = Cast<to = 1>(mask) u = Unsqueeze(m, last) y = Mul(h, u)"
+    second = write(tmp_path / "b.onnx", shown, "(float[b, n, 4] y)")
+    packed = "--read", "y[mask]", "--packed", "mask"
+    assert run(first, second, *packed).output.startswith("Equal float32: ")
+    wrong = write(tmp_path / "wrong.onnx", shown.replace("Mul(h, u)", "Mul(h, h)"), "(float[b, n, 4] y)")
+    assert run(first, wrong, *packed).exit_code == 4
+    refused = run(first, second, "--read", "y[mask]")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "Error: read: expected y[mask] with --packed MASK, found no mask\n",
+    )

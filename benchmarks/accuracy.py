@@ -5,8 +5,8 @@ Other options measure them on digits of other pens, on pictures as people bring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from benchmarks.measure.choices import (
     several,
 )
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import COMPARED, candidates, label_of
+from benchmarks.measure.engines import COMPARED, candidates, label_of, start
 from benchmarks.measure.own import Own
 from benchmarks.measure.progress import note
 from models.catalog import OF_DIGITS, SHIPPED, shipped
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from benchmarks.measure.candidate import Candidate
+    from benchmarks.measure.networks import Reference
     from export.equivalence import Classifier, Images, Logits
     from models.checkpoints.checkpoint import Checkpoint
     from models.data import Dataset
@@ -42,6 +43,7 @@ BATCH = 250
 BROUGHT = 400  # digits for each condition
 UNLABELLED = 200  # 8x8 digits to adapt to; the others measure the result
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32; PyTorch, the reference, first
+PRECISION_IN_NAMES = {"fp32": "", "fp16": ", fp16", "bf16": ", bfloat16", "int8": ", int8"}
 
 
 @click.command()
@@ -113,10 +115,12 @@ def _calibrated(row: dict[str, Any]) -> str:
 
 
 def _on_data(networks: Sequence[Own]) -> Iterator[dict[str, Any]]:
+    from benchmarks.measure.networks import reference
+
     for network in networks:
-        data = network.data
-        for row in _in_runtimes(network, data):
-            yield {"dataset": data.name, "images": len(data.test_labels), **row}
+        of = reference(network.config, network)  # exports the network once for all runtimes
+        for row in _in_runtimes(of, network):
+            yield {"dataset": of.data.name, "images": len(of.data.test_labels), **row}
 
 
 def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
@@ -211,17 +215,16 @@ def _served(path: Path) -> Classifier:
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
 
-def _in_runtimes(network: Own, data: Dataset) -> Iterator[dict[str, Any]]:
+def _in_runtimes(of: Reference, network: Own) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from export.errors import ExportError
-    from models.checkpoints.checkpoint import load
 
     expected: Logits | None = None
-    for name, make in _classifiers(network, load(network.path), data).items():
+    for name, candidate in _candidates(network).items():
         note(f"Measuring {network.name}, {name}")
         try:
-            logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
+            logits = _classify(_started(of, candidate), of.data.test_images.copy())  # PyTorch needs writable arrays
         except ExportError as reason:
             note(f"Not measured: {network.name}, {name}: {reason}")
             continue
@@ -230,51 +233,28 @@ def _in_runtimes(network: Own, data: Dataset) -> Iterator[dict[str, Any]]:
         yield {
             "model": network.name,
             "runtime": name,
-            "accuracy": float((classes == data.test_labels).mean()),
+            "accuracy": float((classes == of.data.test_labels).mean()),
             "agreement": float((classes == expected.argmax(1)).mean()),
             "max_abs_error": float(np.abs(logits - expected).max()),
         }
 
 
-def _classifiers(network: Own, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
-    exact = candidates([(network.name, network)], EXACT, ["fp32"], cores(), "cpu")
-
-    @cache
-    def optimized() -> bytes:
-        from export.graph import Form
-        from export.pipeline import export_checkpoint
-
-        return export_checkpoint(checkpoint.path, Form(rewrites="all"), data_dir=network.place).onnx
-
-    makers: dict[str, Callable[[], Classifier]] = {label_of(each): partial(_as_measured, each) for each in exact}
-    for precision in ("fp16", "int8"):
-        makers[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
-    for bfloat16 in (False, True):
-        name = f"OpenVINO, all rewrites{', bfloat16' if bfloat16 else ''}"
-        makers[name] = partial(_in_openvino, optimized, bfloat16)
-    return makers
+def _candidates(network: Own) -> dict[str, Candidate]:
+    """By their names in results."""
+    made = partial(candidates, [(network.name, network)], threads=cores(), device="cpu")
+    exact, lower = made(EXACT, ["fp32"]), made(["onnx-optimized"], ["fp16", "int8"])
+    every = [*exact, *lower, *made(["openvino"], ["fp32", "bf16"])]
+    return {label_of(each) + PRECISION_IN_NAMES[each.precision]: each for each in every}
 
 
-def _as_measured(candidate: Candidate) -> Classifier:
+def _started(of: Reference, candidate: Candidate) -> Classifier:
+    """Raises ExportError if this machine cannot run the candidate."""
     from benchmarks.measure.first_calls import build
-    from benchmarks.measure.networks import reference
+    from benchmarks.measure.networks import program
 
-    return build(reference(candidate.config, candidate.own), candidate).run
-
-
-def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:
-    from benchmarks.measure.engines import start
-    from export.graph import Form, export
-    from export.precision import lower
-
-    exported = export(checkpoint, Form("all")).artifact
-    return start(lower(exported, precision, data, max_drop_points=100)[0].data)  # any drop passes: it is the result
-
-
-def _in_openvino(optimized: Callable[[], bytes], bfloat16: bool) -> Classifier:
-    from export.engines.openvino_engine import openvino_classifier
-
-    return openvino_classifier(optimized(), bfloat16)
+    if candidate.precision == "fp16":  # is slow on CPUs, so `build` refuses it there
+        return start(program(of, candidate)[0], candidate)
+    return build(of, candidate).run
 
 
 def _classify(classify: Classifier, images: Images) -> Logits:

@@ -15,11 +15,12 @@ import torch
 from benchmarks.measure import networks
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.device_calls import BUFFERS, Calls, classify
-from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start
+from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start, why_not
 from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
+from export.errors import Unavailable
 from export.precision_table import Device
 
 CHECKED = 512  # images; all 5,000 would take PyTorch eager a minute per model
@@ -69,7 +70,9 @@ class Missing:
 
 
 def build(of: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> Built:
-    """For calls with `sizes` images. Raises Unavailable without the library or the device."""
+    """For calls with `sizes` images. Raises Unavailable if the candidate cannot be measured here."""
+    if reason := why_not(candidate):
+        raise Unavailable(reason)
     program, macs = networks.program(of, candidate)
     return Built(candidate, of, program, start(program, candidate, sizes), macs, sizes)
 

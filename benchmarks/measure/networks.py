@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure.candidate import Candidate, Program
-from benchmarks.measure.engines import ENGINES, why_not
+from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.own import Own
 from export.compiler.pipeline import optimise
 from export.equivalence import Images, Logits, check, check_classes, torch_classifier
-from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
 from export.images import COUNT, embedded_sample
 from export.precision import lowered
@@ -94,12 +93,7 @@ def example_images(config: ModelConfig, count: int, own: Own | None = None) -> I
 
 
 def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
-    """What the candidate's engine takes, and its multiply-accumulates an image.
-
-    Raises Unavailable if the candidate cannot be measured.
-    """
-    if reason := why_not(candidate):
-        raise Unavailable(reason)
+    """What the candidate's engine takes, and its multiply-accumulates an image."""
     engine, precision = ENGINES[candidate.engine], candidate.precision
     if engine.program == "network":
         network = copy.deepcopy(of.network)

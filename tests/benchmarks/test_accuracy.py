@@ -1,4 +1,6 @@
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.measure.conditions import PENS
-from benchmarks.measure.engines import candidates, label_of
+from benchmarks.measure.engines import ENGINES, candidates, label_of
 from export.engines.openvino_engine import has_bfloat16
 from models.data.mnist import MNIST_PARTS
 from models.networks.config import ModelConfig
@@ -38,8 +40,11 @@ def test_every_runtime_and_precision(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXACT", ("torch",))
-    for maker in ("_lowered", "_in_openvino"):
-        monkeypatch.setattr(module, maker, lambda *arguments: lambda images: np.zeros((len(images), 10), np.float32))
+
+    def wrong(*arguments: object) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda images: np.zeros((len(images), 10), np.float32)
+
+    monkeypatch.setitem(ENGINES, "onnxruntime", replace(ENGINES["onnxruntime"], start=wrong))
     rows = run(tmp_path / "accuracy.json")
     assert rows["ONNX Runtime, all rewrites, int8"]["agreement"] < 0.2
 

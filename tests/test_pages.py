@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from commands import told
 
 from benchmarks.measure.choices import WithPresets
 from models.catalog import SHIPPED
@@ -275,7 +275,7 @@ def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
 
 
 def test_the_shipped_checkpoints_are_those_that_vitbn_models_lists() -> None:
-    printed = CliRunner().invoke(vitbn, ["models"]).output
+    _, printed = told(vitbn, "models")
     listed = [line.split() for line in printed.splitlines()]
     rows = [row for row in listed[1:] if len(row) == 8]
     assert len(rows) == len(SHIPPED)

@@ -1,11 +1,10 @@
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import failure, measured
 from idx_files import write_idx
 
 from benchmarks import accuracy as module
@@ -18,9 +17,8 @@ from models.networks.config import ModelConfig
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
-    result = CliRunner().invoke(accuracy, f"--model vitbn-tiny --dataset digits --json {path}")
-    assert result.exit_code == 0, result.output
-    return {row["runtime"]: row for row in json.loads(path.read_text())["rows"]}
+    _, written = measured(accuracy, path, "--model", "vitbn-tiny", "--dataset", "digits")
+    return {row["runtime"]: row for row in written["rows"]}
 
 
 @pytest.mark.slow
@@ -51,12 +49,10 @@ def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
-    path = tmp_path / "conditions.json"
-    options = "--conditions --model vit --model vitbn-tiny --dataset digits"
-    result = CliRunner().invoke(accuracy, f"{options} --json {path}")
-    assert result.exit_code == 0, result.output
+    options = ("--conditions", "--model", "vit", "--model", "vitbn-tiny", "--dataset", "digits")
+    printed, written = measured(accuracy, tmp_path / "conditions.json", *options)
     rows: dict[str, dict[str, float]] = {}
-    for row in json.loads(path.read_text())["rows"]:
+    for row in written["rows"]:
         rows.setdefault(row["model"], {})[row["condition"]] = row["accuracy"]
     usual = ["digits", "8x8 digits", *PENS]
     assert {name: list(shares) for name, shares in rows.items()} == {
@@ -66,14 +62,11 @@ def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     for shares in rows.values():
         assert 0.2 < min(shares.values()) < max(shares.values()) < 1
     assert rows["vitbn-tiny"]["8x8 digits, adapted"] > rows["vitbn-tiny"]["8x8 digits"] + 0.01
-    assert f"{100 * rows['vitbn-tiny']['noise 0.2']:.2f}" in result.output
+    assert f"{100 * rows['vitbn-tiny']['noise 0.2']:.2f}" in printed
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     for name in MNIST_PARTS.values():
         write_idx(tmp_path / name, np.arange(2) if "labels" in name else np.zeros((2, 2, 2)))
-    result = CliRunner().invoke(accuracy, f"--model vitbn-tiny --data-dir {tmp_path}")
-    assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == (
-        "Error: mnist: expected images (1, 28, 28) of 10 classes, as the model reads them, found (1, 2, 2) of 10"
-    )
+    expected = "mnist: expected images (1, 28, 28) of 10 classes, as the model reads them, found (1, 2, 2) of 10"
+    assert failure(accuracy, "--model", "vitbn-tiny", "--data-dir", tmp_path) == (f"Error: {expected}", 1)

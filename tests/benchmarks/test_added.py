@@ -1,26 +1,22 @@
-import json
 import re
-from functools import partial
 
 import numpy as np
 import pytest
-from commands import invoke
+from commands import failure, measured
 
 from benchmarks.measure import engines
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.measure.workload import IN_PROCESS
 from benchmarks.presets.added import added
 
-run = partial(invoke, added, "--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1)
+QUICK = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1)
 
 
 @pytest.mark.live
 @pytest.mark.slow
 def test_a_short_run(tmp_path):
-    path = tmp_path / "overhead.json"
-    result = run("--streamed", 5000, "--batch", 300, "--device", "cpu", "--json", path)
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    options = ("--streamed", 5000, "--batch", 300, "--device", "cpu")
+    printed, written = measured(added, tmp_path / "overhead.json", *QUICK, *options)
     about = {(row["engine"], row["precision"], row["batch_size"]) for row in written["rows"]}
     assert about == {("onnxruntime", "fp32", 300)}
     rows = {(row["images_a_call"], row["transport"]): row for row in written["rows"] if "transport" in row}
@@ -35,9 +31,9 @@ def test_a_short_run(tmp_path):
         assert row["added_ms"] == pytest.approx(p50_ms - alone_ms)
         assert ("client_ms" in row) == (asked := images == 1 and way != IN_PROCESS)
         assert not asked or 0 < row["client_ms"] < 10 * row["p50_ms"]
-        assert f"{row['images_per_s']:,.0f}" in result.output
+        assert f"{row['images_per_s']:,.0f}" in printed
     assert [row["images"] for row in written["rows"] if "resident_mb" in row] == list(range(500, 5001, 500))
-    assert "MB after 5,000 streamed images" in result.output
+    assert "MB after 5,000 streamed images" in printed
 
 
 @pytest.mark.live
@@ -49,9 +45,9 @@ def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
         return lambda images: run(images) + np.float32(2e-3)
 
     monkeypatch.setattr(engines, "start", start_another)
-    result = run("--json", tmp_path / "overhead.json")
-    assert result.exit_code == 1
-    assert re.search(r"HTTP: expected an error of at most 2.0e-05 .*, beside the logits in process", result.output)
+    line, code = failure(added, *QUICK, "--json", tmp_path / "overhead.json")
+    assert code == 1
+    assert re.search(r"HTTP: expected an error of at most 2.0e-05 .*, beside the logits in process", line)
     assert not list(tmp_path.iterdir())
 
 
@@ -64,6 +60,5 @@ def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
     ],
 )
 def test_what_this_machine_cannot_run_is_said_at_once(options, message):
-    result = run(*options)
-    assert result.exit_code == 1
-    assert f"Error: {message}" in result.output
+    line, code = failure(added, *QUICK, *options)
+    assert (code, line.startswith(f"Error: {message}")) == (1, True)

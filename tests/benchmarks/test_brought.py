@@ -1,11 +1,10 @@
 """The pictures that people bring, and what is measured on them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import failure, measured
 
 import benchmarks.accuracy as module
 from benchmarks.accuracy import accuracy
@@ -51,19 +50,18 @@ def test_others_are_letters_and_shapes() -> None:
 @pytest.mark.slow
 def test_a_shipped_network_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BROUGHT", 60)
-    path = tmp_path / "brought.json"
-    result = CliRunner().invoke(accuracy, f"--brought --model vitbn-late-deep --dataset digits --json {path}")
-    assert result.exit_code == 0, result.output
-    rows = {row["condition"]: row for row in json.loads(path.read_text())["rows"]}
+    options = ("--brought", "--model", "vitbn-late-deep", "--dataset", "digits")
+    printed, written = measured(accuracy, tmp_path / "brought.json", *options)
+    rows = {row["condition"]: row for row in written["rows"]}
     assert [*rows] == [*DIGITS, *NOT_DIGITS]
     assert rows["as written"]["images"] == 60
     for name in DIGITS:
         assert rows[name]["right"] <= rows[name]["accuracy"] <= rows[name]["right"] + rows[name]["rejected"] + 1e-9
     assert rows["in a printed box"]["accuracy"] > rows["as written"]["accuracy"] - 0.06
     assert rows["letters of four fonts"]["rejected"] > 0.7 > rows["as written"]["rejected"]
-    assert f"{100 * rows['shapes']['rejected']:.1f}" in result.output
+    assert f"{100 * rows['shapes']['rejected']:.1f}" in printed
 
 
 def test_both_at_once_are_refused() -> None:
-    result = CliRunner().invoke(accuracy, "--brought --conditions --model vitbn-tiny --dataset digits")
-    assert (result.exit_code, "expected --conditions or --brought, found both" in result.output) == (2, True)
+    refused = failure(accuracy, "--brought", "--conditions", "--model", "vitbn-tiny", "--dataset", "digits")
+    assert refused == ("Error: expected --conditions or --brought, found both", 2)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.measure.decoder_networks import DECODERS, OURS, PLAIN, PRUNED
 from benchmarks.measure.run import read
@@ -32,10 +31,9 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
     for name, decoder in small.items():
         decoders.prepare(decoder, folder / name)
     prepared = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    result = CliRunner().invoke(decoders.decoders, [str(folder), "--json", str(path)])
-    assert result.exit_code == 0, result.output
+    _, written = measured(decoders.decoders, path, folder)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == prepared
-    rows, table = json.loads(path.read_text())["rows"], table_of(read(path)).markdown
+    rows, table = written["rows"], table_of(read(path)).markdown
     for name in small:
         own = [row for row in rows if row["network"] == name]
         reranker = name.startswith("qwen3")

@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.measure.engines import ORT
 from benchmarks.presets.engines import REQUESTS, SIZES, engines
@@ -11,11 +10,8 @@ from export.engines.openvino_engine import has_bfloat16
 
 @pytest.mark.slow
 def test_every_candidate_is_timed_and_judged(tmp_path: Path) -> None:
-    path = tmp_path / "engines.json"
-    options = ["--model", "vitbn-tiny", "--dataset", "digits", "--seconds", "1", "--json", str(path)]
-    result = CliRunner().invoke(engines, options)
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    options = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1)
+    _, written = measured(engines, tmp_path / "engines.json", *options)
     names = [ORT, "OpenVINO, float32", *(["OpenVINO, bfloat16"] if has_bfloat16() else [])]
     accuracies = {row["name"].rpartition(", ")[0]: row["accuracy"] for row in written["rows"] if row["accuracy"]}
     assert list(accuracies) == names

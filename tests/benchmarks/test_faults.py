@@ -1,11 +1,10 @@
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
 from benchmarks.drills.bench import DrillBench
@@ -48,11 +47,8 @@ def run(bench: DrillBench, name: str) -> Row:
 
 
 def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:
-    path = tmp_path / "faults.json"
-    words = ["--scenario", "server-killed", "--hours", "0.001", "--json", str(path)]
-    done = CliRunner().invoke(faults, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    killed, soak = json.loads(path.read_text())["rows"]
+    words = ("--scenario", "server-killed", "--hours", 0.001)
+    killed, soak = measured(faults, tmp_path / "faults.json", *words)[1]["rows"]
     assert (killed["scenario"], killed["wrong"]) == ("server-killed", 0)
     assert killed["failed"] > 0, "the fault was real"
     assert killed["recovery_s"] < HEAL_S

@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks import foreign as module
 from benchmarks.foreign import BATCHES, foreign
@@ -23,10 +22,8 @@ def plain(folder: Path) -> Path:
 def test_a_network_is_timed_plain_optimised_and_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NETWORKS", {"vit-tiny": Foreign("Ours", plain, "vit")})
     monkeypatch.setattr("benchmarks.measure.foreign_candidates._openvino", wrong_if_rewritten)
-    path = tmp_path / "foreign.json"
-    result = CliRunner().invoke(foreign, ["--network", "vit-tiny", "--seconds", "1", "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    rows = {(row["batch"], row["candidate"]): row for row in json.loads(path.read_text())["rows"]}
+    printed, written = measured(foreign, tmp_path / "foreign.json", "--network", "vit-tiny", "--seconds", 1)
+    rows = {(row["batch"], row["candidate"]): row for row in written["rows"]}
     assert rows.keys() == {(batch, name) for batch in BATCHES for name in (PLAIN, *BASES)}
     for (batch, name), row in rows.items():
         assert (row["network"], row["title"], row["norms"]) == ("vit-tiny", "Ours", [5, 0])
@@ -36,7 +33,7 @@ def test_a_network_is_timed_plain_optimised_and_rewritten(tmp_path: Path, monkey
         else:
             assert (row["times_as_fast"] is None) == (name == PLAIN)
             assert len(row["samples_ns"]) == len(rows[batch, PLAIN]["samples_ns"])
-    assert "its answers differ by" in result.output
+    assert "its answers differ by" in printed
 
 
 def wrong_if_rewritten(path: Path, feeds: dict[str, object]) -> object:

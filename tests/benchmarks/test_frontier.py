@@ -1,31 +1,24 @@
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import click
 import pytest
-import torch
-from commands import told
+from commands import failure, measured
+from random_networks import saved
 
 from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.presets.frontier import comparable, frontier
 from models.catalog import PRETRAINED
-from models.checkpoints.checkpoint import save
 from models.networks.config import ModelConfig
-from models.networks.registry import build, randomise_norms
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
-run = partial(told, frontier)
 METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}
 
 
 def write(path: Path, config: ModelConfig, metrics: dict[str, object] = METRICS) -> None:
-    torch.manual_seed(0)
-    model = build(config).eval()
-    randomise_norms(model)
-    save(path, model, config, metrics)
+    saved(path, config, metrics)
 
 
 @pytest.mark.slow
@@ -38,9 +31,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "runs/tiny-again.safetensors", TINY, METRICS | {"test_accuracy": 0.1})
     write(tmp_path / "runs/vit.safetensors", replace(TINY, model="vit"))
     folders = ("--checkpoints", tmp_path / "shipped", "--checkpoints", tmp_path / "runs")
-    code, output = run(*folders, "--seconds", 1, "--json", tmp_path / "out.json")
-    assert code == 0, output
-    written = json.loads((tmp_path / "out.json").read_text())
+    _, written = measured(frontier, tmp_path / "out.json", *folders, "--seconds", 1)
     assert str(tmp_path) not in json.dumps(written)
     assert written["machine"]["packages"]["onnxruntime"]
     rows = {row["checkpoint"]: row for row in written["rows"]}
@@ -55,9 +46,8 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(tmp_path: Path) -> str:
-    code, output = run("--checkpoints", tmp_path, "--json", tmp_path / "out.json")
+    line, code = failure(frontier, "--checkpoints", tmp_path, "--json", tmp_path / "out.json")
     assert code == 1
-    (line,) = [line for line in output.splitlines() if line.startswith("Error: ")]
     assert not (tmp_path / "out.json").exists()
     return line
 
@@ -89,9 +79,8 @@ def test_two_networks_of_one_name(tmp_path: Path) -> None:
     for depth, path in enumerate(paths, 1):
         write(path, replace(TINY, depth=depth))
     folders = [word for path in paths for word in ("--checkpoints", path.parent)]
-    code, output = run(*folders, "--json", tmp_path / "out.json")
-    assert code == 1
-    assert f"{paths[1]}: expected another folder or file name than {paths[0]}, found runs/vit.safetensors" in output
+    expected = f"{paths[1]}: expected another folder or file name than {paths[0]}, found runs/vit.safetensors"
+    assert failure(frontier, *folders, "--json", tmp_path / "out.json") == (f"Error: {expected}", 1)
 
 
 def test_a_damaged_checkpoint(tmp_path: Path) -> None:

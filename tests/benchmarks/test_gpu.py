@@ -3,7 +3,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from commands import failure, ok, told
 from gpu_dry_run import dry_run
 from gpu_faults import candidates
 
@@ -44,13 +44,12 @@ def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
     monkeypatch.setattr("gpu_dry_run.rehearse", lambda planned: [])
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(dry_run)
-    assert result.exit_code == 0, result.output
+    printed = ok(dry_run).output
     for step in steps(module.OUTPUT):
-        assert " ".join(step.words) in result.output
-    assert "GPU: not ready: TensorRT: missing an NVIDIA GPU" in result.output
+        assert " ".join(step.words) in printed
+    assert "GPU: not ready: TensorRT: missing an NVIDIA GPU" in printed
     missing = "no_such_package (No module named 'no_such_package'), native tritonserver (a release container has one), "
-    assert f"Missing on this machine: {missing}MNIST (no folder), a GPU with TensorRT" in result.output
+    assert f"Missing on this machine: {missing}MNIST (no folder), a GPU with TensorRT" in printed
     assert not list(tmp_path.iterdir())
 
 
@@ -88,10 +87,10 @@ def test_a_missing_load_generator_is_named_before_the_run(
     monkeypatch.setattr("benchmarks.load.by_perf_analyzer.TOOL", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("gpu_dry_run.rehearse", lambda planned: ["a fault"])
-    result = CliRunner().invoke(dry_run)
-    assert result.exit_code == 1
-    assert "Error: the rehearsal found 1 faults\na fault" in result.output
-    assert "expected NVIDIA's perf_analyzer" in result.output
+    code, printed = told(dry_run)
+    assert code == 1
+    assert "Error: the rehearsal found 1 faults\na fault" in printed
+    assert "expected NVIDIA's perf_analyzer" in printed
 
 
 @pytest.mark.parametrize(
@@ -110,9 +109,8 @@ def test_a_command_that_is_not_there_is_seen(step: Step, message: str) -> None:
 
 @pytest.mark.usefixtures("all_there")
 def test_without_a_gpu_nothing_runs(tmp_path: Path) -> None:
-    result = CliRunner().invoke(gpu, ["--output", str(tmp_path / "results")])
-    assert result.exit_code == 1
-    assert "Error: expected a machine to measure on, found no a GPU with TensorRT" in result.output
+    expected = "Error: expected a machine to measure on, found no a GPU with TensorRT"
+    assert failure(gpu, "--output", tmp_path / "results") == (expected, 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -139,9 +137,8 @@ def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "steps", lambda output: planned)
     monkeypatch.setattr(module, "check", lambda step: None)
-    result = CliRunner().invoke(gpu, ["--output", str(tmp_path / "results")])
-    assert result.exit_code == 1
-    assert "2 of 3 commands failed; the others' results stand" in result.output
+    line, code = failure(gpu, "--output", tmp_path / "results")
+    assert (code, "2 of 3 commands failed; the others' results stand" in line) == (1, True)
     assert (tmp_path / "done").exists()
     assert (tmp_path / "marked").exists()
 

@@ -1,5 +1,4 @@
 import copy
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from commands import failure, measured, told
 
 from benchmarks.latency import latency
 from benchmarks.measure import devices, networks, rounds
@@ -28,7 +27,7 @@ from export.equivalence import EquivalenceError
 from export.precision_table import PRECISIONS
 from models.networks.config import ModelConfig
 
-QUICK = "--batch 3 --depth 1 --seconds 1 --threads 1 --device cpu"
+QUICK = "--batch 3 --depth 1 --seconds 1 --threads 1 --device cpu".split()
 LIMITS = {
     "gemm_gflops_per_s": 100.0,
     "gemm_library": "none",
@@ -42,18 +41,16 @@ def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.measure.roofline.limits", lambda *arguments: LIMITS)
 
 
-def run(path: Path, options: str = "", exit_code: int = 0) -> tuple[Result, dict[str, Any]]:
-    """`rows` and, of the rows that were left out, `missing`."""
-    result = CliRunner().invoke(latency, f"{QUICK} --json {path} {options}")
-    assert result.exit_code == exit_code, result.output
-    written = json.loads(path.read_text())
+def run(path: Path, options: str = "", exit_code: int = 0) -> tuple[str, dict[str, Any]]:
+    """What is printed; `rows` and, of the rows that were left out, `missing`."""
+    printed, written = measured(latency, path, *QUICK, *options.split(), code=exit_code)
     rows, missing = ([row for row in written["rows"] if ("reason" in row) == out] for out in (False, True))
-    return result, written | {"rows": rows, "missing": missing}
+    return printed, written | {"rows": rows, "missing": missing}
 
 
 @pytest.mark.slow
 def test_every_model_at_equal_depth(tmp_path: Path) -> None:
-    result, written = run(tmp_path / "latency.json")
+    printed, written = run(tmp_path / "latency.json")
     assert written["machine"]["threads"] == 1
     assert written["machine"]["packages"]["torch"]
     assert written["limits"] == LIMITS
@@ -71,32 +68,30 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
         ratio = row["ratio_to_torch"]
         assert ratio["ratio"] == pytest.approx(np.median(eager["samples_ns"]) / np.median(row["samples_ns"]))
         assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
-    assert "ONNX Runtime, norms folded" in result.output
-    assert "Other runtimes: --runtime all, or some of torch-sdpa" in result.output
+    assert "ONNX Runtime, norms folded" in printed
+    assert "Other runtimes: --runtime all, or some of torch-sdpa" in printed
 
 
 @pytest.mark.slow
 def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     runtimes = ("torch", "torch-sdpa", "torch-cudagraphs", "openvino", "tensorrt")
     named = " ".join(f"--runtime {runtime}" for runtime in runtimes)
-    result, written = run(tmp_path / "latency.json", f"--model cnn {named} --precision fp32 --precision bf16")
+    printed, written = run(tmp_path / "latency.json", f"--model cnn {named} --precision fp32 --precision bf16")
     rows, missing = ({(row["runtime"], row["precision"]) for row in written[key]} for key in ("rows", "missing"))
     assert rows | missing == {(runtime, precision) for runtime in runtimes for precision in ("fp32", "bf16")}
     assert not rows & missing
     assert ("torch", "bf16") in rows
     for row in written["missing"]:
         (left_out,) = candidates([("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
-        assert f"Not measured: cnn, {label_of(left_out)}, {row['precision']}: {row['reason']}" in result.output
+        assert f"Not measured: cnn, {label_of(left_out)}, {row['precision']}: {row['reason']}" in printed
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
     assert reasons["torch-sdpa"] == "the network has no attention"
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
 
 
 def test_nothing_to_measure_is_a_failure() -> None:
-    result = CliRunner().invoke(latency, f"{QUICK} --model cnn --runtime tensorrt")
-    assert result.exit_code == 1
-    assert "Not measured: cnn, TensorRT" in result.output
-    assert "nothing to measure" in result.output
+    code, printed = told(latency, *QUICK, "--model", "cnn", "--runtime", "tensorrt")
+    assert (code, "Not measured: cnn, TensorRT" in printed, "nothing to measure" in printed) == (1, True, True)
 
 
 @pytest.mark.slow
@@ -111,14 +106,11 @@ def test_lower_precision_and_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> None:
-    path = tmp_path / "latency.json"
     options = "--published-configuration --batch 2 --seconds 1 --model vit --model vitbn --runtime torch --device cpu"
-    result = CliRunner().invoke(latency, f"{options} --json {path}")
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    printed, written = measured(latency, tmp_path / "latency.json", *options.split())
     assert {row["model"]: row["depth"] for row in written["rows"]} == {"vit": 6, "vitbn": 1}
-    assert "six blocks and the BatchNorm models one" in result.output
-    assert "vitbn of depth 1 is " in result.output
+    assert "six blocks and the BatchNorm models one" in printed
+    assert "vitbn of depth 1 is " in printed
 
 
 @pytest.mark.slow
@@ -133,8 +125,8 @@ def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(networks, "rewrite", too_bright)
     options = "--model vitbn --runtime torch --runtime onnx-folded"
-    result, written = run(tmp_path / "latency.json", options, exit_code=1)
-    assert "vitbn onnx-folded fp32: expected an error of at most" in result.output
+    printed, written = run(tmp_path / "latency.json", options, exit_code=1)
+    assert "vitbn onnx-folded fp32: expected an error of at most" in printed
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert [row["runtime"] for row in written["missing"]] == ["onnx-folded"]
 
@@ -247,10 +239,8 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
     options = "--batch 2 --seconds 1 --device cpu --runtime torch --model vitbn-tiny --model vitbn-late-64"
-    result = CliRunner().invoke(latency, f"{options} --json {tmp_path / 'a.json'}")
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert [(row["model"], row["depth"]) for row in rows] == [("vitbn-tiny", 1), ("vitbn-late-64", 2)]
+    _, written = measured(latency, tmp_path / "a.json", *options.split())
+    assert [(row["model"], row["depth"]) for row in written["rows"]] == [("vitbn-tiny", 1), ("vitbn-late-64", 2)]
 
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
@@ -288,15 +278,14 @@ def no_cuda() -> None:
 
 @pytest.mark.usefixtures("no_cuda")
 def test_cuda_that_is_not_there_is_said() -> None:
-    result = CliRunner().invoke(latency, ["--device", "cuda"])
-    assert result.exit_code == 1
-    assert "--device cuda: expected a CUDA device, found none" in result.output
+    expected = "Error: --device cuda: expected a CUDA device, found none"
+    assert failure(latency, "--device", "cuda") == (expected, 1)
 
 
 @pytest.mark.usefixtures("no_cuda")
 def test_a_gpu_that_pytorch_does_not_start_is_never_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.gpu.find_gpu", lambda: Gpu("NVIDIA H200", "9.0"))
-    result = CliRunner().invoke(latency, ["--batch", "1"])
-    assert result.exit_code == 1
-    assert "--device auto: expected PyTorch to start NVIDIA H200, found Torch not compiled with CUDA" in result.output
+    line, code = failure(latency, "--batch", 1)
+    expected = "--device auto: expected PyTorch to start NVIDIA H200, found Torch not compiled with CUDA"
+    assert (code, expected in line) == (1, True)
     assert devices.choose("cpu") == "cpu"

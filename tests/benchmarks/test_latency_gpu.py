@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.latency import latency
 from benchmarks.measure.candidate import Classify
@@ -27,20 +26,17 @@ def cuda_device() -> None:
 
 
 def test_every_engine_of_pytorch(tmp_path: Path) -> None:
-    path = tmp_path / "latency.json"
     options = ["--device", "cuda", "--batch", "1", "--batch", "64", "--depth", "1", "--seconds", "2"]
     named = ["--model", "vitbn", "--runtime", "all"]
     named += [word for kind in ("fp32", "tf32", "fp16", "bf16") for word in ("--precision", kind)]
-    result = CliRunner().invoke(latency, [*options, *named, "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    _, written = measured(latency, tmp_path / "latency.json", *options, *named)
     rows = [row for row in written["rows"] if "reason" not in row]
-    measured = {(row["runtime"], row["precision"], row["batch"]) for row in rows}
+    found = {(row["runtime"], row["precision"], row["batch"]) for row in rows}
     missing = [row for row in written["rows"] if "reason" in row]
     absent = {(row["runtime"], row["precision"], batch) for row in missing for batch in (1, 64)}
     everything = {(r, p, b) for r in RUNTIMES for p in ("fp32", "tf32", "fp16", "bf16") for b in (1, 64)}
-    assert measured | absent == everything
-    assert ("torch-cudagraphs", "fp32", 1) in measured
+    assert found | absent == everything
+    assert ("torch-cudagraphs", "fp32", 1) in found
     assert written["machine"]["gpu"]
     for row in rows:
         assert 0 < row["device_p50_ms"] <= 1.1 * row["p50_ms"]

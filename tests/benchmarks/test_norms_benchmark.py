@@ -1,18 +1,14 @@
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from commands import told
+from commands import failure, measured
+from random_networks import saved
 
 from benchmarks.measure import workload
 from benchmarks.presets.norms import compared, norms
-from models.checkpoints.checkpoint import save
 from models.networks.config import ModelConfig, ModelName
-from models.networks.registry import build, randomise_norms
 
-run = partial(told, norms, "--seconds", 1)
 ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
 
 
@@ -27,12 +23,10 @@ def studied(model: str, accuracy: float | None, training_s: float = 1.0) -> dict
 def study(tmp_path: Path) -> Path:
     runs = []
     for model, accuracy in ACCURACY.items():
-        torch.manual_seed(0)
-        network = build(ModelConfig(model=model, dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)).eval()
-        randomise_norms(network)
+        config = ModelConfig(model=model, dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
         run = studied(model, accuracy, 1.0 if model == "vit" else 1.5)
         path = tmp_path / f"study/runs/{run['label']}.safetensors"
-        save(path, network, network.config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
+        saved(path, config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
         runs.append(run)
     runs += [studied("vit-repbn", 0.1), studied("vit-un", None)]  # their checkpoints are not opened
     (tmp_path / "study/norms.json").write_text(json.dumps({"runs": runs}))
@@ -42,9 +36,7 @@ def study(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
-    code, output = run(study, "--json", tmp_path / "out.json")
-    assert code == 0, output
-    written = json.loads((tmp_path / "out.json").read_text())
+    printed, written = measured(norms, tmp_path / "out.json", study, "--seconds", 1)
     assert str(tmp_path) not in json.dumps(written)
     rows = {row["model"]: row for row in written["rows"]}
     assert {model: row["test_accuracy"] for model, row in rows.items()} == ACCURACY
@@ -52,7 +44,7 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rows["vit-dfn"]["macs"] < rows["vit-dtn"]["macs"]  # its rows are cut
     assert all(row["max_abs_error"] < 1e-4 for row in rows.values())
     assert {model for model, row in rows.items() if row["folds"]} == {"vit-dfn"}
-    assert "vit-dfn" in output
+    assert "vit-dfn" in printed
 
 
 def test_without_vit_nothing_is_compared_with_it() -> None:
@@ -64,6 +56,5 @@ def test_without_vit_nothing_is_compared_with_it() -> None:
 
 def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
     (study / "norms.json").write_text(json.dumps({"runs": [studied("vit", 0.1)]}))
-    code, output = run(study, "--json", tmp_path / "out.json")
-    assert code == 1
-    assert f"Error: {study / 'norms.json'}: expected a network with an accuracy above 50 %, found none" in output
+    expected = f"{study / 'norms.json'}: expected a network with an accuracy above 50 %, found none"
+    assert failure(norms, study, "--json", tmp_path / "out.json") == (f"Error: {expected}", 1)

@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.measure.networks import example_images
 from benchmarks.presets import operators as module
@@ -60,10 +59,7 @@ def test_nodes_alike_are_put_together() -> None:
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 4)
     monkeypatch.setattr(module, "CALLS", 3)
-    path = tmp_path / "operators.json"
-    result = CliRunner().invoke(module.operators, ["--model", "vitbn-tiny", "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    _, written = measured(module.operators, tmp_path / "operators.json", "--model", "vitbn-tiny")
     plain, rewritten = ([row for row in written["rows"] if row["rewrites"] == name] for name in ("plain", "all"))
     for rows in (plain, rewritten):
         for kind in (False, True):

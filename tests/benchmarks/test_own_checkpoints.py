@@ -1,13 +1,12 @@
 """Checkpoints of the user's, on a dataset of their own, in the three benchmarks."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click import Command
-from commands import failure, ok
+from commands import failure, measured
 from idx_files import write_idx
 
 from benchmarks import accuracy as module
@@ -54,8 +53,7 @@ def mine(garments: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(command: Command, path: Path, *options: object) -> list[dict[str, object]]:
-    ok(command, *options, "--json", path)
-    found: list[dict[str, object]] = json.loads(path.read_text())["rows"]
+    found: list[dict[str, object]] = measured(command, path, *options)[1]["rows"]
     return found
 
 

@@ -1,9 +1,8 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import measured
 
 from benchmarks.measure import rewritten, workload
 from benchmarks.measure.candidate import Candidate
@@ -24,10 +23,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewritten, "IMAGES", 1280)
     monkeypatch.setattr(rewritten, "ROUNDS", 3)
     monkeypatch.setattr(rewritten, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
-    path = tmp_path / "rewrites.json"
-    result = CliRunner().invoke(presets.rewrites, ["--seconds", "1", "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
+    _, written = measured(presets.rewrites, tmp_path / "rewrites.json", "--seconds", 1)
     assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 1280)}
     rows = {row["name"]: row for row in written["rows"]}
     forms = (EAGER, PLAIN, "absorb", ALL, INT8)

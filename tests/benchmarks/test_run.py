@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from commands import failure, measured, ok, told
 
 from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
@@ -44,10 +44,9 @@ def measure(json_path: Path | None, **options: object) -> None:
 
 def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     path = tmp_path / "new/result.json"
-    words = f"'x y' --name c --name a --batch 1 --batch 2 --folder {tmp_path} --json {path}"
-    result = CliRunner().invoke(measure, words)
-    assert (result.exit_code, result.output) == (0, f"Wrote {path}\n")
-    written = json.loads(path.read_text())
+    words = ("x y", *"--name c --name a --batch 1 --batch 2 --folder".split(), tmp_path)
+    printed, written = measured(measure, path, *words)
+    assert printed == f"Wrote {path}\n"
     dirty = str(written["commit"]).endswith("-dirty")
     assert set(written) - {"doubt"} == {"command", "commit", "date", "machine", "limits", "rows"}
     assert ("uncommitted changes" in written.get("doubt", "")) == dirty
@@ -62,20 +61,14 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", WITH_PRESETS, ids=lambda command: command.name)
 def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -> None:
     for name in command.presets:
-        result = CliRunner().invoke(command, ["--preset", name, "--help"])
-        assert result.exit_code == 0
-        assert f"{command.name} --preset {name} [OPTIONS]" in result.output
-        refused = CliRunner().invoke(command, [f"--preset={name}", "--no-such-option"])
-        assert refused.exit_code == 2
-        assert "No such option" in refused.output
+        assert f"{command.name} --preset {name} [OPTIONS]" in ok(command, "--preset", name, "--help").output
+        line, code = failure(command, f"--preset={name}", "--no-such-option")
+        assert (code, "No such option" in line) == (2, True)
 
 
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    result = CliRunner().invoke(measure, ["--quick", "--json", str(path)])
-    assert result.exit_code == 130
-    assert "Interrupted: only the finished rounds count" in result.output
-    written = json.loads(path.read_text())
+    printed, written = measured(measure, tmp_path / "result.json", "--quick", code=130)
+    assert "Interrupted: only the finished rounds count" in printed
     assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
 
 
@@ -87,11 +80,11 @@ def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> N
             record.update([{"sent": 1}])
             raise error
 
-    result = CliRunner().invoke(failing)
+    code, printed = told(failing)
     written = json.loads((tmp_path / "result.json").read_text())
     assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
     known = not isinstance(error, ZeroDivisionError)
-    assert (result.exit_code, result.output) == (1, f"Error: {error}\n" if known else "")
+    assert (code, printed) == (1, f"Error: {error}\n" if known else "")
 
 
 CTRL_C = """
@@ -137,11 +130,8 @@ def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: p
         real(seconds)
 
     monkeypatch.setattr("benchmarks.measure.timing.time.sleep", stop_in_the_third_round)
-    path = tmp_path / "latency.json"
     options = "--batch 2 --depth 1 --model vitbn --model cnn --runtime torch --device cpu"
-    result = CliRunner().invoke(latency, f"{options} --json {path}")
-    assert result.exit_code == 130, result.output
-    written = json.loads(path.read_text())
+    _, written = measured(latency, tmp_path / "latency.json", *options.split(), code=130)
     assert written["interrupted"]
     assert [row["rounds"] for row in written["rows"]] == [2, 2]
 
@@ -159,10 +149,8 @@ def test_a_place_that_cannot_be_written_is_refused_first(place: str, reason: str
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
-    result = CliRunner().invoke(measure, ["--json", str(tmp_path / place)])
-    assert result.exit_code == 2
-    assert f"{tmp_path / place}" in result.output
-    assert reason in result.output
+    line, code = failure(measure, "--json", tmp_path / place)
+    assert (code, f"{tmp_path / place}" in line, reason in line) == (2, True, True)
 
 
 def test_every_command_checks_where_it_writes_and_how_long_it_takes() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 
 from benchmarks.measure.run import Record
 from benchmarks.measure.steadiness import Steadiness
@@ -34,7 +34,7 @@ def test_each_unsteadiness_is_named(changed: dict[str, Any], reason: str) -> Non
 @pytest.mark.slow
 def test_the_command_tells_the_machine_and_later_results_say_it(tmp_path: Path) -> None:
     written = tmp_path / "steady.json"
-    done = CliRunner().invoke(steady, ["--seconds", "2", "--json", str(written)])
+    done = invoke(steady, "--seconds", 2, "--json", written)
     row = json.loads(written.read_bytes())["rows"][0]
     assert (done.exit_code == 0) == row["steady"]
     assert done.exit_code in (0, UNSTEADY)

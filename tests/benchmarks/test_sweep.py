@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import failure, measured
 
 from benchmarks.latency import latency
 from benchmarks.measure import roofline
@@ -15,9 +14,7 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
     small = {"BATCHES": (1, 4), "DEPTH": 1, "DEPTHS": (1, 2), "DIMS": (32, 64), "AXIS_BATCH": 2}
     for name, value in (small | {"COMPARED": ("vitbn", "cnn"), "RUNTIMES": ("torch",)}).items():
         monkeypatch.setattr(sweep, name, value)
-    result = CliRunner().invoke(latency, f"--preset sweep --seconds 1 --json {tmp_path / 'sweep.json'}")
-    assert result.exit_code == 0, result.output
-    written = json.loads((tmp_path / "sweep.json").read_text())
+    _, written = measured(latency, tmp_path / "sweep.json", "--preset", "sweep", "--seconds", 1)
     points = {
         axis: [(row["model"], row["batch"], row["depth"], row["dim"]) for row in written["rows"] if row["axis"] == axis]
         for axis in ("batch", "depth", "dim")
@@ -34,9 +31,8 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
 def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DEPTHS": (), "DIMS": (), "COMPARED": ("cnn",), "RUNTIMES": ("tensorrt-cudagraph",)}.items():
         monkeypatch.setattr(sweep, name, value)
-    result = CliRunner().invoke(latency, ["--preset", "sweep", "--json", str(tmp_path / "sweep.json")])
-    assert result.exit_code == 1
-    assert "Error: nothing to measure: expected one of --runtime on this machine, found none" in result.output
+    expected = "nothing to measure: expected one of --runtime on this machine, found none"
+    assert failure(latency, "--preset", "sweep", "--json", tmp_path / "sweep.json") == (f"Error: {expected}", 1)
     assert not list(tmp_path.iterdir())
 
 

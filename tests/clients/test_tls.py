@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from infer_command import run
 from stand_in import Certificates, StandIn
 
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls, list_models
-from clients.infer import infer
 
 DIGIT = str(Path(__file__).resolve().parents[2] / "digit.png")
 PROTOCOLS = ["http", "grpc"]
@@ -73,15 +72,12 @@ def test_a_server_that_ends_the_connection_instead_of_encrypting():
 
 
 def test_the_command_line(server, certificates):
-    arguments = [DIGIT, "--url", server.url, "--protocol", server.protocol]
+    arguments = (DIGIT, "--url", server.url, "--protocol", server.protocol)
     files = ["--ssl-ca", certificates.certificate, "--ssl-cert", certificates.certificate]
     files += ["--ssl-key", certificates.key]
-    answered = CliRunner().invoke(infer, [*arguments, *files])
-    assert (answered.exit_code, answered.stderr) == (0, "")
-    assert answered.stdout.startswith(f"{DIGIT}: ")
-    refused = CliRunner().invoke(infer, [*arguments, "--ssl"])
-    assert refused.exit_code == 3
-    assert refused.stderr.count("\n") == 1
-    half = CliRunner().invoke(infer, [*arguments, *files[:4]])
-    assert half.exit_code == 2
-    assert "key" in half.stderr
+    code, (answer,), errors = run(*arguments, *files)
+    assert (code, answer.startswith(f"{DIGIT}: "), errors) == (0, True, [])
+    code, _, errors = run(*arguments, "--ssl")
+    assert (code, len(errors)) == (3, 1)
+    code, _, errors = run(*arguments, *files[:4])
+    assert (code, "key" in errors[-1]) == (2, True)

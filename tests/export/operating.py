@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
 
 from export.repository import repository as command
 
@@ -10,7 +11,7 @@ NOWHERE = "127.0.0.1:1"
 def operate(folder: Path, *arguments: str, server: str = NOWHERE) -> Result:
     name, *rest = arguments
     options = [] if name in ("show", "verify") else ["--server", server]
-    return CliRunner().invoke(command, [name, "--repository", str(folder), *options, *rest])
+    return invoke(command, name, "--repository", folder, *options, *rest)
 
 
 def ok(folder: Path, *arguments: str, server: str = NOWHERE) -> str:

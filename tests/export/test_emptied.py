@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.http as http
-from click.testing import CliRunner
+from commands import ok
 
 from common.repository import read_manifest
 from export.publishing.artifact import read_version
@@ -50,10 +50,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str
     folder, said = tmp_path_factory.mktemp("emptied"), {}
     for name, body in NETWORKS.items():
         file = network(folder / f"{name}.onnx", body)
-        asked = ["publish", str(file), "--name", name, "--repository", str(folder / "models")]
-        result = CliRunner().invoke(command, [*asked, "--server", "127.0.0.1:9"])
-        assert result.exit_code == 0, result.output
-        said[name] = result.output
+        where = ("--repository", folder / "models", "--server", "127.0.0.1:9")
+        said[name] = ok(command, "publish", file, "--name", name, *where).output
     return folder / "models", said
 
 

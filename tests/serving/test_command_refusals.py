@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from commands import told
 
 from clients.probe import probe
 from serving import launcher
@@ -74,10 +74,8 @@ def test_it_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(launcher, "native_server", lambda path: None)  # it would take this process
     name, *words = row.split()
     words += ["--output", str(tmp_path / "envoy")] if name == "proxy" else []
-    done = CliRunner().invoke(COMMANDS[name], words)
-    assert done.exit_code == code, done.output
-    line = done.output.splitlines()[-1]
-    assert line.startswith("Error: ")
-    assert piece in line
-    assert done.output.count("Error") == 1
+    status, printed = told(COMMANDS[name], *words)
+    line = printed.splitlines()[-1]
+    assert (status, line.startswith("Error: "), piece in line) == (code, True, True), printed
+    assert printed.count("Error") == 1
     assert not (tmp_path / "envoy").exists()

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import failure
 
 from benchmarks.studies.claims import drawn_from, filled, rows_of, write
 from benchmarks.studies.page import StudyError
@@ -81,9 +81,8 @@ def test_a_run_that_diverged_at_once_counts_as_chance(copied):
 def test_a_file_that_is_no_result_is_named(content, copied):
     (copied / "studies/dnn/dnn.json").write_text(content)
     before = (copied / "claims.md").read_bytes()
-    arguments = ["claims", "--results", str(copied / "studies"), "--page", str(copied / "claims.md")]
-    ended = CliRunner().invoke(study, arguments)
-    assert (ended.exit_code, "dnn.json: expected the result of a study, found" in ended.output) == (1, True)
+    line, code = failure(study, "claims", "--results", copied / "studies", "--page", copied / "claims.md")
+    assert (code, "dnn.json: expected the result of a study, found" in line) == (1, True)
     assert (copied / "claims.md").read_bytes() == before
 
 

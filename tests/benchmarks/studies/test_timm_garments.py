@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke, ok, told
 from PIL import Image
 
 from benchmarks.studies import timm_garments as module
@@ -44,9 +45,8 @@ def test_a_server_answers_about_garments_as_timm_does(norm: str, garments: Datas
     with torch.inference_mode():
         expected = model(torch.from_numpy(normalised(garments.test_images))).softmax(1).numpy()
     with running_server(tmp_path / "models", []) as server:
-        asked = [str(path) for path in sorted(tmp_path.glob("*.png"))]
-        done = CliRunner().invoke(infer, [*asked, "--url", server.http_url, "--json", "--top", "10"])
-    assert done.exit_code == 0, done.output
+        asked = sorted(tmp_path.glob("*.png"))
+        done = ok(infer, *asked, "--url", server.http_url, "--json", "--top", 10)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == ASKED
     found = [{each["label"]: each["probability"] for each in answer["top"]} for answer in answers]
@@ -74,10 +74,10 @@ def test_the_study_resumes_and_compares_three_forms(
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "_epoch", interrupted)
-        assert losses(CliRunner().invoke(timm_garments, shared), 130) == ["1 of 2"]
-    assert losses(CliRunner().invoke(timm_garments, shared), 0) == ["2 of 2"]
-    other = CliRunner().invoke(timm_garments, [*shared, "--epochs", "3"])
-    assert "expected a training of {'images': 64, 'epochs': 3, 'depth': 1}, found" in other.output
+        assert losses(invoke(timm_garments, *shared), 130) == ["1 of 2"]
+    assert losses(invoke(timm_garments, *shared), 0) == ["2 of 2"]
+    _, other = told(timm_garments, *shared, "--epochs", 3)
+    assert "expected a training of {'images': 64, 'epochs': 3, 'depth': 1}, found" in other
     written = json.loads((tmp_path / "study.json").read_text())
     assert written["command"].startswith("python benchmarks/studies/timm_garments.py --work DIR")
     rows = written["rows"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
+from commands import told
 from idx_files import idx_bytes
 
 from clients.bulk.app import _job, bulk
@@ -81,10 +81,9 @@ def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
     _job((str(copy),), str(output), network, "image", "id", PARTS * ROWS)
     copy.unlink()
     arguments = [*command(copy, output, network)[3:], "--part-rows", str(PARTS * ROWS)]
-    done = CliRunner().invoke(bulk, arguments)
-    assert done.exit_code == 1, done.output
-    assert done.output.count("Note: part 0 is tried again: FileNotFoundError") == ATTEMPTS - 1
-    assert "Error: part 0: FileNotFoundError" in done.output
+    code, printed = told(bulk, *arguments)
+    assert (code, printed.count("Note: part 0 is tried again: FileNotFoundError")) == (1, ATTEMPTS - 1)
+    assert "Error: part 0: FileNotFoundError" in printed
     assert not list(output.glob("part-*"))
 
 

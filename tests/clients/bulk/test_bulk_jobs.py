@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bulk_inputs import expected, png, run, write_parquet, write_tar
-from click.testing import CliRunner
-from commands import failure
+from commands import failure, told
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
@@ -178,10 +177,8 @@ def test_what_is_no_input_stops_before_anything_is_written(tmp_path, network):
 
 def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
     (tmp_path / "x.onnx").write_bytes(b"no model")
-    arguments = [str(forms["idx"]), "--output", str(tmp_path / "out"), "--model", str(tmp_path / "x.onnx")]
-    done = CliRunner().invoke(bulk, arguments)
-    assert (done.exit_code, done.output.count("\n")) == (1, 1)
-    assert "expected a classifier of the exporter" in done.output
+    code, printed = told(bulk, forms["idx"], "--output", tmp_path / "out", "--model", tmp_path / "x.onnx")
+    assert (code, printed.count("\n"), "expected a classifier of the exporter" in printed) == (1, 1, True)
     assert not (tmp_path / "out").exists()
 
 

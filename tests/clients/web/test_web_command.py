@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import told_lines
 
 from clients.web.app import web
 
@@ -37,17 +37,16 @@ def test_help_imports_neither_flask_nor_numpy_and_the_page_nothing_of_the_server
 def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(web, ["--host", host, "--port", str(port)])
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
-    assert done.stderr.count("\n") == 1
+        code, printed, (error,) = told_lines(web, "--host", host, "--port", port)
+    assert (code, printed) == (1, [])
+    assert error.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
 
 
 @pytest.mark.parametrize("name", ["https://digits.example", "digits.example:8000", ""])
 def test_a_proxy_s_name_has_neither_scheme_nor_port(name: str) -> None:
-    done = CliRunner().invoke(web, ["--behind-proxy", name])
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert f"--behind-proxy: expected a name without scheme and port, found {name!r}" in done.stderr
+    code, printed, errors = told_lines(web, "--behind-proxy", name)
+    assert (code, printed) == (2, [])
+    assert f"--behind-proxy: expected a name without scheme and port, found {name!r}" in errors[-1]
 
 
 @contextmanager

@@ -1,13 +1,15 @@
 """`vitbn repository publish --pictures`, and every client on what it publishes, on the real server."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from commands import failure, measured, ok, told, told_lines
 from numpy.typing import NDArray
 from onnx import TensorProto
 from picture_networks import CLASSES, SIDE, answers, network
@@ -35,17 +37,11 @@ PROCESSOR = {
 }
 LABELS = ["trouser", "bag", "coat", "dress", "boot"]
 
-
-def publish(folder: Path, file: Path, *options: object) -> Result:
-    given = [str(file), "--repository", str(folder), "--server", "127.0.0.1:1", *map(str, options)]
-    return CliRunner().invoke(repository, ["publish", *given])
+infer = partial(told_lines, infer_command)
 
 
-def infer(*arguments: object, given: bytes = b"") -> tuple[int, list[str], list[str]]:
-    """Exit code, lines of output, lines of errors."""
-    result = CliRunner().invoke(infer_command, [str(each) for each in arguments], input=given)
-    assert isinstance(result.exception, SystemExit | None)
-    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+def publish(run: Callable[..., Any], folder: Path, file: Path, *options: object) -> Any:
+    return run(repository, "publish", file, "--repository", folder, "--server", "127.0.0.1:1", *options)
 
 
 def written(folder: Path) -> Processor:
@@ -61,10 +57,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(folder)
     file = network(folder / "net.onnx")
     processor, labels = folder / "preprocessor_config.json", folder / "labels.txt"
-    done = publish(folder / "models", file, "--pictures", "--processor", processor, "--labels", labels)
-    assert done.exit_code == 0, done.output
+    done = publish(ok, folder / "models", file, "--pictures", "--processor", processor, "--labels", labels)
     assert "The processor's numbers are in its first layer\nProved float64: " in done.output
-    assert publish(folder / "models", file, "--name", "floats").exit_code == 0
+    publish(ok, folder / "models", file, "--name", "floats")
     PHOTO.save(folder / "photo.jpg")
     PHOTO.resize((3200, 2135)).save(folder / "large.jpg")
     return folder
@@ -120,8 +115,7 @@ def test_page_probe_bulk_and_rejection_go_the_same_road(place: Path, server: str
     probed = probe_server(server, ["net"])
     assert [version.state for version in probed.versions] == ["right"]
     model, output = place / "models" / "net", place / "answers"
-    done = CliRunner().invoke(bulk, [str(place / "large.jpg"), "--model", str(model), "--output", str(output)])
-    assert done.exit_code == 0, done.output
+    ok(bulk, place / "large.jpg", "--model", model, "--output", output)
     import pyarrow.parquet as pq
 
     (row,) = pq.read_table(output).to_pylist()
@@ -143,10 +137,8 @@ def test_a_network_that_reads_floats_is_refused_in_a_line_that_names_the_command
 @pytest.mark.live
 def test_a_second_version_has_a_temperature(place: Path) -> None:
     options = ("--processor", place / "preprocessor_config.json", "--labels", place / "labels.txt")
-    done = publish(place / "warm", place / "net.onnx", "--pictures", *options, "--name", "net")
-    assert done.exit_code == 0, done.output
-    done = publish(place / "warm", place / "net.onnx", "--pictures", *options, "--temperature", "2", "--name", "net")
-    assert done.exit_code == 0, done.output
+    publish(ok, place / "warm", place / "net.onnx", "--pictures", *options, "--name", "net")
+    publish(ok, place / "warm", place / "net.onnx", "--pictures", *options, "--temperature", "2", "--name", "net")
     wanted = expected(place, "photo.jpg") ** 0.5
     with running_server(place / "warm", []) as running, Classifier(Options(running.http_url)) as classifier:
         assert classifier.model.temperature == 2
@@ -158,12 +150,12 @@ def test_a_second_version_has_a_temperature(place: Path) -> None:
 
 @pytest.mark.slow
 def test_list_verify_and_show_know_it(place: Path) -> None:
-    models = ["--repository", str(place / "models")]
-    listed = CliRunner().invoke(repository, ["list", *models, "--server", "127.0.0.1:1"]).output
+    models = ("--repository", place / "models")
+    listed = ok(repository, "list", *models, "--server", "127.0.0.1:1").output
     (row,) = [line for line in listed.splitlines() if line.startswith("net ")]
     assert "fold-affine" in row
-    assert CliRunner().invoke(repository, ["verify", *models]).exit_code == 0
-    shown = json.loads(CliRunner().invoke(repository, ["show", "net", *models]).output)
+    ok(repository, "verify", *models)
+    shown = json.loads(ok(repository, "show", "net", *models).output)
     assert shown["model_config"]["labels"] == LABELS
     assert shown["source"]["file"] == "net.onnx"
     assert [proof["precision"] for proof in shown["proofs"]] == ["float64", "float32"]
@@ -182,18 +174,14 @@ def labelled(place: Path) -> Path:
     return folder
 
 
-def measured(place: Path, *options: object) -> Result:
-    return CliRunner().invoke(accuracy, ["--published", str(place / "models" / "net"), *map(str, options)])
-
-
 @pytest.mark.slow
 def test_accuracy_and_temperature_of_a_folder(place: Path, labelled: Path) -> None:
     paths = sorted(labelled.rglob("*.png"))
     right = [LABELS[expected(place, str(path.relative_to(place))).argmax()] == path.parent.name for path in paths]
-    done = measured(place, "--dataset", labelled, "--json", place / "accuracy.json")
-    assert done.exit_code == 0, done.output
-    assert f"net: {100 * np.mean(right):.2f} % of 48 pictures right; temperature " in done.output
-    (row,) = json.loads((place / "accuracy.json").read_text())["rows"]
+    published = ("--published", place / "models" / "net", "--dataset", labelled)
+    printed, result = measured(accuracy, place / "accuracy.json", *published)
+    assert f"net: {100 * np.mean(right):.2f} % of 48 pictures right; temperature " in printed
+    (row,) = result["rows"]
     assert row["accuracy"] == pytest.approx(np.mean(right))
     assert row["temperature"] > 1  # half of the answers of a certain network are wrong
 
@@ -223,24 +211,21 @@ def test_a_temperature_is_judged_by_other_pictures() -> None:
     ],
 )
 def test_accuracy_of_what_does_not_fit_is_refused(options: list[str], found: str, place: Path) -> None:
-    done = measured(place, *options)
-    assert done.exit_code in (1, 2)
-    assert found in done.output
+    line, code = failure(accuracy, "--published", place / "models" / "net", *options)
+    assert (code in (1, 2), found in line) == (True, True)
 
 
 @pytest.mark.slow
 def test_another_set_of_classes_wants_another_name(place: Path) -> None:
     file = network(place / "others.onnx", classes=7)
-    done = publish(place / "models", file, "--pictures", "--mean", "0", "--std", "1", "--name", "net")
-    assert done.exit_code == 1
-    assert done.output.splitlines()[-1].endswith("publish it under another --name")
+    line, code = publish(failure, place / "models", file, "--pictures", "--mean", "0", "--std", "1", "--name", "net")
+    assert (code, line.endswith("publish it under another --name")) == (1, True)
 
 
 @pytest.mark.slow
 def test_large_networks_get_smaller_requests(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.pictures.command.MOST_MACS", 100_000.0)
-    done = publish(place / "models", place / "net.onnx", "--pictures", "--mean", "0", "--std", "1", "--name", "small")
-    assert done.exit_code == 0, done.output
+    publish(ok, place / "models", place / "net.onnx", "--pictures", "--mean", "0", "--std", "1", "--name", "small")
     assert read_config(place / "models" / "small").max_batch_size < 64
 
 
@@ -261,23 +246,20 @@ def test_large_networks_get_smaller_requests(place: Path, monkeypatch: pytest.Mo
 def test_options_that_do_not_fit_are_refused(options: list[str], found: str, tmp_path: Path) -> None:
     written(tmp_path)
     given = [str(tmp_path / "preprocessor_config.json") if each == "PROCESSOR" else each for each in options]
-    done = publish(tmp_path / "models", network(tmp_path / "net.onnx"), *given)
-    assert done.exit_code in (1, 2)
-    assert found in done.output
+    line, code = publish(failure, tmp_path / "models", network(tmp_path / "net.onnx"), *given)
+    assert (code in (1, 2), found in line) == (True, True)
     assert not (tmp_path / "models" / "net").exists()
 
 
 def test_bytes_take_no_mean(tmp_path: Path) -> None:
     file = network(tmp_path / "net.onnx", dtype=TensorProto.UINT8)
-    done = publish(tmp_path / "models", file, "--pictures", "--mean", "0.5", "--std", "0.5")
-    assert done.exit_code == 1
-    assert "expected no --mean: the network reads bytes, found (0.5,)" in done.output
+    line, code = publish(failure, tmp_path / "models", file, "--pictures", "--mean", "0.5", "--std", "0.5")
+    assert (code, "expected no --mean: the network reads bytes, found (0.5,)" in line) == (1, True)
 
 
 def test_a_damaged_file_is_refused_in_a_line(tmp_path: Path) -> None:
     model = onnx.load(network(tmp_path / "net.onnx"))
     model.graph.node[1].input[1] = "nothing"
     onnx.save(model, tmp_path / "net.onnx")
-    done = publish(tmp_path / "models", tmp_path / "net.onnx", "--pictures", "--mean", "0", "--std", "1")
-    assert done.exit_code == 1
-    assert len(done.output.splitlines()) == 1
+    code, printed = publish(told, tmp_path / "models", tmp_path / "net.onnx", "--pictures", "--mean", "0", "--std", "1")
+    assert (code, len(printed.splitlines())) == (1, 1)

@@ -9,18 +9,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.drills.bench import MODEL, published
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, times
-from benchmarks.load.published import publish
-from benchmarks.measure.candidate import Candidate
-from export.equivalence import onnx_classifier
-from export.images import embedded_sample
+from export.publishing.artifact import read_version
 from export.publishing.new_config import to_text
-from export.publishing.publish import read_config
+from export.publishing.publish import publish, read_config
 from serving.local_server import running_server
 
-MODEL, UNBOUNDED = "vitbn-tiny", "unbounded"
+UNBOUNDED = "unbounded"
 REQUESTS, TURN = 8_000, 500
 LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
 
@@ -29,15 +25,15 @@ def lone_requests() -> dict[str, Any]:
     """The row of counts and latencies; both models take turns on one server."""
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
-        published = publish(Candidate(MODEL), repository, {MODEL: None, UNBOUNDED: None})
+        images, logits = published(MODEL, repository)
+        publish(repository, UNBOUNDED, read_version(repository / MODEL / "1"))
         _without_bound(repository / UNBOUNDED)
-        images = embedded_sample(published.config).images[:1]
-        logits = onnx_classifier(published.data)(images).astype(np.float32)
+        single = image_question(images[:1], logits[:1])
         verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
         with running_server(repository) as server:
             for _ in range(REQUESTS // TURN):
                 for name, each in verdicts.items():
-                    Asker(server.http_url, name, [image_question(images, logits)]).closed_loop(1, times(TURN), each)
+                    Asker(server.http_url, name, [single]).closed_loop(1, times(TURN), each)
     rows = {
         name: {**each.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in each.right)}
         for name, each in verdicts.items()

@@ -345,15 +345,6 @@ def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):
         load_folder(folder)
 
 
-def test_a_picture_of_another_format_is_refused_whatever_its_name(folder):
-    (folder / "stripes/00.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
-    with pytest.raises(DataError, match=r"00\.png: expected a picture, found no format that is read here$"):
-        load_folder(folder)
-    (folder / "stripes/00.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"00\.png: expected a picture, found an empty file$"):
-        load_folder(folder)
-
-
 @pytest.mark.parametrize(("trained", "tested"), [("train", "dev"), ("train", "holdout"), ("training_set", "test_set")])
 def test_parts_under_any_name_are_no_classes(folder, trained, tested):
     place = folder.parent / "parted"

@@ -92,8 +92,6 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
     assert (verdicts.failed, verdicts.wrong, verdicts.refused) == (0, 0, [])
 
 
-@pytest.mark.live
-@pytest.mark.slow
 def proxy(fleet: RunningFleet) -> psutil.Process:
     return next(child for child in psutil.Process(fleet.child.pid).children() if "envoy.yaml" in str(child.cmdline()))
 
@@ -126,6 +124,8 @@ def test_a_fleet_without_descriptors_starts_a_server_once_it_has_them(fleet: Run
     wait_until(lambda: right(fleet), "right", 120)
 
 
+@pytest.mark.live
+@pytest.mark.slow
 def test_no_port_takes_the_calls_of_a_foreign_page(fleet: RunningFleet, tmp_path: Path) -> None:
     wait_until(lambda: right(fleet), "right before")
     for url in (fleet.http_url, *(fleet.server_url(index) for index in range(2))):

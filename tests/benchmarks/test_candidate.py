@@ -1,5 +1,6 @@
 import pickle
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ ON_THE_CPU = [
 ]
 
 
+small = cache(lambda: reference(SMALL))
+
+
 def answers(candidate: Candidate) -> float:
     """The largest error of 7 images' logits."""
-    of = reference(SMALL)
+    of = small()
     return of.check(name_of(candidate), "fp32", 7, build(of, candidate, (7,)).run(of.proof[:7].copy()))
 
 

@@ -6,11 +6,10 @@ In: a scenario's name. Out: its row. Clients do not retry: every failure counts.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -26,7 +25,6 @@ from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close
 from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
-from clients.probing.asking import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
@@ -58,7 +56,7 @@ class BehindProxy(ExitStack):
             "publish": self._publish,
         }
         others = {"hostile": self._hostile, "overload": self._overload, "added": self._added}
-        self._wait_until_right()
+        wait_until(self._fleet.right)
         if name in events:
             return {"scenario": name, "protocol": protocol, **self._during(events[name], protocol)}
         return {"scenario": name, "protocol": "http", **others[name]()}
@@ -68,7 +66,7 @@ class BehindProxy(ExitStack):
             time.sleep(BEFORE_S)
             started = time.perf_counter()
             event(self._fleet)
-            self._wait_until_right()
+            wait_until(self._fleet.right)
             seconds = time.perf_counter() - started
             time.sleep(AFTER_S)
         return {**verdicts.row(), "event_s": seconds}
@@ -156,19 +154,6 @@ class BehindProxy(ExitStack):
             "added_ms": p50["through"] - p50["straight"],
             "proxy_memory_mb": envoy.memory_info().rss / 1e6,
         }
-
-    def _wait_until_right(self) -> None:
-        urls = [self._fleet.server_url(index) for index in range(2)]
-        wait_until(lambda: all(probe_server(url, timeout_s=5).ok for url in urls) and self._full())
-
-    def _full(self) -> bool:
-        """Whether the proxy counts both servers as healthy."""
-        from urllib.request import ProxyHandler, build_opener
-
-        url = f"http://{self._fleet.admin_url}/stats?filter=membership_healthy&format=json"
-        with suppress(OSError), build_opener(ProxyHandler({})).open(url, timeout=5) as answer:
-            return all(each["value"] == 2 for each in json.loads(answer.read())["stats"])
-        return False
 
 
 def _load(fleet: RunningFleet, model: str) -> None:

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 
 from benchmarks.drills.bench import RELOADED, triton_of
+from benchmarks.drills.hostile import send
+from clients.probing.asking import probe_server
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed
@@ -65,6 +68,17 @@ class RunningFleet:
         started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).known()}
         newest = max(started.values()) - TOGETHER_S
         return next(process for process, at_s in started.items() if at_s > newest)
+
+    def right(self) -> bool:
+        """Whether both servers answer right, and the proxy counts both as healthy."""
+        probed = (probe_server(self.server_url(index), timeout_s=5) for index in range(SERVERS))
+        return all(each.ok for each in probed) and self._full()
+
+    def _full(self) -> bool:
+        with suppress(OSError, HTTPException):
+            _, told = send(self.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")
+            return [int(line.split()[-1]) for line in told.splitlines()] == [SERVERS, SERVERS]
+        return False
 
     def restart(self) -> None:
         os.kill(self.child.pid, signal.SIGHUP)

@@ -39,12 +39,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         yield running
 
 
-def right(fleet: RunningFleet) -> bool:
-    members = send(fleet.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")[1].decode()
-    answer = all(probe_server(fleet.server_url(index), timeout_s=5).ok for index in range(2))
-    return answer and [line.split()[-1] for line in members.splitlines()] == ["2", "2"]
-
-
 def traffic(fleet: RunningFleet) -> AbstractContextManager[Verdicts]:
     asker = Asker(fleet.http_url, "linear", [image_question(SAMPLE, expected_logits(SAMPLE))])
     return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts, PAUSE_S))
@@ -83,11 +77,11 @@ def promote(fleet: RunningFleet) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("event", [promote, kill_server, kill_stub, kill_supervisor, restart])
 def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], None]) -> None:
-    wait_until(lambda: right(fleet), "right before")
+    wait_until(fleet.right, "right before")
     with traffic(fleet) as verdicts:
         event(fleet)
         time.sleep(1.0)
-        wait_until(lambda: right(fleet), "right again")
+        wait_until(fleet.right, "right again")
         wait_until(lambda: len(verdicts.right) > 50, "answered")
     assert (verdicts.failed, verdicts.wrong, verdicts.refused) == (0, 0, [])
 
@@ -98,22 +92,17 @@ def proxy(fleet: RunningFleet) -> psutil.Process:
 
 @pytest.mark.live
 def test_a_proxy_whose_files_were_tidied_away_starts_again(fleet: RunningFleet) -> None:
-    wait_until(lambda: right(fleet), "right before the fault", 120)
+    wait_until(fleet.right, "right before the fault", 120)
     words = proxy(fleet).cmdline()
     shutil.rmtree(Path(words[words.index("-c") + 1]).parent)
     proxy(fleet).kill()
-
-    def answers_again() -> bool:
-        with suppress(OSError):
-            return "the proxy had ended or hung: started again" in fleet.log() and right(fleet)
-        return False
-
-    wait_until(answers_again, "right with other files", 120)
+    again = "the proxy had ended or hung: started again"
+    wait_until(lambda: again in fleet.log() and fleet.right(), "right with other files", 120)
 
 
 @pytest.mark.live
 def test_a_fleet_without_descriptors_starts_a_server_once_it_has_them(fleet: RunningFleet) -> None:
-    wait_until(lambda: right(fleet), "right before the fault", 120)
+    wait_until(fleet.right, "right before the fault", 120)
     process, killed = psutil.Process(fleet.child.pid), fleet.supervisors()[1]
     soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
     process.rlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -121,18 +110,18 @@ def test_a_fleet_without_descriptors_starts_a_server_once_it_has_them(fleet: Run
     time.sleep(6)  # longer than the pause before a member's next start
     assert fleet.child.alive()
     process.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    wait_until(lambda: right(fleet), "right", 120)
+    wait_until(fleet.right, "right", 120)
 
 
 @pytest.mark.live
 @pytest.mark.slow
 def test_no_port_takes_the_calls_of_a_foreign_page(fleet: RunningFleet, tmp_path: Path) -> None:
-    wait_until(lambda: right(fleet), "right before")
+    wait_until(fleet.right, "right before")
     for url in (fleet.http_url, *(fleet.server_url(index) for index in range(2))):
         statuses = control_calls.send(url, tmp_path / "ran", "linear")
         assert set(statuses.values()) == {control_calls.REFUSED}, statuses
     assert not (tmp_path / "ran").exists()
-    assert right(fleet)
+    assert fleet.right()
 
 
 @pytest.mark.live
@@ -163,7 +152,7 @@ def test_the_own_port_shows_metrics_alone(fleet: RunningFleet) -> None:
 @pytest.mark.slow
 def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(fleet: RunningFleet, tmp_path: Path) -> None:
     """deploy/prometheus and deploy/grafana in the real programs."""
-    wait_until(lambda: right(fleet), "right before")
+    wait_until(fleet.right, "right before")
     dashboard = json.loads((ROOT / "grafana/dashboards/vitbn.json").read_text())
     empty = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard["panels"]}
     with monitoring(tmp_path, fleet) as running:
@@ -192,7 +181,7 @@ def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(fleet: Run
         wait_until(told, "at the webhook")
         names = {alert["labels"]["alertname"] for alert in running.alerts}
         assert "VitbnBackendFailing" in names
-    wait_until(lambda: right(fleet), "right again")
+    wait_until(fleet.right, "right again")
 
 
 @pytest.mark.live

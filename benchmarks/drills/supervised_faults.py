@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from benchmarks.drills.bench import (
     HEAL_S,
@@ -57,7 +59,7 @@ MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 def answers_nan(bench: DrillBench) -> Row:
     """The newest version has right hashes, loads and answers NaN: an older version replaces it without a restart."""
     with bench.repository() as repository:
-        _fill_weights(repository / MODEL / "2", np.nan)
+        change_weights(repository / MODEL / "2", lambda weights: np.full_like(weights, np.nan))
         started = time.perf_counter()
         with bench.server(repository) as server:
             recovery_s = time.perf_counter() - started
@@ -67,14 +69,15 @@ def answers_nan(bench: DrillBench) -> Row:
             return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **acts(server)}
 
 
-def _fill_weights(version: Path, value: float) -> None:
-    """Sets the version's largest tensor to `value`, and the file's hash in the manifest to the new hash."""
+def change_weights(version: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Changes the version's largest tensor, and the file's hash in the manifest to the new hash."""
     import onnx
+    from onnx import numpy_helper
 
     path = version / "model.onnx"
     model = onnx.load(path)
     weights = max(model.graph.initializer, key=lambda each: len(each.raw_data))
-    weights.raw_data = np.full(len(weights.raw_data) // 4, value, np.float32).tobytes()
+    weights.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(weights)), weights.name))
     onnx.save(model, path)
     manifest = json.loads((version / "manifest.json").read_text())
     manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -87,7 +90,7 @@ def lying_version(bench: DrillBench) -> Row:
     `wrong_later`: wrong answers more than LATER_S after the load began.
     """
     with bench.repository() as repository, bench.server(repository) as server:
-        _fill_weights(Path(shutil.copytree(repository / MODEL / "1", repository / MODEL / "3")), 0.0)
+        change_weights(Path(shutil.copytree(repository / MODEL / "1", repository / MODEL / "3")), np.zeros_like)
         with bench.traffic(server) as verdicts:
             started = time.perf_counter()
             Control.at(server.http_url, server.grpc_url).load(MODEL)

@@ -11,16 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import tritonclient.http as http
 from damages import SAMPLE, published, with_samples
-from onnx import numpy_helper
 from server_state import right
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
+from benchmarks.drills.supervised_faults import change_weights
 from clients.probing.asking import probe_server
 from serving import served_versions
 from serving.arguments import parse
@@ -36,14 +35,7 @@ def served(server: Server, model: str) -> set[str]:
 
 def lie(model: Path, number: int, weights: Callable[[np.ndarray], np.ndarray]) -> None:
     """A copy of version 1 with other weights and a right hash; its sample is version 1's."""
-    folder = Path(shutil.copytree(model / "1", model / str(number)))
-    network = onnx.load(folder / "model.onnx")
-    (held,) = (each for each in network.graph.initializer if each.name == "weights")
-    held.CopyFrom(numpy_helper.from_array(weights(numpy_helper.to_array(held)), "weights"))
-    onnx.save(network, folder / "model.onnx")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["model.onnx"] = hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    change_weights(Path(shutil.copytree(model / "1", model / str(number))), weights)
 
 
 @contextmanager

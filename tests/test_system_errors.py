@@ -1,5 +1,6 @@
 """The system's errors name what the user typed and the reason, neither a temporary file nor a number."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,49 +9,51 @@ from pathlib import Path
 
 import click
 import pytest
+from commands import failure
 
 from models.data import DataError
+from vitbn import main
 from vitbn_packages import in_words, one_line_errors
 
 ROOT = Path(__file__).parents[1]
-VITBN = [sys.executable, str(ROOT / "vitbn.py")]
 # Root may write anywhere, unless it gives that up.
 PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 LONG = "n" * 300
+LOCKED = [
+    ["repository", "promote", "vitbn", "1", "--repository", "{locked}"],
+    ["repository", "prune", "vitbn", "--repository", "{locked}"],
+    ["train", "--dataset", "digits", "--depth", "1", "--epochs", "1", "--output", "{locked}/run.safetensors"],
+    ["proxy", "10.0.0.1", "--output", "{locked}/envoy"],
+    ["export", "--model", "vitbn-tiny", "--output", "{locked}/x.onnx"],
+]
+# All in one process: to start a process and to import the commands takes longer than they do.
+PROGRAM = """
+import json, sys
+from click.testing import CliRunner
+from vitbn import main
+for words in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(main, words)
+    print(json.dumps([words, result.exit_code, result.stderr.splitlines()[-1]]))
+"""
 
 
-def refusal(*words: object, prefix: list[str] = PLAIN) -> str:
-    done = subprocess.run([*prefix, *VITBN, *map(str, words)], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0, done.stdout
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("Error: "), done.stderr
-    assert not re.search(r"Errno|\.lock|\.operating|/\.|/tmp\w{8}$", line), line
-    return line
-
-
-@pytest.fixture
-def locked(tmp_path: Path) -> Path:
-    folder = tmp_path / "locked"
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], int, str]]:
+    """Words, exit status and last line of each command of LOCKED."""
+    folder = tmp_path_factory.mktemp("place") / "locked"
     (folder / "vitbn" / "1").mkdir(parents=True)
     folder.chmod(0o555)
-    return folder
+    words = json.dumps(LOCKED).replace("{locked}", str(folder))
+    done = subprocess.run([*PLAIN, sys.executable, "-c", PROGRAM, words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["repository", "promote", "vitbn", "1", "--repository", "{locked}"],
-        ["repository", "prune", "vitbn", "--repository", "{locked}"],
-        ["train", "--dataset", "digits", "--depth", "1", "--epochs", "1", "--output", "{locked}/run.safetensors"],
-        ["proxy", "10.0.0.1", "--output", "{locked}/envoy"],
-        ["export", "--model", "vitbn-tiny", "--output", "{locked}/x.onnx"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_without_permission_the_place_is_named(locked: Path, words: list[str]) -> None:
-    filled = [each.replace("{locked}", str(locked)) for each in words]
-    assert refusal(*filled) == f"Error: {filled[-1]}: Permission denied"
+@pytest.mark.parametrize("number", range(len(LOCKED)), ids=lambda number: " ".join(LOCKED[number][:2]))
+def test_without_permission_the_place_is_named(refused: list[tuple[list[str], int, str]], number: int) -> None:
+    words, code, line = refused[number]
+    assert (code, line) == (1, f"Error: {words[-1]}: Permission denied")
 
 
 @pytest.mark.slow
@@ -68,7 +71,9 @@ def test_without_permission_the_place_is_named(locked: Path, words: list[str]) -
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_name_that_is_too_long_is_no_traceback(words: list[str], reason: str) -> None:
-    assert refusal(*words, prefix=[]).endswith(reason)
+    line, _ = failure(main, *words)
+    assert line.endswith(reason)
+    assert not re.search(r"Errno|\.lock|\.operating|/\.|/tmp\w{8}$", line)
 
 
 def test_errors_of_others_stay_as_they_are() -> None:

@@ -26,7 +26,7 @@ def peak():
 
 timing.LEAST = 2
 before = peak()
-request = Request(["logits[:,-1:]", "*"], proof="float32", time="time" in sys.argv, dims={"new": 8})
+request = Request(["logits[:,-1:]", "*"], proof="float32", time=True, dims={"new": 8})
 rewrite_file(Path(sys.argv[1]), Path(sys.argv[2]), request)
 print(peak() - before)
 """
@@ -73,13 +73,11 @@ def write(path: Path, inside: bool) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no /proc")
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("options", [[], ["time"]])
-def test_a_file_is_rewritten_in_one_and_a_half_times_its_size(inside: bool, options: list[str], tmp_path: Path) -> None:
-    """Weights inside the file took 5.9 times."""
+def test_a_file_is_rewritten_in_one_and_a_half_times_its_size(inside: bool, tmp_path: Path) -> None:
+    """Timing included, which comes last and frees nothing. Weights inside the file took 5.9 times."""
     size = write(path := tmp_path / "model.onnx", inside)
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), str(tmp_path / "out.onnx"), *options], capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", PROGRAM, str(path), str(tmp_path / "out.onnx")]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 1.5 * size, f"{int(run.stdout) / size:.2f} times"
     assert (tmp_path / "out.onnx.data").exists() is not inside

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from graphs import parsed
 
 from common.sample import Sample
 from export.images import embedded_sample
@@ -14,17 +14,14 @@ from models.networks.config import ModelConfig
 
 
 def graph(config: ModelConfig, answer: Sequence[float], note: str = "") -> bytes:
-    nodes = [
-        helper.make_node("Shape", ["image"], ["batch"], start=0, end=1),
-        helper.make_node("Concat", ["batch", "classes"], ["shape"], axis=0),
-        helper.make_node("Expand", ["answer", "shape"], ["logits"]),
-    ]
-    image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["batch", *config.input_shape])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.num_classes])
-    constants = {"answer": np.array([answer], np.float32), "classes": np.array([config.num_classes])}
-    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    whole = helper.make_graph(nodes, "constant", [image], [logits], tensors)
-    model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", 20)], ir_version=9, doc_string=note)
+    shape, classes = ", ".join(map(str, config.input_shape)), config.num_classes
+    text = f"""constant (uint8[batch, {shape}] image) => (float[batch, {classes}] logits) {{
+        count = Shape <start = 0, end = 1> (image)
+        shape = Concat <axis = 0> (count, classes)
+        logits = Expand (answer, shape)
+    }}"""
+    model = parsed(text, answer=np.array([answer], np.float32), classes=np.array([classes]))
+    model.doc_string = note
     data: bytes = model.SerializeToString()
     return data
 

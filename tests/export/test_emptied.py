@@ -11,6 +11,7 @@ import onnx
 import pytest
 import tritonclient.http as http
 from commands import ok
+from graphs import parsed
 
 from common.repository import read_manifest
 from export.publishing.artifact import read_version
@@ -36,11 +37,8 @@ LINE = "Without elements (x on axis 0 or 1) the file ends ONNX Runtime's process
 
 
 def network(path: Path, body: str) -> Path:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {body}')
-    for name, array in (("w", np.ones((1, 9, 2))), ("r", np.ones((1, 9, 3)))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
-    onnx.save(model, path)
+    weights = {"w": np.ones((1, 9, 2), np.float32), "r": np.ones((1, 9, 3), np.float32), "one": np.array([1])}
+    onnx.save(parsed(f'<ir_version: 8, opset_import: ["": 17]> g {body}', **weights), path)
     return path
 
 

@@ -222,14 +222,8 @@ def test_exports_keep_their_model_to_themselves(file: Path, models: Path) -> Non
 
 def test_answers_with_a_column_for_each_row_of_the_batch_are_not_joined(tmp_path: Path) -> None:
     """As the similarities of texts and pictures: other requests' rows would be a request's columns."""
-    given = [helper.make_tensor_value_info(name, FLOAT, ["n", 4]) for name in ("texts", "pictures")]
-    nodes = [
-        helper.make_node("Transpose", ["pictures"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["texts", "turned"], ["alike"]),
-    ]
-    graph = helper.make_graph(nodes, "alike", given, [helper.make_tensor_value_info("alike", FLOAT, ["n", "n"])])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "clip.onnx"
-    )
+    text = "clip (float[n, 4] texts, float[n, 4] pictures) => (float[n, n] alike)"
+    body = "turned = Transpose <perm = [1, 0]> (pictures) alike = MatMul (texts, turned)"
+    onnx.save(parsed(f"{text} {{ {body} }}"), tmp_path / "clip.onnx")
     publish_file(tmp_path / "models", tmp_path / "clip.onnx", name="clip")
     assert read_config(tmp_path / "models" / "clip").max_batch_size == 0

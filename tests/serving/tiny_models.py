@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import tritonclient.http as http
-from onnx import TensorProto, helper, numpy_helper
+from graphs import parsed
 
 WEIGHTS = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32)
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -21,25 +21,15 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 
 def linear_model(batch: int | str = "batch", size: int | str = 28) -> onnx.ModelProto:
     """image uint8 (batch, 1, size, size) -> logits float32 (batch, 10) and total float32 (batch, 1)."""
-    nodes = [
-        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
-        helper.make_node("Div", ["pixels", "white"], ["scaled"]),
-        helper.make_node("Reshape", ["scaled", "flat_shape"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
-        helper.make_node("ReduceSum", ["flat", "last"], ["total"], keepdims=1),
-    ]
-    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, [batch, 1, size, size])]
-    outputs = [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 10]),
-        helper.make_tensor_value_info("total", TensorProto.FLOAT, [batch, 1]),
-    ]
-    constants = {
-        "white": np.float32(255),
-        "flat_shape": np.array([-1, 784]),
-        "weights": WEIGHTS,
-        "last": np.array([1]),
-    }
-    return _model(nodes, inputs, outputs, constants)
+    text = f"""tiny (uint8[{batch}, 1, {size}, {size}] image) => (float[{batch}, 10] logits, float[{batch}, 1] total) {{
+        pixels = Cast <to = 1> (image)
+        scaled = Div (pixels, white)
+        flat = Reshape (scaled, flat_shape)
+        logits = MatMul (flat, weights)
+        total = ReduceSum <keepdims = 1> (flat, last)
+    }}"""
+    constants = {"white": np.float32(255), "flat_shape": np.array([-1, 784]), "last": np.array([1])}
+    return parsed(text, weights=WEIGHTS, **constants)
 
 
 def check_answers(
@@ -54,30 +44,14 @@ def check_answers(
 
 def open_model() -> onnx.ModelProto:
     """image uint8 (batch, 1, size, size) -> logits float32 of the same shape."""
-    shape = ["batch", 1, "size", "size"]
-    nodes = [helper.make_node("Cast", ["image"], ["logits"], to=TensorProto.FLOAT)]
-    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, shape)]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)]
-    return _model(nodes, inputs, outputs, {})
+    ends = "(uint8[batch, 1, size, size] image) => (float[batch, 1, size, size] logits)"
+    return parsed(f"tiny {ends} {{ logits = Cast <to = 1> (image) }}")
 
 
 def table_model() -> onnx.ModelProto:
     """row int64 (batch, 1) -> values float32 (batch, 1, 3); a row above 3 fails its own request."""
-    nodes = [helper.make_node("Gather", ["table", "row"], ["values"])]
-    inputs = [helper.make_tensor_value_info("row", TensorProto.INT64, ["batch", 1])]
-    outputs = [helper.make_tensor_value_info("values", TensorProto.FLOAT, ["batch", 1, 3])]
-    return _model(nodes, inputs, outputs, {"table": TABLE})
-
-
-def _model(
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    constants: dict[str, np.ndarray],
-) -> onnx.ModelProto:
-    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    text = "tiny (int64[batch, 1] row) => (float[batch, 1, 3] values) { values = Gather (table, row) }"
+    return parsed(text, table=TABLE)
 
 
 def write_model(

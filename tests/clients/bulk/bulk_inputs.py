@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from graphs import parsed
 from idx_files import idx_bytes
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from PIL import Image
 
 from clients.bulk.app import _job
@@ -22,17 +23,12 @@ CONFIG = {"model": "vitbn", "channels": 1, "image_size": [28, 28], "labels": [f"
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, temperature: str = "2.0", **config: object) -> Path:
-    nodes = [
-        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
-        helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
-    ]
-    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, ["batch", 1, 28, 28])]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])]
-    constants = {"flat_shape": np.array([-1, 784]), "weights": weights}
-    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "linear", inputs, outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    text = """linear (uint8[batch, 1, 28, 28] image) => (float[batch, 10] logits) {
+        pixels = Cast <to = 1> (image)
+        flat = Reshape (pixels, flat_shape)
+        logits = MatMul (flat, weights)
+    }"""
+    model = parsed(text, flat_shape=np.array([-1, 784]), weights=weights)
     helper.set_model_props(model, {"model_config": json.dumps(CONFIG | config), "temperature": temperature})
     path.write_bytes(model.SerializeToString())
     return path

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from commands import invoke
+from graphs import parsed
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
@@ -159,10 +160,7 @@ def model(proto: onnx.ModelProto) -> ir.Model:
 
 
 def parse(text: str, **initializers: Any) -> ir.Model:
-    proto = onnx.parser.parse_model(text)
-    for name, array in initializers.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return ir.from_proto(proto)
+    return ir.from_proto(parsed(text, **initializers))
 
 
 def apart(left: ir.Model, right: ir.Model, *shapes: tuple[int, ...]) -> float:

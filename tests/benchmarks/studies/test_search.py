@@ -7,7 +7,6 @@ from searching import SEARCH, SPACE, failure
 
 from benchmarks.studies.search import (
     FIRST_TRIALS,
-    LEARNING_RATES,
     Axis,
     SearchError,
     Trial,
@@ -41,23 +40,21 @@ def differ(trials):
     return len({json.dumps(trial.parameters) for trial in trials}) == len(trials)
 
 
-def with_rate(model, **axes):
-    return replace(SEARCH, model=model, space={**SPACE, "lr": Axis(LEARNING_RATES[model]), **axes})
+@pytest.fixture(scope="module")
+def climbed():
+    return searched(SEARCH, FIRST_TRIALS + 6)
 
 
-def test_proposals_stay_in_the_ranges_on_a_logarithmic_scale():
-    low, high = LEARNING_RATES["vit"]
-    search = with_rate("vit")
-    trials = searched(search, FIRST_TRIALS + 2)
-    for trial in trials:
-        assert all(axis.holds(trial.parameters[name]) for name, axis in search.space.items())
-    assert trials[0].parameters["lr"] == pytest.approx(math.sqrt(low * high)), "the centre of a logarithmic scale"
-    assert trials[0].parameters["batch_size"] == 70
+def test_proposals_stay_in_the_ranges_on_a_logarithmic_scale(climbed):
+    low, high = SPACE["lr"].values
+    assert all(axis.holds(trial.parameters[name]) for trial in climbed for name, axis in SPACE.items())
+    assert climbed[0].parameters["lr"] == pytest.approx(math.sqrt(low * high)), "the centre of a logarithmic scale"
+    assert climbed[0].parameters["batch_size"] == 70
 
 
 def test_depth_and_schedule_are_searched_where_that_is_asked_for():
-    search = with_rate("vitbn", depth=Axis((2, 4)), schedule=Axis(("constant", "one-cycle"), listed=True))
-    trials = searched(search, FIRST_TRIALS + 1)
+    axes = {"depth": Axis((2, 4)), "schedule": Axis(("constant", "one-cycle"), listed=True)}
+    trials = searched(replace(SEARCH, space=SPACE | axes), FIRST_TRIALS + 1)
     depths = {trial.parameters["depth"] for trial in trials}
     assert len(depths) > 1
     assert depths <= {2, 3, 4}
@@ -73,10 +70,9 @@ def test_geometries_stay_in_the_space_and_differ():
     assert differ(trials)
 
 
-def test_the_search_climbs():
-    trials = searched(SEARCH, FIRST_TRIALS + 6)
-    assert best(trials[FIRST_TRIALS:]).accuracy > best(trials[:FIRST_TRIALS]).accuracy
-    assert 5e-4 < best(trials).parameters["lr"] < 2e-3
+def test_the_search_climbs(climbed):
+    assert best(climbed[FIRST_TRIALS:]).accuracy > best(climbed[:FIRST_TRIALS]).accuracy
+    assert 5e-4 < best(climbed).parameters["lr"] < 2e-3
 
 
 def test_another_seed_proposes_otherwise():

@@ -24,7 +24,7 @@ from benchmarks.measure.choices import (
 )
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, candidates, label_of, start
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network
 from benchmarks.measure.progress import note
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from benchmarks.measure.candidate import Candidate
-    from benchmarks.measure.networks import Reference
+    from benchmarks.measure.reference import Reference
     from export.equivalence import Classifier, Images, Logits
     from models.checkpoints.checkpoint import Checkpoint
     from models.data import Dataset
@@ -90,7 +90,7 @@ def accuracy(
         return
     own = own_checkpoints(checkpoints, dataset, data_dir)
     names = models_or_own(chosen(models, SHIPPED) or (OF_DIGITS if conditions or brought else COMPARED), own)
-    networks = [*(Own(shipped(name), dataset, data_dir) for name in names), *own]
+    networks = [*(Network(name, shipped(name), True, dataset, data_dir) for name in names), *own]
     measured = _on_conditions if conditions else _on_brought if brought else None
     with recording(json_path, cores()) as record:
         for row in measured(networks, digits(dataset or "mnist", data_dir)) if measured else _on_data(networks):
@@ -114,16 +114,16 @@ def _calibrated(row: dict[str, Any]) -> str:
     return f"{right}; {fits} on the half that did not fit it"
 
 
-def _on_data(networks: Sequence[Own]) -> Iterator[dict[str, Any]]:
-    from benchmarks.measure.networks import reference
+def _on_data(networks: Sequence[Network]) -> Iterator[dict[str, Any]]:
+    from benchmarks.measure.reference import reference
 
     for network in networks:
-        of = reference(network.config, network)  # exports the network once for all runtimes
-        for row in _in_runtimes(of, network):
+        of = reference(network)  # exports the network once for all runtimes
+        for row in _in_runtimes(of):
             yield {"dataset": of.data.name, "images": len(of.data.test_labels), **row}
 
 
-def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
+def _on_conditions(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
     from benchmarks.measure.conditions import SMALL, conditions
     from models.checkpoints.checkpoint import load
 
@@ -143,13 +143,13 @@ def _on_conditions(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str,
             yield {"dataset": data.name, "images": len(labels), **row}
 
 
-def _check_digits(option: str, networks: Sequence[Own], data: Dataset) -> None:
+def _check_digits(option: str, networks: Sequence[Network], data: Dataset) -> None:
     for network in networks:
         if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
             raise click.UsageError(f"{option}: expected networks that read digits, found {network.name}")
 
 
-def _on_brought(networks: Sequence[Own], data: Dataset) -> Iterator[dict[str, Any]]:
+def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
     """Rows with shares of all pictures; a picture without ink counts as rejected."""
     import numpy as np
 
@@ -215,23 +215,23 @@ def _served(path: Path) -> Classifier:
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
 
-def _in_runtimes(of: Reference, network: Own) -> Iterator[dict[str, Any]]:
+def _in_runtimes(of: Reference) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from export.errors import ExportError
 
     expected: Logits | None = None
-    for name, candidate in _candidates(network).items():
-        note(f"Measuring {network.name}, {name}")
+    for name, candidate in _candidates(of.network).items():
+        note(f"Measuring {of.network.name}, {name}")
         try:
             logits = _classify(_started(of, candidate), of.data.test_images.copy())  # PyTorch needs writable arrays
         except ExportError as reason:
-            note(f"Not measured: {network.name}, {name}: {reason}")
+            note(f"Not measured: {of.network.name}, {name}: {reason}")
             continue
         expected = logits if expected is None else expected
         classes = logits.argmax(1)
         yield {
-            "model": network.name,
+            "model": of.network.name,
             "runtime": name,
             "accuracy": float((classes == of.data.test_labels).mean()),
             "agreement": float((classes == expected.argmax(1)).mean()),
@@ -239,9 +239,9 @@ def _in_runtimes(of: Reference, network: Own) -> Iterator[dict[str, Any]]:
         }
 
 
-def _candidates(network: Own) -> dict[str, Candidate]:
+def _candidates(network: Network) -> dict[str, Candidate]:
     """By their names in results."""
-    made = partial(candidates, [(network.name, network)], threads=cores(), device="cpu")
+    made = partial(candidates, [network], threads=cores(), device="cpu")
     exact, lower = made(EXACT, ["fp32"]), made(["onnx-optimized"], ["fp16", "int8"])
     every = [*exact, *lower, *made(["openvino"], ["fp32", "bf16"])]
     return {label_of(each) + PRECISION_IN_NAMES[each.precision]: each for each in every}
@@ -250,7 +250,7 @@ def _candidates(network: Own) -> dict[str, Candidate]:
 def _started(of: Reference, candidate: Candidate) -> Classifier:
     """Raises ExportError if this machine cannot run the candidate."""
     from benchmarks.measure.first_calls import build
-    from benchmarks.measure.networks import program
+    from benchmarks.measure.reference import program
 
     if candidate.precision == "fp16":  # is slow on CPUs, so `build` refuses it there
         return start(program(of, candidate)[0], candidate)

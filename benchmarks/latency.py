@@ -30,10 +30,10 @@ from benchmarks.measure.engines import (
     RUNTIMES,
     candidates,
 )
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS, Precision
-from models.catalog import SHIPPED, shipped
+from models.catalog import SHIPPED
 from models.networks.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
@@ -106,11 +106,10 @@ def latency(
     device, threads = choose(wanted), threads or cores()
     workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
-        named: list[tuple[str, ModelConfig | Own]] = [(name, _config(name, depth, published)) for name in models]
-        named += [(each.name, each) for each in own]
+        networks = [*(_network(name, depth, published) for name in models), *own]
         which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)
         forms = (which or DEFAULT_RUNTIMES[device], kinds or DEFAULT_PRECISIONS[device])
-        failed = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)
+        failed = _compare(candidates(networks, *forms, threads, device), workloads, seconds, memory, published, record)
     context.exit(1 if failed else 0)
 
 
@@ -123,13 +122,11 @@ def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
         raise click.UsageError(f"{','.join(own_depth)}: a shipped network has its own depth, without --depth")
 
 
-def _config(name: str, depth: int | None, published: bool) -> ModelConfig:
-    from models.checkpoints.checkpoint import read_config
-
+def _network(name: str, depth: int | None, published: bool) -> Network:
     if name not in MODEL_NAMES:
-        return read_config(shipped(name))
+        return shipped_network(name)
     depths = PUBLISHED_DEPTHS if published else {}
-    return ModelConfig(model=name, depth=depths.get(name, depth or DEFAULT_DEPTH))
+    return Network(name, ModelConfig(model=name, depth=depths.get(name, depth or DEFAULT_DEPTH)))
 
 
 def _compare(

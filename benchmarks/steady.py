@@ -22,21 +22,19 @@ def steady(context: click.Context, seconds: float, anyway: bool, json_path: Path
 
     Ends with exit code 5 if it is not. A result that is written beside the file says so, too.
     """
-    from benchmarks.measure.networks import example_images
+    from benchmarks.measure.network import shipped_network
     from benchmarks.measure.progress import share_bar
     from benchmarks.measure.run import recording
     from benchmarks.measure.steadiness import watch
     from benchmarks.reporting.tables import show
     from export.graph import Form
     from export.pipeline import export_checkpoint
-    from models.catalog import shipped
-    from models.checkpoints.checkpoint import read_config
 
-    checkpoint, threads = shipped("vitbn"), cores()
+    network, threads = shipped_network("vitbn"), cores()
     with recording(json_path, threads) as record:
-        data = export_checkpoint(checkpoint, Form(rewrites="all")).onnx
+        data = export_checkpoint(network.path, Form(rewrites="all")).onnx
         with share_bar("watching the machine") as bar:
-            found = watch(data, example_images(read_config(checkpoint), 1), threads, seconds, bar)
+            found = watch(data, network.examples(1), threads, seconds, bar)
         record.add(found.row())
         click.echo(show(record.run(), "steady"))
     if found.reasons():

@@ -25,7 +25,7 @@ from benchmarks.measure.choices import (
 )
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import shipped_network
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
@@ -105,14 +105,13 @@ def throughput(
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     device = device_of_server(wanted)
     own = own_checkpoints(checkpoints, dataset, data_dir)
-    networks: list[tuple[str, Own | None]] = [(model, None) for model in models_or_own(models, own)]
-    networks += [(each.name, each) for each in own]
+    networks = [*map(shipped_network, models_or_own(models, own)), *own]
     cells = [
         (
-            Candidate(model, engine, precision, threads, device, own=of),
+            Candidate(network, engine, precision, threads, device),
             replace(load, protocol=protocol, shared_memory=memory, instances=instances),
         )
-        for load, (model, of), engine, precision, (instances, threads), protocol, memory in product(
+        for load, network, engine, precision, (instances, threads), protocol, memory in product(
             loads, networks, engines, precisions, sharings, protocols, memories
         )
     ]

@@ -24,7 +24,7 @@ from benchmarks.measure.workload import IN_PROCESS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row
-    from export.equivalence import Images, Logits
+    from export.equivalence import Logits
     from serving.local_server import Server
 
 Cell = tuple[Candidate, Workload]
@@ -106,7 +106,7 @@ class Bench:
         from benchmarks.measure.engines import start
         from clients.classifier import Classifier, Options
 
-        images = self._images(candidate)
+        images = candidate.network.examples(IMAGES)
         if workload.protocol == IN_PROCESS:
             logits = self._copies(candidate, workload)[0].logits(images, IMAGES)
         else:
@@ -119,15 +119,10 @@ class Bench:
         check(named(candidate, workload), logits, expected, candidate.precision)
 
     def measure(self, candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
-        images = self._images(candidate)
+        images = candidate.network.examples(IMAGES)
         if workload.protocol == IN_PROCESS:
             return in_process.measure(self._copies(candidate, workload), workload, images, seconds)
         return by_perf_analyzer.measure(self.server, candidate, workload, images, seconds, self.folder)
-
-    def _images(self, candidate: Candidate) -> Images:
-        from benchmarks.measure.networks import example_images
-
-        return example_images(self.published[candidate].config, IMAGES, candidate.own)
 
     def _copies(self, candidate: Candidate, workload: Workload) -> list[in_process.Instance]:
         key = (candidate, workload.instances)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from export.equivalence import Logits
     from export.precision_table import Device, Precision
     from export.publishing.artifact import Artifact
-    from models.networks.config import ModelConfig
 
 IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
@@ -29,7 +28,6 @@ class Published:
     """The ONNX file, and for TensorRT the `plan` built from it."""
 
     data: bytes
-    config: ModelConfig
     plan: bytes | None = None
 
 
@@ -89,20 +87,20 @@ def publish(
     engine: Any = candidate.engine
     bfloat16 = candidate.precision == "bf16"
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
-    place = candidate.own.place if candidate.own else None
+    path, place = candidate.network.path, candidate.network.place
     if engine == "tensorrt":
         if candidate.precision not in IN_A_PLAN:
             raise Unavailable(f"TensorRT is served only in {', '.join(IN_A_PLAN)}")
         form = Form("all", fuse_attention=True)
-        source = export_checkpoint(candidate.path, form, data_dir=place).artifact
+        source = export_checkpoint(path, form, data_dir=place).artifact
         artifact = _engine(source, precision, largest)
     else:
-        source = artifact = export_for(Target(precision), candidate.path, Form("all"), data_dir=place).artifact
+        source = artifact = export_for(Target(precision), path, Form("all"), data_dir=place).artifact
     for name, sharing in names.items():
         instances, threads = sharing or (None, None)
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)
         publish_artifact(repository, name, artifact, serving)
-    return Published(source.data, artifact.config, artifact.data if engine == "tensorrt" else None)
+    return Published(source.data, artifact.data if engine == "tensorrt" else None)
 
 
 def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network
 from export.precision_table import Device, Precision
-from models.catalog import shipped
-from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
     from export.graph import Served
+    from models.networks.config import ModelConfig
 
 Rewrites = Literal["none", "folded", "all"]
 
@@ -30,30 +28,22 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` of the CPU, 0 for all cores. `geometry`: the configuration, if not that of the shipped network `model`.
+    """`threads` of the CPU, 0 for all cores."""
 
-    `own`: a checkpoint of the user's, instead of a shipped network.
-    """
-
-    model: str = ModelConfig.model
+    network: Network
     engine: str = "onnxruntime"
     precision: Precision = "fp32"
     threads: int = 0
     device: Device = "cpu"
     rewrites: Rewrites = "all"
-    geometry: ModelConfig | None = None
-    own: Own | None = None
+
+    @property
+    def model(self) -> str:
+        return self.network.name
 
     @property
     def config(self) -> ModelConfig:
-        from models.checkpoints.checkpoint import read_config
-
-        return self.geometry or read_config(self.path)
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint's file."""
-        return self.own.path if self.own else shipped(self.model)
+        return self.network.config
 
     @property
     def row(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from benchmarks.measure.command_line import PROGRAM
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network
 from common.files import check_writable
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
@@ -147,19 +147,19 @@ def own_options(command: Command) -> Command:
     return decorated
 
 
-def own_checkpoints(paths: Sequence[Path], dataset: str | None, data_dir: Path | None) -> list[Own]:
+def own_checkpoints(paths: Sequence[Path], dataset: str | None, data_dir: Path | None) -> list[Network]:
     """The user's checkpoints. Raises UsageError if two networks would have the same name in results."""
-    own = [Own(path, dataset, data_dir) for path in paths]
+    own = [Network(path.stem, path, True, dataset, data_dir) for path in paths]
     names = {*MODEL_NAMES, *SHIPPED}
     for each in own:
         if each.name in names:
             taken = "expected a name that no other network has; rename the file"
-            raise click.UsageError(f"--checkpoint {each.path}: {taken}")
+            raise click.UsageError(f"--checkpoint {each.weights}: {taken}")
         names.add(each.name)
     return own
 
 
-def models_or_own(models: Sequence[str], own: Sequence[Own]) -> tuple[str, ...]:
+def models_or_own(models: Sequence[str], own: Sequence[Network]) -> tuple[str, ...]:
     """The models to measure: no default models if the user named only checkpoints."""
     default = click.get_current_context().get_parameter_source("models") is ParameterSource.DEFAULT
     return () if default and own else tuple(models)

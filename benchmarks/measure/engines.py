@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.measure.candidate import Candidate, Classify, Program, Rewrites, Sizes
 from benchmarks.measure.devices import cores
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network, shipped_network
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
-    from models.networks.config import ModelConfig, ModelName
+    from models.networks.config import ModelName
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -153,7 +153,7 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
 
 
-USUAL = Candidate()
+USUAL = Candidate(shipped_network("vitbn"))
 
 
 def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -> Classify:
@@ -165,22 +165,18 @@ def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -
 
 
 def candidates(
-    models: Sequence[tuple[str, ModelConfig | Own]],
+    networks: Sequence[Network],
     runtimes: Sequence[str],
     precisions: Sequence[Precision],
     threads: int,
     device: Device,
 ) -> list[Candidate]:
     return [
-        Candidate(model, engine, precision, threads, device, rewrites, **_network(of))
-        for model, of in models
+        Candidate(network, engine, precision, threads, device, rewrites)
+        for network in networks
         for engine, rewrites in map(RUNTIMES.__getitem__, runtimes)
         for precision in precisions
     ]
-
-
-def _network(of: ModelConfig | Own) -> dict[str, Any]:
-    return {"own": of} if isinstance(of, Own) else {"geometry": of}
 
 
 def name_of(candidate: Candidate) -> str:

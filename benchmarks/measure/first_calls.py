@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import networks
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.device_calls import BUFFERS, Calls, classify
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start, why_not
-from benchmarks.measure.networks import Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
+from benchmarks.measure.reference import Reference, program, reference
 from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
 from export.errors import Unavailable
@@ -73,19 +72,18 @@ def build(of: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> Built:
     """For calls with `sizes` images. Raises Unavailable if the candidate cannot be measured here."""
     if reason := why_not(candidate):
         raise Unavailable(reason)
-    program, macs = networks.program(of, candidate)
-    return Built(candidate, of, program, start(program, candidate, sizes), macs, sizes)
+    made, macs = program(of, candidate)
+    return Built(candidate, of, made, start(made, candidate, sizes), macs, sizes)
 
 
 def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
     built = []
     sizes = tuple(sorted({workload.batch for workload in workloads}))
-    wanted = dict.fromkeys((each.config, each.own) for each in candidates)
-    references = {(config, own): reference(config, own) for config, own in wanted}
+    references = {network: reference(network) for network in dict.fromkeys(each.network for each in candidates)}
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
         for each in candidates:
             try:
-                built.append(build(references[each.config, each.own], each, sizes))
+                built.append(build(references[each.network], each, sizes))
             except Exception as reason:  # engines raise anything; only this candidate is lost
                 missing.add(each, reason)
             advance(1)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
+from benchmarks.measure.network import Network
 from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
 from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Program
-    from benchmarks.measure.networks import Reference
+    from benchmarks.measure.reference import Reference
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
 
@@ -40,8 +41,8 @@ ONE_CALL, BEST = "one call", "best"
 
 def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     """Adds JSON-ready rows, also at Ctrl-C; raises EquivalenceError."""
-    from benchmarks.measure.networks import reference
     from benchmarks.measure.progress import steps
+    from benchmarks.measure.reference import reference
     from benchmarks.measure.roofline import gemms
     from benchmarks.measure.timing import finished_rounds, time_interleaved
 
@@ -50,7 +51,7 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     for name, (run, flops) in gemms(cores()).items():
         runs[name] = run
         rows.append({"name": name, "flops": flops})
-    references = [reference(ModelConfig(model=model, depth=depth)) for model in FORMS]
+    references = [reference(Network(model, ModelConfig(model=model, depth=depth))) for model in FORMS]
     pairs = [(each, form) for each in references for form in FORMS[each.config.model]]
     for each, form in steps(pairs, f"depth {depth}: searching the best way"):
         images, model = each.images(IMAGES), each.config.model
@@ -67,16 +68,16 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
 
 
 def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
-    from benchmarks.measure import networks
     from benchmarks.measure.engines import start
+    from benchmarks.measure.reference import program, rewritten_file
 
     if form in (EAGER, FUSED_ATTENTION):
         engine = "torch" if form == EAGER else "torch-sdpa"
-        candidate = Candidate(of.config.model, engine, rewrites="none", geometry=of.config)
-        return candidate, *networks.program(of, candidate)
+        candidate = Candidate(of.network, engine, rewrites="none")
+        return candidate, *program(of, candidate)
     precision: Precision = "int8" if form == INT8 else "fp32"
-    candidate = Candidate(of.config.model, precision=precision, geometry=of.config)
-    data, macs = networks.rewritten_file(of, passes_of(form), precision)
+    candidate = Candidate(of.network, precision=precision)
+    data, macs = rewritten_file(of, passes_of(form), precision)
     of.check(f"{of.config.model}, {form}", precision, len(of.proof), start(data, candidate)(of.proof))
     return candidate, data, macs
 

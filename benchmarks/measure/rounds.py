@@ -27,7 +27,6 @@ from benchmarks.measure.timing import (
     time_interleaved,
 )
 from benchmarks.measure.workload import Workload
-from models.networks.config import ModelConfig
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 
@@ -130,8 +129,8 @@ class Rounds:
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:
         """The name of PyTorch eager for the same network; None if it is not measured."""
-        network = _network(self._called[name])
-        same = (i for i, each in self._called.items() if _network(each) == network)
+        network = self._called[name].built.candidate.network
+        same = (i for i, each in self._called.items() if each.built.candidate.network == network)
         forms = {i: self._called[i].built.candidate for i in same}
         kinds = {i: (runtime_of(each), each.precision) for i, each in forms.items()}
         return next((i for i, kind in kinds.items() if kind == (BASELINE, precision)), None)
@@ -155,10 +154,6 @@ class _Failed(Exception):
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(name)
         self.name, self.reason = name, reason
-
-
-def _network(called: Called) -> tuple[str, ModelConfig]:
-    return called.built.candidate.model, called.built.candidate.config
 
 
 def _call(name: str, call: Callable[[], object]) -> object:

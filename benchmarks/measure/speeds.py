@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.networks import example_images
+from benchmarks.measure.network import Network
 from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
@@ -29,8 +29,8 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):
         exported = export_checkpoint(loaded.path, Form(rewrites="all"))
-        images = example_images(loaded.config, IMAGES)
-        candidate, name = Candidate(loaded.config.model, geometry=loaded.config), name_of(loaded.path)
+        network, name = Network(loaded.config.model, loaded.path), name_of(loaded.path)
+        candidate, images = Candidate(network), network.examples(IMAGES)
         way = best_workload(exported.onnx, candidate, images)
         runs[name] = runner(exported.onnx, candidate, way, images)
         rows.append(

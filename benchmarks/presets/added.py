@@ -22,6 +22,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, device_option, digits, json_option, seconds_option
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES, why_not
+from benchmarks.measure.network import shipped_network
 from benchmarks.measure.progress import count_bar
 from benchmarks.measure.workload import IN_PROCESS
 from clients.options import DEFAULTS, Options
@@ -74,7 +75,7 @@ def added(
 
     device = device_of_server(wanted)
     with recording(json_path, cores(), device) as record:
-        candidate = Candidate(model, engine, precision, device=device)
+        candidate = Candidate(shipped_network(model), engine, precision, device=device)
         if reason := why_not(candidate):
             raise Failed(reason)
         images = digits(dataset, data_dir).test_images

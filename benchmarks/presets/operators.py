@@ -16,7 +16,8 @@ import click
 
 from benchmarks.measure.choices import json_option
 from benchmarks.measure.devices import cores
-from models.catalog import SHIPPED, shipped
+from benchmarks.measure.network import shipped_network
+from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
     from export.equivalence import Images
@@ -30,17 +31,16 @@ BATCH, CALLS = 64, 100
 @json_option
 def operators(model: str, json_path: Path | None) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
-    from benchmarks.measure.networks import example_images
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
     from export.graph import Form
     from export.pipeline import export_checkpoint
-    from models.checkpoints.checkpoint import read_config
 
-    images = example_images(read_config(shipped(model)), BATCH)
+    network = shipped_network(model)
+    images = network.examples(BATCH)
     with recording(json_path, cores()) as record:
         for name, rewritten in (("plain", False), ("all", True)):
-            data = export_checkpoint(shipped(model), Form(rewrites="all" if rewritten else "none")).onnx
+            data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
             graph = profile_graph(data, images, CALLS, cores())
             about = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
             about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}

@@ -12,6 +12,7 @@ import click
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, candidates
+from benchmarks.measure.network import Network
 from benchmarks.measure.workload import Workload
 from models.networks.config import ModelConfig
 
@@ -53,8 +54,8 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
     with recording(json_path, threads, device) as record:
         limits = Limits(device, threads, precisions)
         for axis, config, workloads in planned:
-            named = _networks(config, config == middle)
-            built = build_all(candidates(named, RUNTIMES, precisions, threads, device), workloads, missing)
+            networks = _networks(config, config == middle)
+            built = build_all(candidates(networks, RUNTIMES, precisions, threads, device), workloads, missing)
             for workload in workloads if built else ():
                 title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
                 measure(built, workload, share, limits.again, title, missing, partial(add, axis))
@@ -73,7 +74,7 @@ def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]
     ]
 
 
-def _networks(config: ModelConfig, is_middle: bool) -> list[tuple[str, ModelConfig]]:
+def _networks(config: ModelConfig, is_middle: bool) -> list[Network]:
     """The compared networks; the CNN, which has neither depth nor width, only in the middle configuration."""
     configs = [replace(config, model=model) for model in COMPARED]
-    return [(each.model, each) for each in configs if each.is_transformer or is_middle]
+    return [Network(each.model, each) for each in configs if each.is_transformer or is_middle]

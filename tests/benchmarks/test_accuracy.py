@@ -11,9 +11,9 @@ from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.measure.conditions import PENS
 from benchmarks.measure.engines import ENGINES, candidates, label_of
+from benchmarks.measure.network import shipped_network
 from export.engines.openvino_engine import has_bfloat16
 from models.data.mnist import MNIST_PARTS
-from models.networks.config import ModelConfig
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
@@ -26,7 +26,7 @@ def test_every_runtime_and_precision(tmp_path: Path) -> None:
     rows = run(tmp_path / "accuracy.json")
     lower = [f"ONNX Runtime, all rewrites, {precision}" for precision in ("fp16", "int8")]
     openvino = ["OpenVINO, all rewrites", *(["OpenVINO, all rewrites, bfloat16"] if has_bfloat16() else [])]
-    exact_names = [label_of(each) for each in candidates([("vitbn-tiny", ModelConfig())], EXACT, ["fp32"], 1, "cpu")]
+    exact_names = [label_of(each) for each in candidates([shipped_network("vitbn-tiny")], EXACT, ["fp32"], 1, "cpu")]
     assert list(rows) == [*exact_names, *lower, *openvino]
     for name, row in rows.items():
         exact = name not in (*lower, "OpenVINO, all rewrites, bfloat16")

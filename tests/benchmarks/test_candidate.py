@@ -8,14 +8,15 @@ import pytest
 from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
 from benchmarks.measure.first_calls import build
-from benchmarks.measure.networks import reference
+from benchmarks.measure.network import Network, shipped_network
+from benchmarks.measure.reference import reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS
 from models.catalog import shipped
 from models.checkpoints.checkpoint import read_config
 from models.networks.config import ModelConfig
 
-SMALL = ModelConfig(depth=2, dim=16, heads=2, dim_head=8)
+SMALL = Network("vitbn", ModelConfig(depth=2, dim=16, heads=2, dim_head=8))
 ON_THE_CPU = [
     name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].precisions("cpu") and "compile" not in name
 ]
@@ -33,7 +34,7 @@ def answers(candidate: Candidate) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ON_THE_CPU if name != "torch-compile"])  # which takes minutes
 def test_a_candidate_of_every_engine_classifies(name: str) -> None:
-    (candidate,) = candidates([("vitbn", SMALL)], [name], ["fp32"], 1, "cpu")
+    (candidate,) = candidates([SMALL], [name], ["fp32"], 1, "cpu")
     assert (runtime_of(candidate), label_of(candidate).partition(",")[0]) == (name, ENGINES[candidate.engine].label)
     assert answers(candidate) < 1e-4
 
@@ -51,27 +52,26 @@ def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeyp
     own = Engine("ONNX's evaluator", kind, evaluate, "file", runtimes={"evaluator": ("all", "all rewrites")})
     monkeypatch.setitem(ENGINES, "evaluator", own)
     monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
-    (candidate,) = candidates([("vitbn", SMALL)], ["evaluator"], ["fp32"], 1, "cpu")
+    (candidate,) = candidates([SMALL], ["evaluator"], ["fp32"], 1, "cpu")
     assert (name_of(candidate), label_of(candidate)) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
     assert answers(candidate) < 1e-4
-    assert why_not(Candidate("vitbn", "evaluator", "bf16")) == "ONNX's evaluator on cpu is measured only in fp32"
+    assert why_not(Candidate(SMALL, "evaluator", "bf16")) == "ONNX's evaluator on cpu is measured only in fp32"
 
 
 def test_a_name_stands_for_the_shipped_network() -> None:
-    tiny = Candidate("vitbn-tiny")
+    tiny = Candidate(shipped_network("vitbn-tiny"))
     assert tiny.config == read_config(shipped("vitbn-tiny")) != ModelConfig()
     assert pickle.loads(pickle.dumps(tiny)) == tiny
-    assert Candidate("vitbn-tiny", geometry=SMALL).config == SMALL
 
 
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        (Candidate("vitbn", "tensorrt", geometry=SMALL), "TensorRT needs another device than cpu"),
-        (Candidate("vitbn", "onnxruntime", "fp16", geometry=SMALL), "ONNX Runtime on cpu is measured only in fp32, in"),
-        (Candidate("cnn", "torch-sdpa", geometry=ModelConfig(model="cnn")), "the network has no attention"),
+        (Candidate(SMALL, "tensorrt"), "TensorRT needs another device than cpu"),
+        (Candidate(SMALL, "onnxruntime", "fp16"), "ONNX Runtime on cpu is measured only in fp32, in"),
+        (Candidate(Network("cnn", ModelConfig(model="cnn")), "torch-sdpa"), "the network has no attention"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
-        build(reference(candidate.config), candidate)
+        build(reference(candidate.network), candidate)

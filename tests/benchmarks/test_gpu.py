@@ -10,6 +10,7 @@ from gpu_faults import candidates
 from benchmarks.load.published import publish
 from benchmarks.measure import in_onnx
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.network import shipped_network
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu
@@ -77,7 +78,7 @@ def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.M
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_server_gets_no_engine_in_a_precision_that_export_does_not_check(precision: Any, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="TensorRT is served only in fp32, tf32, fp16"):
-        publish(Candidate("vitbn-tiny", "tensorrt", precision, device="cuda"), tmp_path, {"it": None})
+        publish(Candidate(shipped_network("vitbn-tiny"), "tensorrt", precision, device="cuda"), tmp_path, {"it": None})
     assert not list(tmp_path.iterdir())
 
 

@@ -11,13 +11,15 @@ import torch
 from commands import failure, measured, told
 
 from benchmarks.latency import latency
-from benchmarks.measure import devices, networks, rounds
+from benchmarks.measure import devices, rounds
+from benchmarks.measure import reference as module
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.device_calls import BUFFERS, Calls
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
 from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.in_torch import channels_last
-from benchmarks.measure.networks import reference
+from benchmarks.measure.network import Network
+from benchmarks.measure.reference import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
 from benchmarks.reporting.tables.calls import closing_lines
@@ -82,7 +84,7 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert not rows & missing
     assert ("torch", "bf16") in rows
     for row in written["missing"]:
-        (left_out,) = candidates([("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
+        (left_out,) = candidates([Network("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
         assert f"Not measured: cnn, {label_of(left_out)}, {row['precision']}: {row['reason']}" in printed
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
     assert reasons["torch-sdpa"] == "the network has no attention"
@@ -115,7 +117,7 @@ def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = networks.rewrite
+    real = module.rewrite
 
     def too_bright(*arguments: object) -> Rewritten:
         done = real(*arguments)
@@ -123,7 +125,7 @@ def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.Mon
         bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(1), name=bias.name)
         return done
 
-    monkeypatch.setattr(networks, "rewrite", too_bright)
+    monkeypatch.setattr(module, "rewrite", too_bright)
     options = "--model vitbn --runtime torch --runtime onnx-folded"
     printed, written = run(tmp_path / "latency.json", options, exit_code=1)
     assert "vitbn onnx-folded fp32: expected an error of at most" in printed
@@ -136,7 +138,7 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
     def out_of_memory(*arguments: object) -> None:
         raise MemoryError("3 GB are too many\nand more lines")
 
-    monkeypatch.setattr(networks, "_file", out_of_memory)
+    monkeypatch.setattr(module, "_file", out_of_memory)
     _, written = run(tmp_path / "latency.json", "--model cnn --runtime torch --runtime onnx")
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
@@ -164,9 +166,8 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
 
 def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
-    ready = {
-        name: SimpleNamespace(calls=call, built=SimpleNamespace(candidate=Candidate(rewrites="none"))) for name in "ab"
-    }
+    built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), rewrites="none"))
+    ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
     run = rounds.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
     run._watch = SimpleNamespace(readings=[])
 
@@ -245,9 +246,9 @@ def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
 def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None:
-    of = reference(ModelConfig(depth=1))
+    of = reference(Network("vitbn", ModelConfig(depth=1)))
     assert of.check("it", precision, 64, of.logits + 1e-4) == pytest.approx(1e-4, rel=0.1)
-    too_dark = of.network(torch.from_numpy(of.proof // 8)).detach().numpy()
+    too_dark = of.model(torch.from_numpy(of.proof // 8)).detach().numpy()
     for wrong in (too_dark, of.logits[::-1], of.logits[:32], np.full_like(of.logits, np.nan)):
         with pytest.raises(EquivalenceError, match=r"it: expected (logits|an error)"):
             of.check("it", precision, 64, wrong)
@@ -261,8 +262,8 @@ def test_the_table_of_runtimes_is_whole() -> None:
 
 
 def test_channels_last_changes_no_logit() -> None:
-    of = reference(ModelConfig(model="cnn"))
-    network = channels_last(copy.deepcopy(of.network))
+    of = reference(Network("cnn", ModelConfig(model="cnn")))
+    network = channels_last(copy.deepcopy(of.model))
     assert any(
         weight.is_contiguous(memory_format=torch.channels_last) for weight in network.parameters() if weight.dim() == 4
     )

@@ -9,7 +9,8 @@ from benchmarks.measure.devices import choose, gpu_uuid
 from benchmarks.measure.engines import candidates
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.gpu_state import monitor
-from benchmarks.measure.networks import reference
+from benchmarks.measure.network import Network
+from benchmarks.measure.reference import reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS, Precision
 from models.networks.config import ModelConfig
@@ -46,8 +47,8 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
 
 
 def built(runtime: str, precision: Precision, config: ModelConfig) -> Classify:
-    (candidate,) = candidates([("vitbn", config)], [runtime], [precision], 1, "cuda")
-    return build(reference(config), candidate, (7, 64)).run
+    (candidate,) = candidates([Network("vitbn", config)], [runtime], [precision], 1, "cuda")
+    return build(reference(candidate.network), candidate, (7, 64)).run
 
 
 def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:
@@ -58,7 +59,7 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
     import torch
 
     config = ModelConfig(depth=1)
-    of = reference(config)
+    of = reference(Network("vitbn", config))
     run = built("torch-cudagraphs", "fp32", config)
     for order in (slice(None), slice(None, None, -1), slice(7)):
         logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
@@ -80,7 +81,7 @@ def test_tensorrt_and_onnx_runtimes_graphs(runtime: str, precision: Precision) -
         pytest.importorskip("tensorrt")
     assert choose("cuda") == "cuda"  # a capture needs another stream than the default
     config = ModelConfig(depth=1)
-    of = reference(config)
+    of = reference(Network("vitbn", config))
     try:
         run = built(runtime, precision, config)
     except Unavailable as reason:  # ONNX Runtime for CPUs

@@ -3,13 +3,11 @@ from pathlib import Path
 import pytest
 from commands import measured
 
-from benchmarks.measure.networks import example_images
+from benchmarks.measure.network import shipped_network
 from benchmarks.presets import operators as module
 from benchmarks.presets.operators import flops, nodes_of, profile_graph, together
 from export.graph import Form
 from export.pipeline import export_checkpoint
-from models.catalog import shipped
-from models.checkpoints.checkpoint import read_config
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
@@ -71,9 +69,10 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_operations_are_those_that_the_exporter_counts() -> None:
-    images = example_images(read_config(shipped("vitbn-tiny")), 4)
+    network = shipped_network("vitbn-tiny")
+    images = network.examples(4)
     macs = []
     for rewritten in (False, True):
-        data = export_checkpoint(shipped("vitbn-tiny"), Form(rewrites="all" if rewritten else "none")).onnx
+        data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
         macs.append(sum(node["flops"] or 0 for node in profile_graph(data, images, 3, 1)["nodes"]) / 2 / 4)
     assert macs == pytest.approx([2_853_504, 63_360], rel=0.02)

@@ -12,7 +12,7 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network
 from benchmarks.throughput import throughput
 from models.checkpoints.checkpoint import CheckpointError, save
 from models.data import FASHION_MNIST_LABELS
@@ -93,12 +93,12 @@ def test_another_dataset_must_fit(mine: Path, garments: Path, mnist_dir: Path) -
     assert (code, "mnist: expected images (1, 20, 20) of 10 classes" in line) == (1, True)
     line, code = failure(accuracy, "--checkpoint", mine, "--conditions", "--dataset", "digits")
     assert (code, "--conditions: expected networks that read digits, found mine" in line) == (2, True)
-    assert Own(mine, "fashion-mnist", garments).data.folder == str(garments)
+    assert Network("mine", mine, True, "fashion-mnist", garments).data.folder == str(garments)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
     path.write_text("nothing")
     with pytest.raises(CheckpointError, match=f"{path}: expected safetensors"):
-        _ = Own(path).config
+        _ = Network("none", path).config
     assert failure(accuracy, "--checkpoint", path)[0].startswith(f"Error: {path}: expected safetensors")

@@ -6,6 +6,7 @@ from commands import measured
 
 from benchmarks.measure import rewritten, workload
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.network import shipped_network
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
@@ -68,5 +69,5 @@ def test_every_way_classifies_every_image_once(way: Workload, monkeypatch: pytes
 
     seen: list[int] = []
     monkeypatch.setattr(workload, "start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
-    runner(b"", Candidate(), way, np.arange(1000))()
+    runner(b"", Candidate(shipped_network("vitbn")), way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

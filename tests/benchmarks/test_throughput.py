@@ -25,9 +25,9 @@ from benchmarks.load.saturation import saturation
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
+from benchmarks.measure.network import shipped_network
 from benchmarks.measure.workload import Workload
 from models.data import DataError
-from models.networks.config import ModelConfig
 
 run = partial(invoke, throughput.throughput, "--model", "vitbn-tiny", "--seconds", 2, "--rounds", 1)
 ENGINES = [word for engine in ("onnxruntime", "openvino", "tensorrt") for word in ("--engine", engine)]
@@ -133,7 +133,8 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-VIT = Candidate("vit")
+SHIPPED_VIT = shipped_network("vit")
+VIT = Candidate(SHIPPED_VIT)
 ONE = VIT, Workload(1)
 FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
@@ -162,7 +163,7 @@ def test_a_refused_load_is_left_out_with_its_reason() -> None:
 
 
 def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    good, wrong, bad = (Candidate("vit", engine) for engine in ("onnxruntime", "tensorrt", "openvino"))
+    good, wrong, bad = (Candidate(SHIPPED_VIT, engine) for engine in ("onnxruntime", "tensorrt", "openvino"))
     calls = []
 
     def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
@@ -189,10 +190,10 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
     def make(candidate: Candidate, *more: Any) -> Published:
         if candidate.precision == "fp16":
             raise DataError("mnist: expected its four idx files")
-        return Published(b"", ModelConfig())
+        return Published(b"")
 
     monkeypatch.setattr(cells, "publish", make)
-    forms = [Candidate("vit", precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
+    forms = [Candidate(SHIPPED_VIT, precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
     made, lost = cells.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
     assert list(made) == forms[:1]
     assert [str(error) for error in lost.values()] == [
@@ -200,22 +201,22 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(cells.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
+        next(cells.run([(Candidate(SHIPPED_VIT, "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
 
 
 def test_candidates_that_differ_in_their_threads_share_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(cells, "publish", lambda *arguments: made.append(arguments[2]) or Published(b"", ModelConfig()))
+    monkeypatch.setattr(cells, "publish", lambda *arguments: made.append(arguments[2]) or Published(b""))
     sharings = [(1, 0), (2, 1)]
-    cells.publish_all([(Candidate("vit", threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
+    cells.publish_all([(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
     assert made == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 
 @pytest.mark.slow
 def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
-    candidate = Candidate("vitbn-tiny", precision="tf32", device="cuda")
+    candidate = Candidate(shipped_network("vitbn-tiny"), precision="tf32", device="cuda")
     made = published.publish(candidate, tmp_path, {"it": (2, 1)}, 5000)
     config = text_format.Parse((tmp_path / "it" / "config.pbtxt").read_text(), pb.ModelConfig())
     assert (config.max_batch_size, made.plan) == (5000, None)
@@ -233,7 +234,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         return "the plan"
 
     monkeypatch.setattr("benchmarks.measure.in_onnx.execution", execution)
-    copies = in_process.instances(Published(b"onnx", ModelConfig(), b"plan"), Candidate("vit", "tensorrt"), 2)
+    copies = in_process.instances(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"), 2)
     assert [copy.run for copy in copies] == ["the plan"] * 2
     assert asked == [(b"plan", 0, 0)] * 2
 
@@ -292,7 +293,7 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
-        copies = in_process.instances(Published(b"", ModelConfig()), Candidate("vit", threads=1), 2)
+        copies = in_process.instances(Published(b""), Candidate(SHIPPED_VIT, threads=1), 2)
         taken = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}
     assert taken["images_per_s"] == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)

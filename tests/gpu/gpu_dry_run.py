@@ -179,7 +179,6 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
     from benchmarks.load.figures import served_name
     from benchmarks.load.published import check
     from benchmarks.measure.engines import name_of, start
-    from benchmarks.measure.networks import example_images
     from benchmarks.measure.progress import one_line
 
     with tempfile.TemporaryDirectory() as name:
@@ -187,7 +186,7 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
         published, lost = publish_all(cells, folder / "models")
         faults = [f"throughput.py: {name_of(candidate)}: {one_line(error)}" for (candidate, _), error in lost.items()]
         for candidate, made in published.items():
-            images = example_images(made.config, 4)
+            images = candidate.network.examples(4)
             (copy,) = in_process.instances(made, candidate, 1)
             check(name_of(candidate), copy.logits(images, 4), start(made.data)(images), candidate.precision)
         server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")

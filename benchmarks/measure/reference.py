@@ -1,4 +1,4 @@
-"""A network's weights, its images and the expected logits; and the network as an engine takes it."""
+"""A network in PyTorch, its images and the expected logits; and the network as an engine takes it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES
-from benchmarks.measure.own import Own
+from benchmarks.measure.network import Network
 from export.compiler.pipeline import optimise
 from export.equivalence import Images, Logits, check, check_classes, torch_classifier
+from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
-from export.images import COUNT, embedded_sample
+from export.images import COUNT
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
-from models.catalog import matching
 from models.checkpoints.checkpoint import load
-from models.data import Dataset, load_digits
+from models.data import Dataset
 from models.networks.config import ModelConfig
 from models.networks.layers import Attention
 from models.networks.norms import NormFactory
@@ -35,21 +35,25 @@ REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 
 @dataclass(frozen=True)
 class Reference:
-    """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images.
+    """The unchanged network in PyTorch, and its float32 logits (n, classes) of the `proof` images.
 
     `data`: calibrates the conversion to int8.
     """
 
-    config: ModelConfig
-    network: Served
+    network: Network
+    model: Served
     proof: Images
     logits: Logits
     data: Dataset
     _graphs: dict[Form, tuple[onnx.ModelProto, int]] = field(default_factory=dict)
 
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
     @cached_property
     def plain(self) -> onnx.ModelProto:
-        return to_onnx(self.network, self.config, DEFAULT_OPSET)
+        return to_onnx(self.model, self.config, DEFAULT_OPSET)
 
     def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
         """The rewritten float32 graph and its multiply-accumulates an image; each form is made once."""
@@ -74,32 +78,26 @@ class Reference:
         return error
 
 
-def reference(config: ModelConfig, own: Own | None = None) -> Reference:
-    """A network with the user's or a shipped checkpoint's weights, else random: time does not depend on weights."""
-    if path := own.path if own else matching(config):
-        model = load(path).model
-    else:
+def reference(network: Network) -> Reference:
+    """With the weights of the network's checkpoint, else random: time does not depend on weights."""
+    try:
+        trained = load(network.path).model
+    except Unavailable:
         torch.manual_seed(0)
-        model = build(config).eval()
-        randomise_norms(model)
-    network, proof = Served(model), example_images(config, COUNT, own)
-    return Reference(config, network, proof, torch_classifier(network)(proof), own.data if own else load_digits())
-
-
-def example_images(config: ModelConfig, count: int, own: Own | None = None) -> Images:
-    """uint8 (count, C, H, W), repeated: test images of a checkpoint's own dataset, else digits or noise."""
-    images = own.data.test_images[:COUNT] if own else embedded_sample(config).images
-    return np.resize(images, (count, *config.input_shape))
+        trained = build(network.config).eval()
+        randomise_norms(trained)
+    model, proof = Served(trained), network.examples(COUNT)
+    return Reference(network, model, proof, torch_classifier(model)(proof), network.data)
 
 
 def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
     """What the candidate's engine takes, and its multiply-accumulates an image."""
     engine, precision = ENGINES[candidate.engine], candidate.precision
     if engine.program == "network":
-        network = copy.deepcopy(of.network)
+        model = copy.deepcopy(of.model)
         if engine.fused:
-            network.model = with_fused_attention(network.model, of.config)
-        return network.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
+            model.model = with_fused_attention(model.model, of.config)
+        return model.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
     proto, macs = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
     return _file(of, proto, precision, engine.kind), macs
 

@@ -29,7 +29,7 @@ from export.equivalence import EquivalenceError
 from export.precision_table import PRECISIONS
 from models.networks.config import ModelConfig
 
-QUICK = "--batch 3 --depth 1 --seconds 1 --threads 1 --device cpu".split()
+QUICK = ("--batch", 3, "--depth", 1, "--seconds", 1, "--threads", 1, "--device", "cpu")
 LIMITS = {
     "gemm_gflops_per_s": 100.0,
     "gemm_library": "none",

@@ -44,7 +44,7 @@ def measure(json_path: Path | None, **options: object) -> None:
 
 def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     path = tmp_path / "new/result.json"
-    words = ("x y", *"--name c --name a --batch 1 --batch 2 --folder".split(), tmp_path)
+    words = ("x y", "--name", "c", "--name", "a", "--batch", 1, "--batch", 2, "--folder", tmp_path)
     printed, written = measured(measure, path, *words)
     assert printed == f"Wrote {path}\n"
     dirty = str(written["commit"]).endswith("-dirty")

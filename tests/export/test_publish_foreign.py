@@ -8,6 +8,7 @@ import pytest
 import tritonclient.http as http
 from artifacts import ARTIFACT
 from google.protobuf import text_format
+from graphs import parsed
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 from operating import ok

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import random_networks
 import torch
 from click import Command
 from commands import failure, measured
@@ -12,6 +13,7 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.network import Network
 from benchmarks.throughput import throughput
 from models.checkpoints.checkpoint import CheckpointError, save
@@ -102,3 +104,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{path}: expected safetensors"):
         _ = Network("none", path).config
     assert failure(accuracy, "--checkpoint", path)[0].startswith(f"Error: {path}: expected safetensors")
+
+
+def test_a_file_of_pytorch_s_is_measured_too(tmp_path: Path) -> None:
+    config = ModelConfig(model="cnn")
+    torch.save(random_networks.network(config).state_dict(), tmp_path / "theirs.pth")
+    assert Candidate(Network("theirs", tmp_path / "theirs.pth")).config == config

@@ -9,7 +9,6 @@ arithmetic with a constant, and a sum of two maps of the same root (a residual a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_float, permutation
 from export.compiler.graph.constants import Array, constant, is_constant
+from export.compiler.graph.readers import made_by, made_of
 from export.compiler.graph.shapes import Shapes, same
 
 DEFAULT_EPSILON = float(np.float32(1e-5))  # attributes of ONNX are float32
@@ -116,9 +116,9 @@ class Affines:
 
 def _is_twice_gelu(value: ir.Value) -> bool:
     """x (1 + erf(x / sqrt 2)). Its half stays beside it: together ONNX Runtime computes them as one Gelu."""
-    product = value.producer()
-    sums = [given.producer() for given in product.inputs if given is not None] if _is(product, "Mul") else []
-    return any(_is(given.producer(), "Erf") for total in sums if _is(total, "Add") for given in total.inputs if given)
+    product = made_by(value, "Mul")
+    sums = [made_by(given, "Add") for given in product.inputs] if product is not None else []
+    return any(made_by(given, "Erf") for total in sums if total is not None for given in total.inputs)
 
 
 def is_normalised(value: ir.Value) -> bool:
@@ -126,22 +126,16 @@ def is_normalised(value: ir.Value) -> bool:
 
     Its scale and bias stay beside it: together ONNX Runtime computes them as one norm.
     """
-    node = value.producer()
-    if _is(node, "Cast") and node.inputs[0] is not None:  # to its own type, as LlamaRMSNorm in float32
-        node = node.inputs[0].producer()
-    factors = [given.producer() for given in node.inputs if given is not None] if _is(node, "Mul") else [node]
-    return any(_is(factor, "Div") and _is_deviation(factor.inputs[1]) for factor in factors)
+    source = made_of(value, "Cast") or value  # to its own type, as LlamaRMSNorm in float32
+    product = made_by(source, "Mul")
+    quotients = [made_by(factor, "Div") for factor in (product.inputs if product is not None else [source])]
+    return any(_is_deviation(quotient.inputs[1]) for quotient in quotients if quotient is not None)
 
 
 def _is_deviation(value: ir.Value | None) -> bool:
     """sqrt(mean + epsilon)."""
-    root = value.producer() if value is not None else None
-    total = root.inputs[0].producer() if _is(root, "Sqrt") and root.inputs[0] is not None else None
-    return _is(total, "Add") and any(_is(term.producer(), "ReduceMean") for term in total.inputs if term is not None)
-
-
-def _is(node: ir.Node | None, operator: str) -> TypeGuard[ir.Node]:
-    return node is not None and node.op_type == operator and not node.domain
+    total = made_by(made_of(value, "Sqrt"), "Add")
+    return total is not None and any(made_by(term, "ReduceMean") for term in total.inputs)
 
 
 def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] | None:

@@ -18,6 +18,7 @@ from onnx_shape_inference import SYM_DATA_KEY
 
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
+from export.compiler.graph.readers import made_by, made_of
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
 
@@ -59,8 +60,8 @@ def is_smaller(shapes: Shapes, choice: Choice) -> bool:
 
 
 def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -> Choice | None:
-    maker = pairs.producer()
-    if maker is None or maker.op_type != "Concat" or len(maker.inputs) != 2 or shapes.rank(whole) < 2:
+    maker = made_by(pairs, "Concat")
+    if maker is None or len(maker.inputs) != 2 or shapes.rank(whole) < 2:
         return None
     counted, chosen = maker.inputs
     batch, dims = shapes.dims(whole)[0], shapes.dims(pairs)
@@ -81,8 +82,7 @@ def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Valu
         return None
     if same(count, 1) and (single := _repeated(shapes, places, batch)) is not None:
         return Choice(node, whole, single, 1)
-    maker = places.producer()
-    chosen = maker.inputs[0] if maker is not None and maker.op_type == "Expand" else None
+    chosen = made_of(places, "Expand")
     alike = chosen is not None and [*map(same, shapes.dims(chosen), (batch, count, 1))] == [True] * 3
     return Choice(node, whole, chosen, count) if chosen is not None and alike else None
 
@@ -115,9 +115,8 @@ def _repeats(shapes: Shapes, maker: ir.Node, source: ir.Value, value: ir.Value) 
 
 
 def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
-    flatten, add = flat.producer(), places.producer()
-    whole = flatten.inputs[0] if flatten is not None and flatten.op_type in RESHAPES else None
-    if whole is None or add is None or add.op_type != "Add" or shapes.rank(whole) != 3 or shapes.rank(flat) != 2:
+    whole, add = made_of(flat, *RESHAPES), made_by(places, "Add")
+    if whole is None or add is None or shapes.rank(whole) != 3 or shapes.rank(flat) != 2:
         return None
     batch, rows, features = shapes.dims(whole)
     dims = shapes.dims(places)
@@ -134,10 +133,8 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
 
 def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bool:
     """Whether it is 0, rows, 2 rows, ..."""
-    maker = value.producer() if value is not None else None
-    if maker is None or maker.op_type != "Mul":
-        return False
-    return any(
+    maker = made_by(value, "Mul")
+    return maker is not None and any(
         _counts(shapes, counted, batch) and size is not None and _is_size(shapes, size, rows)
         for counted, size in (maker.inputs, reversed(maker.inputs))
     )
@@ -157,8 +154,8 @@ def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
         if maker.op_type == "Expand" and (source is None or shapes.rank(source) != shapes.rank(value)):
             return False
         value = source
-    maker = value.producer() if value is not None else None
-    if maker is not None and maker.op_type == "Range":
+    maker = made_by(value, "Range")
+    if maker is not None:
         start, step = integers(maker.inputs[0]), integers(maker.inputs[2])
         return start == [0] and step == [1] and same(shapes.dims(maker.outputs[0])[0], batch)
     return isinstance(batch, int) and integers(value) == list(range(batch))
@@ -166,12 +163,7 @@ def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
 
 def _within(value: ir.Value) -> bool:
     """Whether it is no negative number: the row before the first would be of another text."""
-    source = _source(value)
-    maker = source.producer() if source is not None else None
-    return maker is not None and maker.op_type == "ArgMax"
-
-
-def _source(value: ir.Value | None) -> ir.Value | None:
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in RESHAPES | {"Cast"}:
-        value = maker.inputs[0]
-    return value
+    source: ir.Value | None = value
+    while maker := made_by(source, *RESHAPES, "Cast"):
+        source = maker.inputs[0]
+    return made_by(source, "ArgMax") is not None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import SUNK, Roles
 from export.compiler.graph.constants import FLOATS, Array, constant
+from export.compiler.graph.readers import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of
 
 
@@ -109,9 +110,7 @@ def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -
 
 def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
     value = node.inputs[position]
-    maker = value.producer() if value is not None else None
-    spread = maker.inputs[0] if maker is not None and maker.op_type == "Expand" and not maker.domain else value
-    number = constant(spread)  # also of torch.full_like
+    number = constant(made_of(value, "Expand") or value)  # also of torch.full_like
     if number is None:
         return _of_input(roles, axes, position)
     return Facts(
@@ -131,8 +130,8 @@ def is_never_negative(value: ir.Value | None) -> bool:
     if value is None or node is None or node.domain:
         return value is not None and value.dtype not in FLOATS
     if node.op_type == "Log":
-        term = node.inputs[0].producer() if node.inputs[0] is not None else None
-        numbers = [constant(each) for each in term.inputs] if term is not None and term.op_type == "Add" else []
+        term = made_by(node.inputs[0], "Add")
+        numbers = [constant(each) for each in term.inputs] if term is not None else []
         above = any(number is not None and bool(np.greater_equal(number, 1).all()) for number in numbers)
         return above and term is not None and all(map(is_never_negative, term.inputs))
     traits = operator_of(node).traits

@@ -15,6 +15,7 @@ from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import Array, constant
+from export.compiler.graph.readers import made_by
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View
@@ -75,11 +76,10 @@ def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
     made = Channels(tokens, weight.astype(np.float64), columns, ones, 0 * ones, 1, 0, (node,))
     if not turned:
         return made
-    maker = tokens.producer()
-    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" and not maker.domain else None
-    if maker is None or source is None or permutation(maker, 3) != [1, 0, 2]:
+    turn = made_by(tokens, "Transpose")
+    if turn is None or turn.inputs[0] is None or permutation(turn, 3) != [1, 0, 2]:
         raise Refused.at(node, "expected tokens that a Transpose turns")
-    return replace(made, tokens=source, token_axis=0, batch_axis=1)
+    return replace(made, tokens=turn.inputs[0], token_axis=0, batch_axis=1)
 
 
 def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:

@@ -1,6 +1,6 @@
-"""Who reads a value.
+"""Who makes a value, and who reads it.
 
-In: a value. Out: nodes; those that read no more than its shape do not count.
+In: a value. Out: nodes; those that read no more than its shape do not count as readers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,18 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import reads_shape_alone
+
+
+def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The node that computes the value, if it is one of these operators of ONNX."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and not node.domain and node.op_type in operators else None
+
+
+def made_of(value: ir.Value | None, *operators: str) -> ir.Value | None:
+    """The first input of such a node."""
+    node = made_by(value, *operators)
+    return node.inputs[0] if node is not None else None
 
 
 def readers(value: ir.Value) -> list[ir.Node]:

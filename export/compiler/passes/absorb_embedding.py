@@ -18,12 +18,13 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.alike import alike
+from export.compiler.analyses.attention import given
 from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
-from export.compiler.graph.readers import only_reader, readers
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.readers import made_by, only_reader, readers
+from export.compiler.graph.shapes import Shapes, operator
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.outcome import Outcome
@@ -110,14 +111,14 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
 
 def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
     """The product of the tokens with a constant query, behind whose Transpose the Softmax stands."""
-    turn = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    turned = given(softmax, 0)
+    turn = made_by(turned, "Transpose")
     last = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
-    turned = turn is not None and turn.op_type == "Transpose" and permutation(turn, 3) == [0, 2, 1] and last
-    scores = turn.inputs[0].producer() if turn is not None and turned and turn.inputs[0] is not None else None
-    query = constant(scores.inputs[1]) if scores is not None and scores.op_type == "MatMul" else None
+    scores = made_by(turn.inputs[0], "MatMul") if turn and last and permutation(turn, 3) == [0, 2, 1] else None
+    query = constant(scores.inputs[1]) if scores is not None else None
     if turn is None or scores is None or query is None or query.ndim != 2:
-        what = turn.op_type if turn is not None else "graph input"
-        raise Refused(softmax.outputs[0].name or "", what, "expected scores of a query that all images share")
+        found = operator(turned)
+        raise Refused(softmax.outputs[0].name or "", found, "expected scores of a query that all images share")
     alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
     if not alone:
         raise Refused.at(softmax, "expected scores that it alone reads")

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
+from export.compiler.graph.readers import made_of
 from export.compiler.passes.nodes import BOOL, Nodes
 
 
@@ -40,8 +41,7 @@ class Absorber:
         """Whether queries and keys have merged, nothing but the Softmax stands between the products, and the order of
         the rows is free.
         """
-        softmax = weights.producer()
-        alone = softmax is not None and softmax.op_type == "Softmax" and softmax.inputs[0] is scores.outputs[0]
+        alone = made_of(weights, "Softmax") is scores.outputs[0]
         return alone and self.site.query is not None and (self.site.output is not None or self.parts.queries == 1)
 
     def _plain(self) -> ir.Value:

@@ -18,7 +18,7 @@ from export.compiler.analyses.affine import is_normalised
 from export.compiler.analyses.shifts import Shifts
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
-from export.compiler.graph.readers import readers
+from export.compiler.graph.readers import made_by, made_of, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.table import RESHAPES
@@ -68,10 +68,9 @@ def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
 def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
     """None for a bias of neither a widening layer nor absorbed queries. Raises Refused."""
     term = Shifts(shapes).term(node)
-    product = term[0].producer() if term is not None else None
-    tokens = product.inputs[0] if product is not None and product.op_type == "MatMul" else None
-    weight = constant(product.inputs[1]) if product is not None and tokens is not None else None
-    if term is None or product is None or tokens is None or weight is None or weight.ndim != 2:
+    product = made_by(term[0], "MatMul") if term is not None else None
+    tokens, weight = (product.inputs[0], constant(product.inputs[1])) if product is not None else (None, None)
+    if term is None or tokens is None or weight is None or weight.ndim != 2:
         return None
     if weight.shape[0] >= weight.shape[1] and not _asks(node, tokens):
         return None
@@ -113,8 +112,7 @@ def _asks(node: ir.Node, tokens: ir.Value) -> bool:
     if len(joined) != 1 or joined[0].op_type not in RESHAPES:
         return False
     products = [use.node for use in joined[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
-    keys = [product.inputs[1].producer() for product in products if product.inputs[1] is not None]
-    return len(keys) == 1 and keys[0] is not None and keys[0].op_type == "Transpose" and keys[0].inputs[0] is tokens
+    return [made_of(product.inputs[1], "Transpose") for product in products] == [tokens]
 
 
 def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
-from export.compiler.graph.readers import only_reader, readers
+from export.compiler.graph.readers import made_by, only_reader, readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import NORMALISING
 
@@ -29,8 +29,8 @@ Held = tuple[ir.Node, int, int]  # a node, the place of its constant, the consta
 def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.Value | None:
     """What takes the place of the Reshape `node`, whose readers' constants change; None if it stays."""
     turned = node.inputs[0]
-    turn = turned.producer() if turned is not None else None
-    source = turn.inputs[0] if turn is not None and turn.op_type == "Transpose" and not turn.domain else None
+    turn = made_by(turned, "Transpose")
+    source = turn.inputs[0] if turn is not None else None
     joins = node.op_type in ("Reshape", "Flatten")
     if not joins or turned is None or turn is None or source is None or only_reader(turned) is not node:
         return None

@@ -22,6 +22,7 @@ from onnx_ir.passes.common import (
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.readers import made_of
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
@@ -208,18 +209,16 @@ def _join_reshapes(graph: ir.Graph) -> bool:
     """
     shapes, joined = Shapes(graph), False
     for node in graph:
-        value, start = (
-            (node.outputs[0], node.inputs[0]) if node.op_type in RESHAPES and not node.domain else (None, None)
-        )
-        if value is None or value.shape is None or value.is_graph_output():
+        value = node.outputs[0]
+        start = made_of(value, *RESHAPES)
+        if value.shape is None or value.is_graph_output():
             continue
         while start is not None and start.shape is not None:
             if len(start.shape) == len(value.shape) and all(map(same, shapes.dims(start), shapes.dims(value))):
                 ir.convenience.replace_all_uses_with(value, start)
                 joined = True
                 break
-            maker = start.producer()
-            start = maker.inputs[0] if maker is not None and maker.op_type in RESHAPES and not maker.domain else None
+            start = made_of(start, *RESHAPES)
     return joined
 
 

@@ -24,7 +24,7 @@ from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
-from export.compiler.graph.readers import only_reader
+from export.compiler.graph.readers import made_by, made_of, only_reader
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
@@ -113,8 +113,7 @@ def _size(before: Sequence[Dim], axis: int, dim: Dim) -> int:
 
 
 def _reshape_of_reshape(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    source = maker.inputs[0] if maker is not None and maker.op_type in RESHAPES and not maker.domain else None
+    source = made_of(node.inputs[0], *RESHAPES)
     return tidying.reshaped(node, source) if source is not None else None
 
 
@@ -128,8 +127,8 @@ def _ones_move(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 
 def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else None
+    maker = made_by(node.inputs[0], "Transpose")
+    source = maker.inputs[0] if maker is not None else None
     if maker is None or source is None:
         return None
     rank = tidying.shapes.rank(source)
@@ -145,8 +144,8 @@ def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     product, which fails or ends the process where the batch is empty.
     """
     turned = node.inputs[0]
-    maker = turned.producer() if turned is not None else None
-    source = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" and not maker.domain else None
+    maker = made_by(turned, "Transpose")
+    source = maker.inputs[0] if maker is not None else None
     if turned is None or maker is None or source is None or only_reader(turned) is not node:
         return None
     dims, left = tidying.shapes.dims(turned), [*tidying.shapes.dims(node.outputs[0])]
@@ -187,8 +186,8 @@ def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
-    pad = outer[0].producer() if outer is not None else None
-    if outer is None or pad is None or pad.op_type != "Pad" or only_reader(outer[0]) is not node:
+    pad = made_by(outer[0], "Pad") if outer is not None else None
+    if outer is None or pad is None or only_reader(outer[0]) is not node:
         return None
     source, pads = pad.inputs[0], integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
     maker = source.producer() if source is not None else None
@@ -208,8 +207,8 @@ def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     outer = tidying.term(node)
-    joined = outer[0].producer() if outer is not None else None
-    if outer is None or joined is None or joined.op_type != "Concat" or only_reader(outer[0]) is not node:
+    joined = made_by(outer[0], "Concat") if outer is not None else None
+    if outer is None or joined is None or only_reader(outer[0]) is not node:
         return None
     dims = tidying.shapes.dims(outer[0])
     axis = attribute_int(joined, "axis", 0) % len(dims)

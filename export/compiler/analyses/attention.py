@@ -14,7 +14,7 @@ import onnx_ir as ir
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attends_to_all, attribute_float
 from export.compiler.graph.constants import Constants, is_constant, number, of_type
-from export.compiler.graph.readers import readers
+from export.compiler.graph.readers import is_read, readers
 from export.compiler.graph.shapes import Dim, Shapes, same
 
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
@@ -116,7 +116,7 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
     """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
     name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
-    used = node.outputs[0].is_graph_output() or any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
+    used = node.outputs[0].is_graph_output() or any(map(is_read, node.outputs[1:]))
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
         raise Refused(name, "Attention", "expected (batch, heads, queries, features) inside the graph, and no cache")
     if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):

@@ -36,6 +36,7 @@ from export.compiler.graph.attributes import (
     reads_shape_alone,
 )
 from export.compiler.graph.constants import Array, doubles, is_constant
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
@@ -79,7 +80,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _view_after(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> Iterable[Change]:
     """A part of the value gets the same part of the map."""
     for index, output in enumerate(node.outputs):
-        if output.uses() or output.is_graph_output():
+        if is_read(output):
             view = view_of(shapes, node, index)
             if view is None:
                 raise Refused(output.name or "", node.op_type, "picks channels that are not known")
@@ -115,8 +116,7 @@ def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, sh
 def _norm_after(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
     gamma, centred = node.inputs[1], node.op_type == "LayerNormalization"
     first = attribute_int(node, "axis", -1) % rank
-    used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-    if gamma is None or not is_constant(gamma) or used:
+    if gamma is None or not is_constant(gamma) or any(map(is_read, node.outputs[1:])):
         raise Refused.at(node, "expected a constant scale, and readers of its first output alone")
     if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (centred or not shift.any()):
         raise Refused.at(node, "normalises what is not scaled and shifted alike")

@@ -14,6 +14,7 @@ from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 from export.compiler.operators.view import wide
@@ -131,11 +132,11 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
 def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     """Queries are the output's rows; hidden keys need a mask, of booleans or to be added."""
     query, keys, values, mask = [*roles, None, None, None, None][:4]
-    out, more = node.outputs[0], node.outputs[1:]
+    out = node.outputs[0]
     rank, given = shapes.rank(out), node.inputs[3] if len(node.inputs) > 3 else None
     row = rank - 2
     expected = Roles(0, (row,)).axes()
-    if any(value.uses() or value.is_graph_output() for value in more) or any(roles[4:]):
+    if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
         raise Refused.at(node, "expected no past and no scores among its outputs")
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")

@@ -21,6 +21,7 @@ from export.compiler.analyses.joins import Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import RESIZING
 
@@ -110,7 +111,7 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     if join.zero or join.done:
         tokens.joining.add(node)
     for output in node.outputs:
-        if output.uses() or output.is_graph_output():
+        if is_read(output):
             tokens.roles[output] = _roles(tokens, node, output, given, join)
 
 

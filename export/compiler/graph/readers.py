@@ -1,4 +1,4 @@
-"""Who makes a value, and who reads it.
+"""Who makes a value, who reads it, and what nobody reads.
 
 In: a value. Out: nodes; those that read no more than its shape do not count as readers.
 """
@@ -31,3 +31,19 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     """None if several nodes or the graph's user read it."""
     found = {*readers(value)}
     return found.pop() if len(found) == 1 and not value.is_graph_output() else None
+
+
+def is_read(value: ir.Value) -> bool:
+    """Whether a node or the graph's user reads it, or its shape."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def remove_unused(model: ir.Model) -> None:
+    """onnx_ir's own pass drops single outputs, too, and ONNX Runtime does not run an Attention that lacks an output."""
+    graph = model.graph
+    for node in reversed(list(graph)):
+        if not any(map(is_read, node.outputs)):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not is_read(value) and not value.is_graph_input():
+            del graph.initializers[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.rules import (
@@ -85,7 +86,7 @@ def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
     """A row of the output reads its own query and its own row of the bias."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * 8]
     query, key, value, mask, bias, past = *given[:3], given[4], given[5], given[6:]
-    more = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+    more = any(map(is_read, node.outputs[1:]))
     packed = query is None or key is None or value is None or shapes.rank(query) != 3 or shapes.rank(key) != 3
     if index or more or packed or any(past) or attribute_int(node, "unidirectional", 0):
         return everything(node)

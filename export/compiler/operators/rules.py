@@ -20,6 +20,7 @@ from export.compiler.graph.attributes import (
     axes_of,
     mixed_axes,
 )
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, agree, operator, same
 from export.compiler.operators.boxes import WHOLE, Box, box
 
@@ -190,8 +191,7 @@ def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A row of the output reads its own query and its own row of the mask."""
     out, mask = node.outputs[0], node.inputs[3] if len(node.inputs) > 3 else None
     cached = any(value is not None for value in node.inputs[4:])
-    more = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-    if index or cached or more or not attends_to_all(node):
+    if index or cached or any(map(is_read, node.outputs[1:])) or not attends_to_all(node):
         return everything(node)
     rows = shapes.rank(out) - 2
     kept = box({axis: indices for axis, indices in demand if axis == rows})

@@ -18,9 +18,8 @@ from export.compiler.analyses.affine import is_normalised
 from export.compiler.analyses.shifts import Shifts
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
-from export.compiler.graph.readers import made_by, made_of, readers
+from export.compiler.graph.readers import made_by, made_of, readers, remove_unused
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 

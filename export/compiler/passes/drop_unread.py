@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, demand_shape
 from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.inference import infer_new
 from export.compiler.passes.materialise import Materialiser

@@ -20,9 +20,8 @@ from export.compiler.analyses.neighbours import Change, outputs_of
 from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant, of_type
-from export.compiler.graph.readers import readers
+from export.compiler.graph.readers import readers, remove_unused
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import LARGEST_FOLDED, SMALL
 

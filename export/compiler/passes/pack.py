@@ -20,8 +20,8 @@ from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, of_type
+from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.nodes import BOOL, INT64, Nodes

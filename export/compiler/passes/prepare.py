@@ -22,9 +22,8 @@ from onnx_ir.passes.common import (
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
-from export.compiler.graph.readers import made_of
+from export.compiler.graph.readers import is_read, made_of, remove_unused
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
 from export.compiler.operators.table import RESHAPES, UNKNOWN, Trait, operator_of
@@ -105,16 +104,15 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
         yield f"expected a graph that always gives the same, found {operator}"
     if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):
         yield f"expected tensors, found {operator}"
-    if node.op_type == "BatchNormalization":
-        used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-        if used or attribute_int(node, "training_mode", 0):
-            yield f"expected BatchNormalization in inference, found statistics among its outputs (opset {version})"
+    trained = any(map(is_read, node.outputs[1:])) or attribute_int(node, "training_mode", 0)
+    if node.op_type == "BatchNormalization" and trained:
+        yield f"expected BatchNormalization in inference, found statistics among its outputs (opset {version})"
 
 
 def _drop_dropout(graph: ir.Graph) -> None:
     """A Dropout whose mask is read stays."""
     for node in list(graph):
-        if node.op_type == "Dropout" and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        if node.op_type == "Dropout" and not any(map(is_read, node.outputs[1:])):
             training = node.inputs[2] if len(node.inputs) > 2 else None
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
@@ -225,7 +223,7 @@ def _join_reshapes(graph: ir.Graph) -> bool:
 def _fold_constants(graph: ir.Graph) -> bool:
     constants, folded = Constants(graph), False
     for node in list(graph):
-        outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]
+        outputs = [*filter(is_read, node.outputs)]
         if not outputs or any(value.is_graph_output() for value in outputs):
             continue
         known = constant(outputs[0])

@@ -19,9 +19,9 @@ from graphs import parsed
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
+from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.reads import parse_read
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.prepare import prepare

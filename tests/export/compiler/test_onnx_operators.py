@@ -18,9 +18,9 @@ from onnx.backend.test.case.node import collect_testcases
 
 from export.compiler.analyses.demand import analyse
 from export.compiler.errors import ForeignError
+from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.reads import Read, apply_reads
 from export.compiler.graph.shapes import Shapes
-from export.compiler.graph.unused import remove_unused
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.prepare import prepare
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -26,23 +27,37 @@ Mask = NDArray[np.bool_]  # (texts, tokens)
 Values = dict[ir.Value, Array]
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The axis of the texts, the axes of tokens, and those along which hidden entries are 0, true, or sunk: so far
-    below a visible one that a softmax gives them 0. Along `low` and `high` some may lie as far below or above 0, as
-    what fills hidden tokens. Entries of hidden tokens of another axis do not count.
+class Facts(NamedTuple):
+    """Whether hidden entries are 0, true, or sunk: so far below a visible one that a softmax gives them 0. `low`,
+    `high`: some may lie as far below or above 0, as what fills hidden tokens.
     """
 
+    zero: bool = False
+    true: bool = False
+    sunk: bool = False
+    low: bool = False
+    high: bool = False
+
+
+UNKNOWN = Facts()
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axis of the texts, and of each axis of tokens the facts. Hidden tokens of another axis do not count."""
+
     batch: int | None = None
-    tokens: tuple[int, ...] = ()
-    zero: frozenset[int] = frozenset()
-    true: frozenset[int] = frozenset()
-    sunk: frozenset[int] = frozenset()
-    low: frozenset[int] = frozenset()
-    high: frozenset[int] = frozenset()
+    facts: Mapping[int, Facts] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(self.facts)
 
     def axes(self) -> tuple[int, ...]:
         return (*(() if self.batch is None else (self.batch,)), *self.tokens)
+
+    def at(self, axis: int) -> Facts:
+        return self.facts.get(axis, UNKNOWN)
 
 
 class HiddenEntries:
@@ -83,17 +98,8 @@ class HiddenEntries:
         if len(batch) > 1:
             raise Refused(value.name or "", "two axes", "expected one axis of texts")
         if not batch or not tokens:
-            return Roles(batch[0] if batch else None, tokens)
-        facts = [list(self._facts(value, batch[0], tokens, axis)) for axis in tokens]
-        of_all = [
-            frozenset(axis for axis, fact in zip(tokens, facts, strict=True) if fact and all(each[k] for each in fact))
-            for k in range(3)
-        ]
-        of_some = [
-            frozenset(axis for axis, fact in zip(tokens, facts, strict=True) if any(each[k] for each in fact))
-            for k in (3, 4)
-        ]
-        return Roles(batch[0], tokens, *of_all, *of_some)
+            return Roles(batch[0] if batch else None, dict.fromkeys(tokens, UNKNOWN))
+        return Roles(batch[0], {axis: self._facts(value, batch[0], tokens, axis) for axis in tokens})
 
     def check(self, value: ir.Value, dim: Dim) -> None:
         """Raises Refused for a size that is neither known nor of an input's axis."""
@@ -107,9 +113,9 @@ class HiddenEntries:
         each = Shapes(self.shapes.graph, {str(self.batch): 1}).nominal(dim)
         return each if same(dim, self.batch * each) else None
 
-    def _facts(
-        self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int
-    ) -> Iterator[tuple[bool, bool, bool, bool, bool]]:
+    def _facts(self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int) -> Facts:
+        """Unknown if an operator has no kernel."""
+        drawn: list[Facts] = []
         for seen, (array, *picked) in self._evaluated([value, *self.picks]):
             apart = seen.any(1, keepdims=True)
             for numbers in picked:
@@ -122,13 +128,18 @@ class HiddenEntries:
                     hidden = hidden & _along(seen, array, batch, other)
             hidden = np.broadcast_to(hidden, array.shape)
             kind, entries = array.dtype.kind, array[hidden]
-            yield (
+            facts = Facts(
                 not entries.any(),
                 kind == "b" and bool(entries.all()),
                 kind == "f" and _is_sunk(array.astype(np.float64), hidden, _along(seen, array, batch, axis), axis),
                 kind == "f" and bool((entries <= -SUNK).any()),
                 kind == "f" and bool((entries >= SUNK).any()),
             )
+            drawn.append(facts)
+        if not drawn:
+            return UNKNOWN
+        zero, true, sunk, low, high = zip(*drawn, strict=True)
+        return Facts(all(zero), all(true), all(sunk), any(low), any(high))
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
         """Nothing if an operator has no kernel."""

@@ -6,28 +6,15 @@ In: a node, the roles of its inputs and, for an axis of its output, the axis of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.hidden_entries import SUNK, Roles
+from export.compiler.analyses.hidden_entries import SUNK, UNKNOWN, Facts, Roles
 from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.graph.readers import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of
 
-
-class Facts(NamedTuple):
-    """As in `Roles`, along an axis."""
-
-    zero: bool = False
-    true: bool = False
-    sunk: bool = False
-    low: bool = False
-    high: bool = False
-
-
-UNKNOWN = Facts()
 COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {
     "Equal": np.equal,
     "Greater": np.greater,
@@ -94,9 +81,7 @@ def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
 
 def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
     role, axis = roles.get(position), axes.get(position)
-    if role is None or axis is None:
-        return UNKNOWN
-    return Facts(*(axis in along for along in (role.zero, role.true, role.sunk, role.low, role.high)))
+    return UNKNOWN if role is None or axis is None else role.at(axis)
 
 
 def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:

@@ -53,7 +53,7 @@ def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
     joined = [role is not None and axis in role.tokens for role, axis in pairs]
     if not any(joined):
         return NOTHING
-    if not all(joined) or not any(role is not None and axis in role.zero for role, axis in pairs):
+    if not all(joined) or not any(role is not None and role.at(axis).zero for role, axis in pairs):
         raise Refused.at(node, "it may sum over hidden tokens")
     return Join(done={(k, axis) for k, (_, axis) in enumerate(pairs)})
 
@@ -62,7 +62,7 @@ def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
     role, (axis, *more) = roles[0], mixed_axes(node, shapes.rank(node.outputs[0]))
     if role is None or axis not in role.axes() or more:
         return NOTHING
-    if axis not in role.sunk:
+    if not role.at(axis).sunk:
         raise Refused.at(node, "hidden tokens may have weights" + _of_integers(node.inputs[0]))
     return Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
 
@@ -80,10 +80,9 @@ def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
         return NOTHING
     joined = {axis % shapes.rank(value) for axis in given} & {*role.tokens}
     traits = operator_of(node).traits
-    neutral = role.zero if Trait.SUMS in traits else role.sunk if Trait.GREATEST in traits else frozenset()
-    if node.op_type == "ReduceMax" and is_never_negative(value):
-        neutral |= role.zero
-    if not joined <= neutral:
+    zero = Trait.SUMS in traits or (node.op_type == "ReduceMax" and is_never_negative(value))
+    sunk = Trait.GREATEST in traits
+    if not all((zero and role.at(axis).zero) or (sunk and role.at(axis).sunk) for axis in joined):
         raise Refused.at(node, "it may read hidden tokens")
     return Join(done={(0, axis) for axis in joined})
 
@@ -135,25 +134,25 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     out = node.outputs[0]
     rank, given = shapes.rank(out), node.inputs[3] if len(node.inputs) > 3 else None
     row = rank - 2
-    expected = Roles(0, (row,)).axes()
+    expected = (0, row)
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
         raise Refused.at(node, "expected no past and no scores among its outputs")
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
         raise Refused.at(node, "expected queries of all tokens or of rows")
-    if given is None or mask is None or shapes.rank(given) != 4 or 3 not in _hidden_by(given, mask, keys):
+    if given is None or mask is None or shapes.rank(given) != 4 or not _hides(given, mask, keys):
         raise Refused.at(node, "hidden tokens may have weights")
     moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
     done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
     return Join(axes=moved, done=done)
 
 
-def _hidden_by(given: ir.Value, mask: Roles, keys: Roles) -> frozenset[int]:
-    """The axes of the mask along which hidden entries have no weight: products of filled keys may lift a sum."""
+def _hides(given: ir.Value, mask: Roles, keys: Roles) -> bool:
+    """Whether the keys that the mask hides have no weight: products of filled keys may lift a sum."""
     if given.dtype == ir.DataType.BOOL:
-        return mask.zero
-    return frozenset() if keys.low | keys.high else mask.sunk
+        return mask.at(3).zero
+    return mask.at(3).sunk and not any(facts.low or facts.high for facts in keys.facts.values())
 
 
 def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
-from export.compiler.analyses.hidden_facts import UNKNOWN, facts_of
+from export.compiler.analyses.hidden_facts import facts_of
 from export.compiler.analyses.joins import Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
@@ -152,8 +152,8 @@ def _joined(
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
-    zero, true, sunk, low, high = (frozenset(axis for axis in others if facts[axis][k]) for k in range(len(UNKNOWN)))
-    return Roles(batch[0], tuple(others), zero | join.zero, true, sunk, low - join.zero, high - join.zero)
+    facts |= {axis: facts[axis]._replace(zero=True, low=False, high=False) for axis in facts.keys() & join.zero}
+    return Roles(batch[0], facts)
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:
@@ -167,7 +167,7 @@ def _check_output(tokens: Tokens, output: ir.Value) -> None:
     roles = tokens.roles[output]
     if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
         raise Refused.at(maker, f"expected texts as the first axis of the output {output.name!r}")
-    if roles.tokens and (roles.tokens != (1,) or 1 not in roles.zero):
+    if roles.tokens and (roles.tokens != (1,) or not roles.at(1).zero):
         name = output.name
         parts = f"--read '{name}[:,0]' reads a part of it, --read '{name}[mask]' all but hidden tokens"
         raise Refused.at(maker, f"the output {name!r} shows hidden tokens: {parts}")

@@ -122,15 +122,15 @@ class Body:
         if not self.hides(value):
             return grid
         dtype = value.dtype or ir.DataType.FLOAT
-        lowest = np.finfo(dtype.numpy()).min if 1 in roles.sunk else 1 in roles.true
+        lowest = np.finfo(dtype.numpy()).min if roles.at(1).sunk else roles.at(1).true
         hidden = self.outer.constants.add(np.array(lowest).astype(dtype.numpy()), "packed_hidden", dtype)
         seen = nodes.reshape(self.part.seen, [self.part.count, self.part.length, *[1] * len(rest)])
         return nodes.add("Where", [seen, grid, hidden], value.dtype)
 
     def hides(self, value: ir.Value) -> bool:
         """Whether a reader relies on what the value has at hidden tokens."""
-        roles = self.tokens.role(value)
-        return 1 in roles.zero | roles.true | roles.sunk
+        facts = self.tokens.role(value).at(1)
+        return facts.zero or facts.true or facts.sunk
 
     def _size(self, dim: Dim) -> int | ir.Value:
         """In the part."""

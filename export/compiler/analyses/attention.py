@@ -14,6 +14,7 @@ import onnx_ir as ir
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attends_to_all, attribute_float
 from export.compiler.graph.constants import Constants, is_constant, number, of_type
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import is_read, readers
 from export.compiler.graph.shapes import Dim, Shapes, same
 
@@ -134,14 +135,14 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     a query without a key gives zeros.
     """
     constants = Constants(shapes.graph)
+    nodes = nodes_before(constants, node)
     query, key, value = (given(node, position) for position in range(3))
     features = shapes.static(query, 3)
     if features is None or query.dtype is None:
         raise Refused.at(node, "expected a known number of features")
 
     def add(operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        name = f"{node.outputs[0].name}_{operator}"
-        return constants.node(operator, inputs, name, query.dtype, attributes, node)
+        return nodes.add(operator, inputs, query.dtype, attributes)
 
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
     scores = add("MatMul", add("Mul", query, scale), add("Transpose", key, perm=[0, 1, 3, 2]))

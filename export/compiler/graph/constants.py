@@ -1,4 +1,4 @@
-"""Constants of a graph, and new ones beside new nodes.
+"""Constants of a graph, and new constants.
 
 In: values of an `onnx_ir` graph. Out: numpy arrays. New weights are cast once; `value.meta[EXACT]` returns the double
 for later passes and the proof.
@@ -6,7 +6,7 @@ for later passes and the proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def number(value: ir.Value) -> float | None:
 
 
 class Constants:
-    """New constants and nodes of a graph, under names that are free in it."""
+    """New constants of a graph, under names that are free in it."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -99,26 +99,6 @@ class Constants:
         value.meta[EXACT] = make
         self.graph.register_initializer(value)
         return value
-
-    def node(
-        self,
-        operator: str,
-        inputs: Sequence[ir.Value | None],
-        name: str,
-        dtype: ir.DataType | None,
-        attributes: Mapping[str, int | Sequence[int] | ir.Attr] | None = None,
-        before: ir.Node | None = None,
-    ) -> ir.Value:
-        """The output of a new node, at the graph's end or before another node."""
-        return self.put(ir.node(operator, inputs, attributes), name, dtype, before)
-
-    def put(self, new: ir.Node, name: str, dtype: ir.DataType | None, before: ir.Node | None = None) -> ir.Value:
-        new.outputs[0].name = new.name = self.name(name)
-        if before is None:
-            self.graph.append(new)
-        else:
-            self.graph.insert_before(before, new)
-        return of_type(new.outputs[0], dtype)
 
     def replace(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         """Readers of `old` read `new`, which takes its place among the outputs."""

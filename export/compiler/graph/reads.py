@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from export.compiler.errors import BadRequest
 from export.compiler.graph.constants import Constants
+from export.compiler.graph.nodes import BOOL, Nodes
 
 Index = int | slice | tuple[int, ...]
 
@@ -127,47 +128,40 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None)
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
-    constants = Constants(graph)
+    nodes = Nodes(Constants(graph), put=graph.append)
     chosen = [
-        _seen(graph, outputs[read.output], mask, constants)
-        if read.masked
-        else _part(graph, outputs[read.output], read, constants)
+        _seen(graph, outputs[read.output], mask, nodes) if read.masked else _part(outputs[read.output], read, nodes)
         for read in reads
     ]
     graph.outputs.clear()
     graph.outputs.extend(chosen)
 
 
-def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) -> ir.Value:
+def _part(value: ir.Value, read: Read, nodes: Nodes) -> ir.Value:
     if value.shape is not None:
         read.check(value.shape)
-    name, dtype, part = value.name or "", value.dtype, value
+    part = value
     for axis, index in reversed(list(enumerate(read.indices))):
         if isinstance(index, slice):
             if (index.start, index.stop) != (None, None):
                 stop = np.iinfo(np.int64).max if index.stop is None else index.stop
-                ends = [constants.add_integers([end]) for end in (index.start or 0, stop, axis)]
-                part = constants.node("Slice", [part, *ends], f"{name}_part", dtype)
+                part = nodes.cut(part, nodes.integers([index.start or 0]), nodes.integers([stop]), axis)
         else:
-            at = constants.add(np.array(index, np.int64), "row")
-            part = constants.node("Gather", [part, at], f"{name}_part", dtype, {"axis": axis})
+            part = nodes.gather(part, nodes.scalar(index) if isinstance(index, int) else nodes.integers(index), axis)
     if part is not value:
         if value.is_graph_input():
             raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
-        value.name, part.name = constants.name(f"{name}_whole"), name
+        value.name, part.name = nodes.constants.name(f"{value.name}_whole"), value.name
     return part
 
 
-def _seen(graph: ir.Graph, value: ir.Value, by: str | None, constants: Constants) -> ir.Value:
+def _seen(graph: ir.Graph, value: ir.Value, by: str | None, nodes: Nodes) -> ir.Value:
     """0 where the mask, an input, hides."""
     mask = next((given for given in graph.inputs if given.name == by), None)
     if mask is None or mask.shape is None or value.shape is None or value.shape.rank() < mask.shape.rank():
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
-    wide = constants.add_integers([0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
-    zero = constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
-    boolean, name = ir.DataType.BOOL, value.name
-    part = constants.node("Reshape", [mask, wide], f"{by}_part", mask.dtype)
-    part = constants.node("Cast", [part], f"{by}_part", boolean, {"to": int(boolean)})
-    part = constants.node("Where", [part, value, zero], f"{name}_part", value.dtype)
-    value.name, part.name = constants.name(f"{name}_whole"), name
+    wide = nodes.reshape(mask, [0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
+    zero = nodes.constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
+    part = nodes.add("Where", [nodes.cast(wide, BOOL), value, zero], value.dtype)
+    value.name, part.name = nodes.constants.name(f"{value.name}_whole"), value.name
     return part

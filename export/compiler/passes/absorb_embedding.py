@@ -23,10 +23,10 @@ from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.errors import Refusal, Refused, Site
 from export.compiler.graph.attributes import mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
+from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.readers import made_by, only_reader, readers
 from export.compiler.graph.shapes import Shapes, operator
 from export.compiler.operators.table import RESHAPES
-from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.outcome import Outcome
 
 OLDEST_OPSET = 11  # pads as an input

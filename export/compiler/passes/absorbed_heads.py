@@ -13,8 +13,8 @@ import onnx_ir as ir
 from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
+from export.compiler.graph.nodes import BOOL, Nodes
 from export.compiler.graph.readers import made_of
-from export.compiler.passes.nodes import BOOL, Nodes
 
 
 class Absorber:
@@ -184,9 +184,8 @@ class Absorber:
         added = self._constant(bias, name)
         if not self.parts.tokenless:
             return added
-        count = self.nodes.gather(self.nodes.add("Shape", [self.tokens]), self.nodes.integers([1]))
-        some = self.nodes.add("Cast", [count], BOOL, {"to": BOOL.value})
-        return self._node("Mul", self._node("Cast", some, to=(self.tokens.dtype or ir.DataType.FLOAT).value), added)
+        some = self.nodes.cast(self.nodes.sizes(self.tokens, [1]), BOOL)
+        return self._node("Mul", self.nodes.cast(some, self.tokens.dtype or ir.DataType.FLOAT), added)
 
     @cached_property
     def alone(self) -> ir.Value:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY
 
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.nodes import nodes_before
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
@@ -29,7 +30,7 @@ def decide_sizes(graph: ir.Graph) -> bool:
             answer = _compare(node, sizes)
             new = constants.add(np.array(answer), output.name or "equal") if answer is not None else None
         elif node.op_type == "Where":
-            new = _choose(graph, node, constants)
+            new = _choose(node, constants)
         if new is not None:
             ir.convenience.replace_all_uses_with(output, new)
             changed = True
@@ -64,7 +65,7 @@ def _compare(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
     return None
 
 
-def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | None:
+def _choose(node: ir.Node, constants: Constants) -> ir.Value | None:
     """The result of a Where on vectors with a known condition, else None."""
     condition = constant(node.inputs[0])
     choices = [value for value in node.inputs[1:] if value is not None]
@@ -73,12 +74,11 @@ def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | 
         return None
     if any(value.shape is None or value.shape[0] != condition.size for value in choices):
         return None
-    parts = []
+    nodes, parts = nodes_before(constants, node), []
     for position, first in enumerate(condition):
         value = choices[0] if first else choices[1]
         if is_constant(value):
-            parts.append(constants.add_integers([(integers(value) or [])[position]], "size"))
-            continue
-        place = constants.add_integers([position])
-        parts.append(constants.node("Gather", [value, place], f"{value.name}_size", value.dtype, {"axis": 0}, node))
-    return constants.node("Concat", parts, f"{node.outputs[0].name}_sizes", node.outputs[0].dtype, {"axis": 0}, node)
+            parts.append(nodes.integers([(integers(value) or [])[position]]))
+        else:
+            parts.append(nodes.gather(value, nodes.integers([position])))
+    return nodes.add("Concat", parts, node.outputs[0].dtype, {"axis": 0})

@@ -8,8 +8,9 @@ cannot be folded stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,8 @@ from export.compiler.analyses.downstream import after
 from export.compiler.analyses.neighbours import Change, outputs_of
 from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.constants import UNROUNDED, Constants, is_constant, of_type
+from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
+from export.compiler.graph.nodes import Nodes, nodes_before
 from export.compiler.graph.readers import readers, remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.outcome import Outcome
@@ -146,11 +148,10 @@ class Folder:
                 root = gained
         value, order = self.folding.value, self.folding.form.order
         if list(order) != list(range(len(order))):
-            root = self._insert(ir.node("Transpose", [root], attributes={"perm": [*order]}), value, value)
+            root = self._behind(value, "Transpose", [root], {"perm": [*order]})
         if value.is_graph_output():
-            root = self._insert(ir.node("Identity", [root]), value, value)
-            self._put_out(root, value)
-        ir.convenience.replace_all_uses_with(value, root)
+            root = self._behind(value, "Identity", [root])
+        self.constants.replace(value, root, "mapped")
 
     def _change(self, change: Change) -> ir.Value:
         """Returns the node's output, or the sum with a new bias."""
@@ -169,34 +170,34 @@ class Folder:
             return output
         if not change.bias.any() or self.constants.add_to_bias(output, change.bias, self.folding.form.nodes):
             return output
-        uses = list(output.uses())
-        added = ir.node("Add", [output, self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)])
-        total = self._insert(added, output, output)
-        for use in uses:
-            use.node.replace_input_with(use.idx, total)
-        if output.is_graph_output():
-            self._put_out(total, output)
+        added = self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)
+        total = self._behind(output, "Add", [output, added])
+        self.constants.replace(output, total, "mapped")
+        for use in [*added.uses()]:
+            use.node.replace_input_with(0, output)  # the sum itself still reads the layer
         return total
 
     def _normalised(self, norm: ir.Node, gamma: ir.Value, epsilon: float) -> ir.Value:
         """A new node: the double reference keeps what it knows of a node's attributes."""
         old, given = norm.outputs[0], [norm.inputs[0], gamma, *norm.inputs[2:]]
         attributes = {**norm.attributes, "epsilon": ir.AttrFloat32("epsilon", epsilon)}
-        new = self.constants.node(norm.op_type, given, f"{old.name}_folded", old.dtype, attributes, norm)
+        new = nodes_before(self.constants, norm).add(norm.op_type, given, old.dtype, attributes)
         new.shape = old.shape
         self.constants.replace(old, new, "scaled")
         return new
 
-    def _put_out(self, new: ir.Value, old: ir.Value) -> None:
-        """Gives `new` the place and name of the output `old`."""
-        name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
-        new.name, new.type = name, old.type
-        self.graph.outputs[[*self.graph.outputs].index(old)] = new
-
-    def _insert(self, node: ir.Node, like: ir.Value, behind: ir.Value) -> ir.Value:
-        node.outputs[0].name, node.outputs[0].shape = self.constants.name(f"{like.name}_{node.op_type}"), like.shape
-        producer = behind.producer()
+    def _behind(
+        self,
+        value: ir.Value,
+        operator: str,
+        inputs: Sequence[ir.Value],
+        attributes: Mapping[str, Sequence[int]] | None = None,
+    ) -> ir.Value:
+        """A new node behind the node that makes `value`, with its shape and type."""
+        producer = value.producer()
         if producer is None:
-            raise Refused(like.name or "", node.op_type, "expected a node that makes the value")
-        self.graph.insert_after(producer, node)
-        return of_type(node.outputs[0], like.dtype)
+            raise Refused(value.name or "", operator, "expected a node that makes the value")
+        nodes = Nodes(self.constants, value.name or "", partial(self.graph.insert_after, producer))
+        new = nodes.add(operator, inputs, value.dtype, attributes)
+        new.shape = value.shape
+        return new

@@ -16,11 +16,11 @@ from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, of_type, stored
+from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
-from export.compiler.passes.nodes import Nodes
 
 LARGEST_HELD = 1 << 16  # elements of a part of a constant; a larger part is cut out at each use
 
@@ -53,9 +53,10 @@ class Materialiser:
                     self._build(output, held)
         for node in nodes:  # last: the parts of a Split are built from its first input
             self._rewire(node)
-        for position, output in enumerate(list(self.graph.outputs)):
+        for output in list(self.graph.outputs):
             if output in self._whole:
-                self._replace_output(position, output)
+                new = self.nodes.add("Identity", [self._whole[output]], output.dtype)
+                self.constants.replace(output, new, "whole")
 
     def _join(self, node: ir.Node, index: int, output: ir.Value) -> None:
         read = demand_of(self.shapes, node, index, WHOLE).inputs
@@ -125,15 +126,15 @@ class Materialiser:
 
     def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int], free: bool) -> ir.Value:
         """Rows that a short input lacks are copies of its first or last; a reader of them guards itself."""
+        nodes = self.nodes
         if not free and len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
-            ends = [self.nodes.integers([end]) for end in (chosen[0], chosen[-1] + 1, axis)]
-            return self.node("Slice", [value, *ends], value)
-        nodes, places = self.nodes, self.nodes.integers(chosen)
+            return nodes.cut(value, nodes.integers([chosen[0]]), nodes.integers([chosen[-1] + 1]), axis)
+        places = nodes.integers(chosen)
         if free and not set(chosen) <= ALWAYS:
-            size = nodes.gather(nodes.add("Shape", [value]), nodes.integers([axis]))
+            size = nodes.sizes(value, [axis])
             last = nodes.add("Sub", [size, nodes.integers([1])])
             places = nodes.larger(nodes.add("Neg", [size]), nodes.smaller(places, last))
-        return self.node("Gather", [value, places], value, {"axis": axis})
+        return nodes.gather(value, places, axis)
 
     def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
         """The rows of a Slice from `start` on that an axis of this size has."""
@@ -149,15 +150,6 @@ class Materialiser:
         nodes = self.nodes
         end = nodes.add("Add", [self.vector([size]), nodes.integers([-place if place >= 0 else place + 1])])
         return nodes.cut(row, nodes.integers([0]), end, axis)
-
-    def node(
-        self,
-        operator: str,
-        inputs: Sequence[ir.Value],
-        like: ir.Value,
-        attributes: Mapping[str, int | Sequence[int]] | None = None,
-    ) -> ir.Value:
-        return self.constants.node(operator, inputs, f"{like.name}_rows", like.dtype, attributes)
 
     def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
         """The box `wanted` of `value`, computed from the boxes `read` of the node's inputs."""
@@ -190,13 +182,13 @@ class Materialiser:
             return None  # keeps its axes at any size; in a Reshape a size of 0 would copy another axis
         if node.op_type in RESIZING and wanted != WHOLE:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
-            return self.node(operator, [self.part(source, read[0]), self._sizes(node, value, wanted)], value)
+            return self.nodes.add(operator, [self.part(source, read[0]), self._sizes(node, value, wanted)], value.dtype)
         if node.op_type == "Concat":
             parts = [
                 self.part(given, read[k]) for k, given in enumerate(node.inputs) if given is not None and k in read
             ]
-            axis = attribute_int(node, "axis", 0)
-            return parts[0] if len(parts) == 1 else self.node("Concat", parts, value, {"axis": axis})
+            along = {"axis": attribute_int(node, "axis", 0)}
+            return parts[0] if len(parts) == 1 else self.nodes.add("Concat", parts, value.dtype, along)
         if node.op_type == "Split":
             return self.part(source, read[0])
         if node.op_type == "Slice":
@@ -215,7 +207,7 @@ class Materialiser:
             size = self.shapes.dims(source)[axis]
             if not isinstance(size, int) and not {*places} <= ALWAYS:
                 row = self._guarded(row, axis, places[0], size)
-            return self.node("Gather", [row, self.nodes.scalar(0)], value, {"axis": axis})
+            return self.nodes.gather(row, self.nodes.scalar(0), axis)
         return None
 
     def _sizes(self, node: ir.Node, value: ir.Value, wanted: Box) -> ir.Value:
@@ -231,8 +223,7 @@ class Materialiser:
         if source is None:
             raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
         if source not in self._sizes_read:
-            shape = self.nodes.add("Shape", [source[0]])
-            self._sizes_read[source] = self.nodes.gather(shape, self.nodes.integers([source[1]]))
+            self._sizes_read[source] = self.nodes.sizes(source[0], [source[1]])
         return self._sizes_read[source]
 
     def _shape(self, node: ir.Node) -> None:
@@ -244,10 +235,3 @@ class Materialiser:
             return
         dims = self.shapes.dims(value)
         self._whole[output] = self.vector([dims[axis] for axis in shape_range(node, len(dims))])
-
-    def _replace_output(self, position: int, output: ir.Value) -> None:
-        name, output.name = output.name, self.constants.name(f"{output.name}_whole")
-        new = ir.node("Identity", [self._whole[output]])
-        new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = name, output.type, output.shape
-        self.graph.append(new)
-        self.graph.outputs[position] = new.outputs[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.carried import carried
@@ -17,6 +16,7 @@ from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.nodes import INT64
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
@@ -68,6 +68,7 @@ class _Moved:
     def __init__(self, shapes: Shapes, choice: Choice) -> None:
         self.shapes, self.choice, self.count = shapes, choice, choice.count or 1
         self.building = Materialiser(shapes, {})
+        self.nodes = self.building.nodes
         self.places = self._places()
         self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
         self.copies: dict[ir.Node, ir.Node] = {}
@@ -89,7 +90,7 @@ class _Moved:
                     self._part(output, self.places[output])
         new = self._part(self.choice.whole, (1, 0))
         if self.choice.count is None:
-            new = self.building.nodes.squeeze(new, [1])
+            new = self.nodes.squeeze(new, [1])
         new.shape = value.shape
         self.building.constants.replace(value, new, "of_all")
 
@@ -175,7 +176,7 @@ class _Moved:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
             plan = shape_plan(self.shapes, node, value, {place[0]: self.count}) or []
             inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
-            return self.building.node(operator, inputs, value)
+            return self.nodes.add(operator, inputs, value.dtype)
         if node not in self.copies:
             given = enumerate(node.inputs)
             parts = [self._operand(value, each, read[k]) if each is not None else None for k, each in given]
@@ -189,30 +190,30 @@ class _Moved:
             return self._shared(given, operand.shared, value)
         if self.texts is None or operand.texts is None:
             return given
-        return self.building.node("Gather", [given, self.texts], given, {"axis": operand.texts})
+        return self.nodes.gather(given, self.texts, operand.texts)
 
     def _own(self, value: ir.Value, place: Place) -> ir.Value:
         """The rows of each of the batch, by GatherND of (batch, rows, ...)."""
         row, batch = place
         order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
-        chosen = self.building.nodes.transpose(value, order)
-        places, known = self.building.nodes.unsqueeze(self.rows, [2]), 1
+        nodes, places, known = self.nodes, self.nodes.unsqueeze(self.rows, [2]), 1
         if self.texts is not None:
-            pairs = [self._shaped(self.texts, [-1, 1, 1]), places]
-            places, known = self.building.node("Concat", pairs, self.rows, {"axis": 2}), 0
-        chosen = self.building.node("GatherND", [chosen, places], value, {"batch_dims": known})
-        return self.building.nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
+            pairs = [nodes.reshape(self.texts, [-1, 1, 1]), places]
+            places, known = nodes.add("Concat", pairs, INT64, {"axis": 2}), 0
+        turned = nodes.transpose(value, order)
+        chosen = nodes.add("GatherND", [turned, places], value.dtype, {"batch_dims": known})
+        return nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
 
     def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
         """The chosen rows of a value without batch, along an axis of the batch."""
-        rank, batch = self.shapes.rank(value), self.places[value][1]
+        nodes, rank, batch = self.nodes, self.shapes.rank(value), self.places[value][1]
         apart = rank - self.shapes.rank(given)
-        whole = self.building.nodes.unsqueeze(given, [*range(apart)]) if apart else given
+        whole = nodes.unsqueeze(given, [*range(apart)]) if apart else given
         row = row + apart
-        rows = self.building.node("Gather", [whole, self.rows], given, {"axis": row})  # (..., batch, rows, ...)
-        rows = self.building.nodes.squeeze(rows, [batch if batch < row else batch + 1])
+        rows = nodes.gather(whole, self.rows, row)  # (..., batch, rows, ...)
+        rows = nodes.squeeze(rows, [batch if batch < row else batch + 1])
         held = [axis for own in range(rank) if own != batch for axis in ((batch, row) if own == row else (own,))]
-        return self.building.nodes.transpose(rows, [held.index(axis) for axis in range(rank)])
+        return nodes.transpose(rows, [held.index(axis) for axis in range(rank)])
 
     def _numbers(self) -> tuple[ir.Value | None, ir.Value]:
         """Of the chosen rows, int64: their texts (batch), None where each text has its own, and their places there
@@ -220,25 +221,14 @@ class _Moved:
 
         A number in all of the batch becomes 0 or more by the Gather, which fails where the original's does.
         """
-        flat = self.choice.flat
+        nodes, flat = self.nodes, self.choice.flat
         if flat is None:
-            chosen = self._int64(self.choice.chosen)
+            chosen = nodes.cast(self.choice.chosen, INT64)
             one = self.choice.count is None or self.shapes.rank(self.choice.chosen) < 3
-            return None, self._shaped(chosen, [-1, 1]) if one else self.building.nodes.squeeze(chosen, [2])
+            return None, nodes.reshape(chosen, [-1, 1]) if one else nodes.squeeze(chosen, [2])
         batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
-        first, step = (self.building.constants.add(np.array(number, np.int64), "number") for number in (0, 1))
-        ends = self._int64(self._shaped(self.building.node("Mul", [batch, rows], rows), []))
-        every = self.building.node("Range", [first, ends, step], ends)
-        places = self.building.node("Gather", [every, self._shaped(flat, [-1])], ends, {"axis": 0})
-        texts, own = (self.building.node(operator, [places, rows], ends) for operator in ("Div", "Mod"))
-        return texts, self._shaped(own, [-1, 1])
-
-    def _shaped(self, value: ir.Value, shape: list[int]) -> ir.Value:
-        return self.building.node("Reshape", [value, self.building.constants.add_integers(shape)], value)
-
-    def _int64(self, value: ir.Value) -> ir.Value:
-        if value.dtype == ir.DataType.INT64:
-            return value
-        cast = self.building.node("Cast", [value], value, {"to": int(ir.DataType.INT64)})
-        cast.dtype = ir.DataType.INT64
-        return cast
+        end = nodes.scalar_of(nodes.add("Mul", [batch, rows]))
+        every = nodes.add("Range", [nodes.scalar(0), end, nodes.scalar(1)])
+        places = nodes.gather(every, nodes.reshape(flat, [-1]))
+        texts, own = (nodes.add(operator, [places, rows]) for operator in ("Div", "Mod"))
+        return texts, nodes.reshape(own, [-1, 1])

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, only_reader, readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import NORMALISING
@@ -48,10 +49,10 @@ def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.
     places = np.arange(int(np.prod(sizes))).reshape(sizes).transpose(inner).ravel()
     for reader, position, axis in held:
         _move(constants, reader, position, axis, places)
-    name = node.outputs[0].name
-    moved = constants.node("Transpose", [source], f"{name}_Transpose", turned.dtype, {"perm": order}, node)
+    nodes = nodes_before(constants, node)
+    moved = nodes.add("Transpose", [source], turned.dtype, {"perm": order})
     moved.shape = ir.Shape([shapes.dims(source)[axis] for axis in order])
-    made = constants.node(node.op_type, [moved, *node.inputs[1:]], f"{name}_rows", turned.dtype, node.attributes, node)
+    made = nodes.add(node.op_type, [moved, *node.inputs[1:]], turned.dtype, node.attributes)
     made.shape = node.outputs[0].shape
     return made
 

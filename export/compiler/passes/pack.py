@@ -20,11 +20,11 @@ from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, of_type
+from export.compiler.graph.nodes import BOOL, INT64, Nodes
 from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.materialise import Materialiser
-from export.compiler.passes.nodes import BOOL, INT64, Nodes
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.packed_body import Body
 from export.compiler.passes.packed_texts import Part, number_part, number_texts, unsorted
@@ -85,8 +85,7 @@ class _Loop:
         for value in shapes.graph.inputs:
             dims = shapes.dims(value)
             if value is not entries.mask and len(dims) > 1 and all(map(same, dims, (entries.batch, entries.length))):
-                sizes = self.outer.gather(self.outer.add("Shape", [value]), self.outer.integers([0, 1]))
-                mask = self.outer.add("Expand", [mask, sizes], mask.dtype)
+                mask = self.outer.add("Expand", [mask, self.outer.sizes(value, [0, 1])], mask.dtype)
         return mask
 
     def _run(self) -> list[ir.Value]:

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant, of_type
+from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.operators.table import BROADCASTING, RESIZING
-from export.compiler.passes.nodes import Nodes
 from export.compiler.passes.packed_texts import Part, Texts
 
 OLDEST_OPSET = 12  # batch_dims of GatherND

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.passes.nodes import BOOL, INT64, Nodes
+from export.compiler.graph.nodes import BOOL, INT64, Nodes
 
 AREA = 256  # tokens of a part, and more only for a single text: what a core's caches hold
 
@@ -50,10 +50,10 @@ class Part:
 def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value]) -> Texts:
     sizes = nodes.add("Shape", [mask])
     count, length = (nodes.gather(sizes, nodes.integers([axis])) for axis in (0, 1))
-    seen = nodes.add("Cast", [mask], BOOL, {"to": int(BOOL)})
+    seen = nodes.cast(mask, BOOL)
     places = {pick: _places(nodes, pick, count, length) for pick in picks}
     keep = nodes.add("Or", [seen, _whole(nodes, seen, [*places.values()])], BOOL)
-    kept = nodes.add("Cast", [keep], INT64, {"to": int(INT64)})
+    kept = nodes.cast(keep, INT64)
     one = nodes.scalar(1)
     rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])
     numbers = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
@@ -70,14 +70,14 @@ def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, len
     if isinstance(pick, tuple):
         wanted = nodes.add("Expand", [nodes.integers(pick), nodes.vector([count, len(pick)])])
     else:
-        wanted = nodes.add("Cast", [nodes.reshape(pick, [-1, 1])], INT64, {"to": int(INT64)})
+        wanted = nodes.cast(nodes.reshape(pick, [-1, 1]), INT64)
     before = nodes.add("Less", [wanted, nodes.scalar(0)], BOOL)
     return nodes.add("Where", [before, nodes.add("Add", [wanted, length]), wanted])
 
 
 def _whole(nodes: Nodes, seen: ir.Value, places: Sequence[ir.Value]) -> ir.Value:
     """(texts, 1), whether nothing of a text is seen, or a token that is picked is hidden."""
-    number = nodes.add("Cast", [seen], INT64, {"to": int(INT64)})
+    number = nodes.cast(seen, INT64)
     whole = nodes.add("Equal", [nodes.sum(number, 1, keepdims=1), nodes.scalar(0)], BOOL)
     for place in places:
         hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [number, place], INT64, {"axis": 1})])

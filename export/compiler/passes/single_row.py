@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, is_constant
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
@@ -69,7 +70,8 @@ def _is_row(shapes: Shapes, value: ir.Value) -> bool:
 
 class _Squeezed:
     def __init__(self, shapes: Shapes, at: ir.Node, inside: set[ir.Node]) -> None:
-        self.shapes, self.at, self.inside, self.constants = shapes, at, inside, Constants(shapes.graph)
+        self.shapes, self.inside = shapes, inside
+        self.nodes = nodes_before(Constants(shapes.graph), at)
         self.made: dict[ir.Value, ir.Value] = {}
 
     def run(self, source: ir.Value) -> ir.Value:
@@ -91,10 +93,10 @@ class _Squeezed:
     def _edge(self, value: ir.Value) -> ir.Value:
         """Of a value that others compute."""
         wide = self.shapes.static(value, 2)
-        sizes = self.constants.add_integers([0, -1 if wide is None else wide], "row")
+        sizes = self.nodes.integers([0, -1 if wide is None else wide])
         return self._node(ir.node("Reshape", [value, sizes]), value)
 
     def _node(self, new: ir.Node, like: ir.Value) -> ir.Value:
-        made, dims = self.constants.put(new, f"{like.name}_row", like.dtype, self.at), self.shapes.dims(like)
+        made, dims = self.nodes.put(new, f"{like.name}_row", like.dtype), self.shapes.dims(like)
         made.shape = ir.Shape([dims[0], dims[2]])
         return made

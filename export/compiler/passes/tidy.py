@@ -24,6 +24,7 @@ from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, made_of, only_reader
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES
@@ -33,7 +34,7 @@ from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.single_row import taken_of_one
 
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
-PADS_AS_INPUT, AXES_AS_INPUT = 11, 13  # opsets
+PADS_AS_INPUT = 11  # opset
 
 
 def tidy(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -67,16 +68,13 @@ class Tidying:
     def node(self, at: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: list[int]) -> ir.Value:
         """Instead of `at`, whose output it has in shape and type."""
         like = at.outputs[0]
-        new = self.constants.node(operator, inputs, f"{like.name}_{operator}", like.dtype, attributes, at)
+        new = nodes_before(self.constants, at).add(operator, inputs, like.dtype, attributes)
         new.shape = like.shape
         return new
 
     def squeezed(self, at: ir.Node, source: ir.Value, axes: Sequence[int]) -> ir.Value:
         """`source` without axes of size 1."""
-        name = f"{at.outputs[0].name}_Squeeze"
-        given = [source] if opset(at) < AXES_AS_INPUT else [source, self.constants.add_integers([*axes])]
-        attributes = {"axes": [*axes]} if opset(at) < AXES_AS_INPUT else None
-        new = self.constants.node("Squeeze", given, name, source.dtype, attributes, at)
+        new = nodes_before(self.constants, at).squeeze(source, axes)
         new.shape = ir.Shape([dim for axis, dim in enumerate(source.shape or ()) if axis not in axes])
         return new
 

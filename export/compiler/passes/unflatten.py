@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_float, attribute_int
 from export.compiler.graph.constants import Constants
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, product, same
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
@@ -138,7 +139,7 @@ class _Moving:
         attributes: Sequence[ir.Attr] = (),
     ) -> ir.Value:
         new, like = ir.Node("", operator, inputs, attributes), before.outputs[0]
-        made = self.constants.put(new, f"{like.name}_tokens", like.dtype, before)
+        made = nodes_before(self.constants, before).put(new, f"{like.name}_tokens", like.dtype)
         made.shape = shape
         return made
 

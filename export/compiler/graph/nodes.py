@@ -6,6 +6,7 @@ In: a graph's names. Out: values. Forms that opsets write differently are writte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -70,6 +71,13 @@ class Nodes:
             parts += [self.integers(numbers)] if known else [size for size in given if isinstance(size, ir.Value)]
         return parts[0] if len(parts) == 1 else self.add("Concat", parts, INT64, {"axis": 0})
 
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return value if value.dtype == dtype else self.add("Cast", [value], dtype, {"to": dtype.value})
+
+    def sizes(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """As a vector."""
+        return self.gather(self.add("Shape", [value]), self.integers(axes))
+
     def gather(self, value: ir.Value, places: ir.Value, axis: int = 0) -> ir.Value:
         return self.add("Gather", [value, places], value.dtype, {"axis": axis})
 
@@ -108,3 +116,8 @@ class Nodes:
 
     def cut(self, value: ir.Value, start: ir.Value, end: ir.Value, axis: int = 0) -> ir.Value:
         return self.add("Slice", [value, start, end, self.integers([axis])], value.dtype)
+
+
+def nodes_before(constants: Constants, node: ir.Node) -> Nodes:
+    """For nodes that stand before another, with names that begin with the name of its output."""
+    return Nodes(constants, node.outputs[0].name or "", partial(constants.graph.insert_before, node))

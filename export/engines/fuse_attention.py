@@ -11,6 +11,7 @@ Scores of a query that all images share come from one product with a weight; the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +19,8 @@ import onnx_ir as ir
 from export.compiler.analyses.attention import given
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int
-from export.compiler.graph.constants import Constants, is_constant, number, of_type
+from export.compiler.graph.constants import Constants, is_constant, number
+from export.compiler.graph.nodes import Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import settle
@@ -75,25 +77,18 @@ class _Attention:
             for node, position in ((self.product, 0), (self.product, 1), (self.pooling, 1)):
                 self._feed(node, position, "Unsqueeze", axis)
             pooled = self.pooling.outputs[0]
-            sizes = self.constants.add_integers([0, -1, self.width])
-            readers, joined = list(pooled.uses()), self._node("Reshape", pooled, sizes)
-            self.graph.insert_after(self.pooling, joined)
+            behind = Nodes(self.constants, put=partial(self.graph.insert_after, self.pooling))
+            readers, joined = list(pooled.uses()), behind.reshape(pooled, [0, -1, self.width])
             for use in readers:
-                use.node.replace_input_with(use.idx, joined.outputs[0])
+                use.node.replace_input_with(use.idx, joined)
             for stale in (self.scores, self.softmax.outputs[0], pooled):
                 stale.shape = None
 
     def _feed(self, node: ir.Node, position: int, operator: str, second: ir.Value) -> None:
         """Puts a new node before an input."""
-        new = self._node(operator, given(node, position), second)
-        self.graph.insert_before(node, new)
-        node.replace_input_with(position, new.outputs[0])
-
-    def _node(self, operator: str, value: ir.Value, second: ir.Value) -> ir.Node:
-        new = ir.node(operator, [value, second])
-        new.outputs[0].name = new.name = self.constants.name(f"{value.name}_{operator}")
-        of_type(new.outputs[0], value.dtype)
-        return new
+        value = given(node, position)
+        new = nodes_before(self.constants, node).add(operator, [value, second], value.dtype)
+        node.replace_input_with(position, new)
 
 
 def _unshaped(softmax: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants
+from export.compiler.graph.nodes import Nodes
 from export.errors import PublishError
 from export.pictures.processor import Processor, Size
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
@@ -113,18 +114,10 @@ def behind_bytes(model: ir.Model, processor: Processor, named: bool) -> ir.Model
 
 
 def _normalising(model: ir.Model, image: ir.Value, processor: Processor, found: Interface) -> list[ir.Node]:
-    nodes: list[ir.Node] = []
-    constants = Constants(model.graph)
-
-    def then(operator: str, *others: ir.Value, **attributes: int) -> None:
-        nodes.append(ir.node(operator, [nodes[-1].outputs[0] if nodes else image, *others], attributes=attributes))
-        nodes[-1].outputs[0].name = constants.name("pixels")
-
-    if processor.bgr:
-        then("Gather", constants.add_integers([2, 1, 0], "blue_first"), axis=1)
-    then("Cast", to=ir.DataType.FLOAT.value)
-    then("Mul", constants.add(processor.scale, "pixels_scale", ir.DataType.FLOAT))
-    then("Add", constants.add(processor.shift, "pixels_shift", ir.DataType.FLOAT))
-    if found.given.dtype == ir.DataType.FLOAT16:
-        then("Cast", to=ir.DataType.FLOAT16.value)
-    return nodes
+    constants, floats = Constants(model.graph), ir.DataType.FLOAT
+    nodes = Nodes(constants, "pixels")
+    levels = nodes.gather(image, nodes.integers([2, 1, 0]), 1) if processor.bgr else image
+    scaled = nodes.add("Mul", [nodes.cast(levels, floats), constants.add(processor.scale, "scale", floats)], floats)
+    shifted = nodes.add("Add", [scaled, constants.add(processor.shift, "shift", floats)], floats)
+    nodes.cast(shifted, found.given.dtype or floats)
+    return nodes.list

@@ -18,6 +18,7 @@ from export.compiler.operators.rules import (
     clean,
     everything,
     matmul,
+    row_by_row,
 )
 
 DOMAIN = "com.microsoft"
@@ -26,18 +27,12 @@ DOMAIN = "com.microsoft"
 def biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of each element, beside a bias along the last axis."""
     last, bias = shapes.rank(node.outputs[index]) - 1, len(node.inputs) > 1 and node.inputs[1] is not None
-    kept = _without(demand, last) if bias else demand
-    return Demand(kept, {**everything(node).inputs, 0: kept})
-
-
-def _without(demand: Box, axis: int) -> Box:
-    return box({own: chosen for own, chosen in demand if own != axis})
+    return row_by_row(node, demand, {last} if bias else ())
 
 
 def rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A product whose second factor is stored in blocks."""
-    kept = _without(demand, shapes.rank(node.outputs[index]) - 1)
-    return Demand(kept, {**everything(node).inputs, 0: kept})
+    return row_by_row(node, demand, {shapes.rank(node.outputs[index]) - 1})
 
 
 def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -45,9 +40,9 @@ def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     out = node.outputs[index]
     if index not in (0, 3) or node.inputs[0] is None or node.inputs[1] is None:
         return everything(node)
-    kept = _without(demand, shapes.rank(out) - 1)
-    read = {position: broadcast(shapes, out, value, kept) for position, value in enumerate(node.inputs[:2]) if value}
-    return Demand(kept, {**everything(node).inputs, **read})
+    plain = row_by_row(node, demand, {shapes.rank(out) - 1})
+    read = {k: broadcast(shapes, out, value, plain.produced) for k, value in enumerate(node.inputs[:2]) if value}
+    return Demand(plain.produced, {**plain.inputs, **read})
 
 
 def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -115,15 +110,13 @@ def scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if value is None or scale is None or shapes.rank(scale) > 1:
         return everything(node)
     axis = attribute_int(node, "axis", 1) % max(shapes.rank(value), 1)
-    kept = demand if _single(shapes, scale) else _without(demand, axis)
-    return Demand(kept, {**everything(node).inputs, 0: kept})
+    return row_by_row(node, demand, () if _single(shapes, scale) else {axis})
 
 
 def quantised_softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Sums over all axes from `axis` on, or over it alone: the others are cut."""
-    first = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])
-    kept = box({axis: chosen for axis, chosen in demand if axis < first})
-    return Demand(kept, {**everything(node).inputs, 0: kept})
+    rank = shapes.rank(node.outputs[index])
+    return row_by_row(node, demand, range(attribute_int(node, "axis", -1) % rank, rank))
 
 
 def _single(shapes: Shapes, value: ir.Value | None) -> bool:
@@ -140,8 +133,7 @@ def integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
             return everything(node)
         if not all(_single(shapes, values[position]) for position in scales):
             return everything(node)
-        kept = _without(demand, shapes.rank(node.outputs[index]) - 1)
-        return Demand(kept, {**everything(node).inputs, factors[0]: kept})
+        return row_by_row(node, demand, {shapes.rank(node.outputs[index]) - 1}, factors[0])
 
     return rule
 

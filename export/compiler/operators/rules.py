@@ -6,7 +6,7 @@ which operator has which rule; `moves` has the rules of operators that move elem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -38,6 +38,12 @@ Rule = Callable[[Shapes, ir.Node, int, Box], Demand]
 
 def everything(node: ir.Node) -> Demand:
     return Demand(WHOLE, {position: WHOLE for position, value in enumerate(node.inputs) if value is not None})
+
+
+def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0) -> Demand:
+    """Of an operator that mixes elements along these axes alone: the others are those of the input at `place`."""
+    kept = box({axis: chosen for axis, chosen in demand if axis not in mixed})
+    return Demand(kept, {**everything(node).inputs, place: kept})
 
 
 def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
@@ -130,15 +136,11 @@ def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    mixed = mixed_axes(node, shapes.rank(node.outputs[index]))
-    kept = box({own: indices for own, indices in demand if own not in mixed})
-    return Demand(kept, {0: kept})
+    return row_by_row(node, demand, mixed_axes(node, shapes.rank(node.outputs[index])))
 
 
 def lp_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    mixed = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])
-    kept = box({own: indices for own, indices in demand if own != mixed})
-    return Demand(kept, {0: kept})
+    return row_by_row(node, demand, {attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])})
 
 
 def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -148,15 +150,11 @@ def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
     axis = attribute_int(node, "axis", -1) % rank
     if any(value is not None and shapes.rank(value) > rank - axis for value in node.inputs[1:]):  # differs between rows
         return everything(node)
-    kept = box({own: indices for own, indices in demand if own < axis})
-    return Demand(kept, {**everything(node).inputs, 0: kept})
+    return row_by_row(node, demand, range(axis, rank))
 
 
 def batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    if index:
-        return everything(node)
-    kept = box({own: indices for own, indices in demand if own != 1})
-    return Demand(kept, {**everything(node).inputs, 0: kept})
+    return everything(node) if index else row_by_row(node, demand, {1})
 
 
 def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

@@ -65,6 +65,14 @@ class Artifact:
         return content if isinstance(content, bytes) else content.read_bytes()
 
     @property
+    def path(self) -> Path:
+        """The file that Triton loads. Raises TypeError if it is not written yet."""
+        content = self.contents[self.manifest.file]
+        if isinstance(content, bytes):
+            raise TypeError(f"{self.manifest.file}: expected a file, found its bytes")
+        return content
+
+    @property
     def sample(self) -> Sample:
         """Raises PublishError."""
         with as_published():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -25,10 +24,7 @@ Axes = tuple[tuple[str, int], ...]  # of inputs
 
 def never_empty(artifact: Artifact) -> dict[str, list[int]]:
     """Input -> its axes. `artifact`: as `read_version` returns it, of a file that answers its sample."""
-    path = artifact.contents[artifact.manifest.file]
-    if not isinstance(path, Path):
-        raise TypeError(f"{artifact.manifest.file}: expected a file, found its bytes")
-    runner, inputs, ended = Runner(path), artifact.sample.inputs, set[tuple[str, int]]()
+    runner, inputs, ended = Runner(artifact.path), artifact.sample.inputs, set[tuple[str, int]]()
     for axes in _trials(artifact.manifest.inputs):
         if not ended.issuperset(axes) and _ends(runner, _without(inputs, axes)):
             ended.update(axes)

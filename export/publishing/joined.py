@@ -59,14 +59,11 @@ def joining(artifact: Artifact) -> tuple[Artifact, str]:
 
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
     """Padding behind the texts is tried before padding in front of them. Raises NotJoined."""
-    path = artifact.contents[artifact.manifest.file]
-    if not isinstance(path, Path):
-        raise TypeError(f"{artifact.manifest.file}: expected a file, found its bytes")
     manifest, sample = artifact.manifest, artifact.sample
     if not is_batched(manifest):
         raise NotJoined("expected the same free first axis of all inputs and outputs, found others")
     reasons = []
-    engine = _Engine(path)
+    engine = _Engine(artifact.path)
     for left in (False, True):
         lengths = _lengths(manifest.inputs, manifest.outputs, sample, mask, left)
         requests, alone = _alone(engine, _drawn(sample, lengths))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,11 +18,7 @@ def replay(artifact: Artifact) -> None:
 
     Raises PublishError for a file that does not run, or that answers its sample otherwise than when it was made.
     """
-    manifest = artifact.manifest
-    path = artifact.contents[manifest.file]
-    if not isinstance(path, Path):
-        raise TypeError(f"{manifest.file}: expected a file, found its bytes")
-    sample = artifact.sample
+    manifest, path, sample = artifact.manifest, artifact.path, artifact.sample
     try:
         found = Runner(path)(sample.inputs)
     except ForeignError as error:

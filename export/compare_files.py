@@ -15,14 +15,14 @@ from export.compiler.errors import BadRequest, NotSupported, ProofFailed
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes
 from export.compiler.graph.reads import parse_read, resolve
 from export.compiler.operators.contrib import without_double
-from export.compiler.passes.prepare import name_free_dimensions
+from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import cost_sizes, prepared
 from export.compiler.proof.compare import Comparison, Proof, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
-from export.rewrite_file import beside, without_functions
+from export.rewrite_file import beside
 from export.timing import BATCHES, Timed, time_both
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from export.compiler.operators.costs import Work
+from export.compiler.passes.prepare import without_functions
 from export.compiler.pipeline import PASSES, Rewritten, Step, optimise
 from export.compiler.proof.tolerances import TOLERANCES
 from export.engines.fuse_attention import fuse_attention
@@ -35,7 +36,7 @@ from export.errors import RewriteError
 from export.images import NamedImages, embedded_sample
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
-from export.rewrite_file import clean, without_functions
+from export.rewrite_file import clean
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.networks.norms import NeverAffine, NotAffine, TokenNorm

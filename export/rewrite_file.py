@@ -30,7 +30,7 @@ from export.compiler.graph.files import (
 )
 from export.compiler.graph.reads import Read, parse_read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
-from export.compiler.passes.prepare import name_free_dimensions
+from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Comparison, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
@@ -162,17 +162,6 @@ def beside(double: bool, without: ir.Node | None) -> str:
     if without is not None:
         return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
     return "the original in float64" if double else "the original"
-
-
-def without_functions(model: ir.Model) -> ir.Model:
-    """Also turns constants into initialisers."""
-    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
-
-    copy = model.clone()
-    InlinePass()(copy)
-    RemoveInitializersFromInputsPass()(copy)
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    return copy
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:

@@ -20,6 +20,7 @@ from common.files import sha256
 from export.compiler.errors import ForeignError
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
+from export.compiler.passes.prepare import without_functions
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
 from export.compiler.proof.runs import Runner
@@ -30,7 +31,7 @@ from export.pictures.proof import Source, prove_bytes, smooth
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.publishing.picture_config import PictureConfig
-from export.rewrite_file import clean, without_functions
+from export.rewrite_file import clean
 from models.networks.config import OUTPUT_NAME, ConfigError
 
 LARGEST = 2_000_000_000  # bytes of weights that a file holds

@@ -10,12 +10,12 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from export.compiler.passes.prepare import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
 from export.equivalence import double_classifier
 from export.graph import Form, Served, finished, rewrite, to_onnx
 from export.images import embedded_sample
-from export.rewrite_file import without_functions
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import TRANSFORMER_NAMES, ModelConfig
 

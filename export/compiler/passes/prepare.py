@@ -44,9 +44,8 @@ NARROW = frozenset(
 
 def prepare(model: ir.Model) -> None:
     """In place and idempotent. Raises NotSupported."""
+    _lift(model)
     check_supported(model)
-    RemoveInitializersFromInputsPass()(model)
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_dropout(model.graph)
     _expand_fills(model.graph)
     _drop_identities(model.graph)
@@ -55,6 +54,19 @@ def prepare(model: ir.Model) -> None:
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
+
+
+def without_functions(model: ir.Model) -> ir.Model:
+    """A copy, with initialisers for its constants."""
+    copy = model.clone()
+    _lift(copy)
+    return copy
+
+
+def _lift(model: ir.Model) -> None:
+    InlinePass()(model)
+    RemoveInitializersFromInputsPass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def settle(model: ir.Model, norms_gone: bool = False) -> None:
@@ -82,8 +94,7 @@ def _evaluate(graph: ir.Graph) -> bool:
 
 
 def check_supported(model: ir.Model) -> None:
-    """Inlines functions; NotSupported names the first unsupported node."""
-    InlinePass()(model)
+    """NotSupported names the first unsupported node."""
     version = model.graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")

@@ -14,7 +14,6 @@ import onnx_ir as ir
 from export.compiler.errors import BadRequest, NotSupported, ProofFailed
 from export.compiler.graph.files import dtype_of, read_model, weight_bytes
 from export.compiler.graph.reads import parse_read, resolve
-from export.compiler.operators.contrib import without_double
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import cost_sizes, prepared
 from export.compiler.proof.compare import Comparison, Proof, prove
@@ -22,7 +21,7 @@ from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
-from export.rewrite_file import beside
+from export.rewrite_file import reference
 from export.timing import BATCHES, Timed, time_both
 
 
@@ -62,8 +61,7 @@ def compare_files(first: Path, second: Path, request: Request, say: Callable[[st
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
     given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     plain = without_functions(original)
-    without = without_double(plain.graph)
-    double = request.proof == "float64" and without is None
+    double, beside = reference(plain.graph, request.proof)
     asked = Asked(reads, request.dims, given, double, request.inputs_only, mask)
     weights = max(weight_bytes(original), weight_bytes(other))
     runner = Runner(second, weights)
@@ -74,7 +72,7 @@ def compare_files(first: Path, second: Path, request: Request, say: Callable[[st
         runner.outputs = kept
     narrow = "float16" if "float16" in (dtype_of(original), dtype_of(other)) else "float32"
     try:
-        own = Comparison(narrow, beside(double, without))
+        own = Comparison(narrow, beside)
         proof = prove(rounds(plain, graph, first, asked, say), None, runner, own, say).proofs[0]
     except ProofFailed as failed:
         return Compared(None, str(failed), ())

@@ -10,7 +10,6 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -119,7 +118,7 @@ def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages
     trained, exact = (Served(model) for model in (checkpoint.model, copy.deepcopy(checkpoint.model).double()))
     stages = "ONNX, float32", torch_classifier(trained), onnx_classifier(proto.SerializeToString())
     compared.append(compare(*stages, images.images, TOLERANCES["float32"], exact=torch_classifier(exact)))
-    network, origin = _describe(checkpoint, rewritten.steps, form.opset, compared[-1], images.of)
+    network, origin = _describe(checkpoint, rewritten.applied, form.opset, compared[-1], images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
     return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, tuple(compared), images)
 
@@ -165,7 +164,7 @@ def check_network(model: nn.Module, folds: bool) -> None:
 
 
 def _describe(
-    checkpoint: Checkpoint, steps: Sequence[Step], opset: int, compared: Comparison, images: str
+    checkpoint: Checkpoint, applied: tuple[str, ...], opset: int, compared: Comparison, images: str
 ) -> tuple[Network, Origin]:
     metrics = checkpoint.metrics
     errors = compared.max_abs_error, compared.tolerance
@@ -184,7 +183,7 @@ def _describe(
         "torch": torch.__version__,
         **{name: metrics[name] for name in ("calibration_error",) if name in metrics},
     }
-    return network, Origin(tuple(step.name for step in steps if step.sites), facts=facts)
+    return network, Origin(applied, facts=facts)
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:

@@ -97,15 +97,13 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     whole = prepared(original)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
-    missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
-    if missing:
+    if missing := [name for name in request.require if name not in rewritten.applied]:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain = without_functions(original)
     given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
-    without = without_double(plain.graph)
-    double = request.proof == "float64" and without is None
+    double, beside = reference(plain.graph, request.proof)
     integer = any(map(is_integer, plain.graph))
     asked = Asked(reads, request.dims, given, double, request.inputs_only, request.packed, integer)
     left: list[str] = []
@@ -114,7 +112,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         save_model(clean(rewritten.model, original, reads), written)
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(rewritten.model))
-        own = Comparison(dtype, AS_WRITTEN if integer else beside(asked.double, without), bounded=not integer)
+        own = Comparison(dtype, AS_WRITTEN if integer else beside, bounded=not integer)
         drawn = rounds(plain, graph, path, asked, say, left.append)
         proved = prove(drawn, rewritten.model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
@@ -157,11 +155,11 @@ def _runner(written: Path, path: Path, weights: int) -> Runner:
         raise
 
 
-def beside(double: bool, without: ir.Node | None) -> str:
-    """The reference of the written file."""
-    if without is not None:
-        return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
-    return "the original in float64" if double else "the original"
+def reference(graph: ir.Graph, proof: str) -> tuple[bool, str]:
+    """Whether the written file is judged in float64, and beside what."""
+    if (without := without_double(graph)) is not None:
+        return False, f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
+    return (True, "the original in float64") if proof == "float64" else (False, "the original")
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
@@ -191,9 +189,8 @@ def describe(
     sizes: Mapping[str, int],
 ) -> Origin:
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
-    hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
     facts = {
-        "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
+        **source_facts(path, original, proved),
         "reads": list(request.reads),
         "fixed_inputs": fixed_inputs(original),
         "versions": {name: version(name) for name in libraries},
@@ -202,8 +199,15 @@ def describe(
         "macs_not_counted": list(rewritten.work.uncounted),
         "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
         "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
+    }
+    return Origin(rewritten.applied, packed=request.packed, facts=facts)
+
+
+def source_facts(path: Path, original: ir.Model, proved: Proved) -> dict[str, Any]:
+    """The file that a proved file was made of, and its proofs."""
+    hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
+    return {
+        "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "proofs": [asdict(proof) for proof in proved.proofs],
         "proof_inputs": proved.source,
     }
-    rewrites = tuple(step.name for step in rewritten.steps if step.sites)
-    return Origin(rewrites, packed=request.packed, facts=facts)

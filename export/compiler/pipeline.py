@@ -82,6 +82,11 @@ class Rewritten:
     def macs(self) -> int:
         return self.work.macs
 
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """The steps that changed something."""
+        return tuple(step.name for step in self.steps if step.sites)
+
 
 @dataclass(frozen=True)
 class Prepared:

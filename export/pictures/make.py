@@ -19,7 +19,7 @@ import onnx_ir as ir
 from common.files import sha256
 from export.compiler.errors import ForeignError
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.files import dtype_of, read_model, weight_bytes, weight_files
+from export.compiler.graph.files import dtype_of, read_model, weight_bytes
 from export.compiler.passes.prepare import without_functions
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
@@ -31,7 +31,7 @@ from export.pictures.proof import Source, prove_bytes, smooth
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.publishing.picture_config import PictureConfig
-from export.rewrite_file import clean
+from export.rewrite_file import clean, source_facts
 from models.networks.config import OUTPUT_NAME, ConfigError
 
 LARGEST = 2_000_000_000  # bytes of weights that a file holds
@@ -101,9 +101,13 @@ def _make(
     largest = float(np.abs(scores).max())
     network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
     origin = Origin(
-        tuple(step.name for step in rewritten.steps if step.sites) if rewritten else (),
+        rewritten.applied if rewritten else (),
         "fp32" if dtype_of(original) == "float32" else "fp16",
-        facts=_facts(file, original, processor, proved, left),
+        facts={
+            **source_facts(file, original, proved),
+            "processor": asdict(processor),
+            **({"not_rewritten": left} if left else {}),
+        },
     )
     artifact = onnx_artifact(_described(proto, len(names)), smooth(config.input_shape)[np.newaxis], network, origin)
     return Made(artifact, rewritten, proved.proofs, _normalises(model), left)
@@ -151,17 +155,6 @@ def _check_scores(file: Path, scores: object) -> None:
         raise PublishError(f"{file}: expected scores of two classes or more (batch, classes), found {array.shape}")
     if (array >= 0).all() and np.abs(array.sum(1) - 1).max() < SUM_TOLERANCE:
         raise PublishError(f"{file}: expected scores before the softmax, found probabilities")
-
-
-def _facts(file: Path, original: ir.Model, processor: Processor, proved: Proved, left: str) -> dict[str, object]:
-    hashes = {each.name: sha256(each) for each in (file, *weight_files(original))}
-    return {
-        "source": {"file": file.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
-        "processor": asdict(processor),
-        "proofs": [asdict(proof) for proof in proved.proofs],
-        "proof_inputs": proved.source,
-        **({"not_rewritten": left} if left else {}),
-    }
 
 
 def _described(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ import click
 from export.pictures.command import PictureOptions, picture_options, read_pictures
 from export.repository_models import each_published, expect_no_problems, model_of, models_of, print_versions
 from export.repository_options import loading_options, repository_option, server_options
-from vitbn_packages import in_words
+from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
@@ -27,21 +27,21 @@ def repository() -> None:
 
 @repository.command("list")
 @server_options
+@one_line_errors()
 def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], key: str | None) -> None:
     """List the versions of every model, served or not, with accuracy, error and size."""
-    with _errors():
-        from export.publishing.promote import connect
+    from export.publishing.promote import connect
 
-        models = models_of(repository)
-        live = connect(servers, header, key=key)
-        loaded = live.served() if live else None
-        click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
-        problems = each_published(models, lambda model_dir: print_versions(model_dir, loaded))
-        click.echo(
-            f"served: by {_named(servers)}"
-            if live
-            else f"served: by config.pbtxt; no server answers at {', '.join(servers)}"
-        )
+    models = models_of(repository)
+    live = connect(servers, header, key=key)
+    loaded = live.served() if live else None
+    click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
+    problems = each_published(models, lambda model_dir: print_versions(model_dir, loaded))
+    click.echo(
+        f"served: by {_named(servers)}"
+        if live
+        else f"served: by config.pbtxt; no server answers at {', '.join(servers)}"
+    )
     expect_no_problems(repository, problems)
 
 
@@ -49,15 +49,15 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], ke
 @click.argument("model")
 @click.argument("version", type=click.IntRange(1), required=False)
 @repository_option
+@one_line_errors()
 def show(model: str, version: int | None, repository: Path) -> None:
     """Print the manifest of a version, by default the served version."""
-    with _errors():
-        from export.publishing.artifact import read_version
-        from export.publishing.promote import served
+    from export.publishing.artifact import read_version
+    from export.publishing.promote import served
 
-        model_dir = model_of(repository, model)
-        folder = model_dir / str(version or max(served(model_dir), default=0))
-        click.echo(read_version(folder).manifest.to_json().decode())
+    model_dir = model_of(repository, model)
+    folder = model_dir / str(version or max(served(model_dir), default=0))
+    click.echo(read_version(folder).manifest.to_json().decode())
 
 
 @repository.command()
@@ -73,6 +73,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
 )
 @picture_options
 @loading_options
+@one_line_errors()
 def publish(
     file: Path,
     name: str | None,
@@ -88,30 +89,29 @@ def publish(
     With --pictures any classifier of pictures, which `vitbn infer photo.jpg --model NAME` then asks: it gets bytes
     instead of floats, and its processor's numbers fold into its first layer.
     """
-    with _errors():
-        from common.repository import ONNX_FILE
-        from export.publishing import publish as publishing
-        from export.publishing.joined import joining
-        from export.publishing.promote import activate, served
-        from export.publishing.triton_config import Serving
+    from common.repository import ONNX_FILE
+    from export.publishing import publish as publishing
+    from export.publishing.joined import joining
+    from export.publishing.promote import activate, served
+    from export.publishing.triton_config import Serving
 
-        if name is not None:
-            publishing.check_name(name)
-        with publishing.locked(repository, OPERATING):
-            artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file), None)
-            artifact, together = joining(artifact)
-            name = name or default_name
-            engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
-            serving = Serving(engine, instances, threads, max_batch=most, goal=goal)
-            write = partial(publishing.publish, repository, name, artifact, serving, click.echo)
-            model_dir = repository / name
-            before = served(model_dir) if model_dir.is_dir() else []
-            live = _connect(**server)  # refuses a wrong key before anything is written
-            click.echo(f"Wrote {write()}")
-            if together:
-                click.echo(together)
-            with _later(model_dir):
-                activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
+    if name is not None:
+        publishing.check_name(name)
+    with publishing.locked(repository, OPERATING):
+        artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file), None)
+        artifact, together = joining(artifact)
+        name = name or default_name
+        engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
+        serving = Serving(engine, instances, threads, max_batch=most, goal=goal)
+        write = partial(publishing.publish, repository, name, artifact, serving, click.echo)
+        model_dir = repository / name
+        before = served(model_dir) if model_dir.is_dir() else []
+        live = _connect(**server)  # refuses a wrong key before anything is written
+        click.echo(f"Wrote {write()}")
+        if together:
+            click.echo(together)
+        with _later(model_dir):
+            activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
 
 
 @repository.command()
@@ -137,6 +137,7 @@ def rollback(model: str, repository: Path, **server: Any) -> None:
 @click.argument("model", required=False)
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Number of newest versions.")
 @server_options
+@one_line_errors()
 def prune(
     model: str | None,
     keep: int,
@@ -146,27 +147,27 @@ def prune(
     key: str | None,
 ) -> None:
     """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
-    with _errors():
-        from export.publishing.promote import connect
-        from export.publishing.promote import prune as prune_model
-        from export.publishing.publish import sweep
+    from export.publishing.promote import connect
+    from export.publishing.promote import prune as prune_model
+    from export.publishing.publish import sweep
 
-        def prune_one(model_dir: Path) -> None:
-            for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
-                click.echo(f"Removed {model_dir / str(number)}")
+    def prune_one(model_dir: Path) -> None:
+        for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
+            click.echo(f"Removed {model_dir / str(number)}")
 
-        chosen = [model_of(repository, model)] if model else models_of(repository)
-        live = connect(servers, header, key=key)
-        loaded = live.served() if live else {}
-        for path in sweep(repository):
-            click.echo(f"Removed {path}")
-        problems = each_published(chosen, prune_one)
+    chosen = [model_of(repository, model)] if model else models_of(repository)
+    live = connect(servers, header, key=key)
+    loaded = live.served() if live else {}
+    for path in sweep(repository):
+        click.echo(f"Removed {path}")
+    problems = each_published(chosen, prune_one)
     expect_no_problems(repository, problems)
 
 
 @repository.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @repository_option
+@one_line_errors()
 def verify(models: tuple[str, ...], repository: Path) -> None:
     """Check every version against its manifest: hashes, config, graph, a sample answered as at its export."""
     from export.publishing.verify import verify_model
@@ -179,8 +180,7 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
             click.echo(f"{model_dir.name:16} {verified.version:>7}  {what}", err=bool(verified.problem))
             wrong.extend([verified.version] if verified.problem else [])
 
-    with _errors():
-        problems = each_published([model_of(repository, each) for each in models] or models_of(repository), verify_one)
+    problems = each_published([model_of(repository, each) for each in models] or models_of(repository), verify_one)
     if problems or wrong:
         count = problems + len(wrong)
         raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")
@@ -209,23 +209,23 @@ def _read(file: Path) -> tuple[Artifact, str]:
     return artifact, config.model if artifact.manifest.file == ONNX_FILE else f"{config.model}_trt"
 
 
+@one_line_errors()
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
-    with _errors():
-        from export.errors import PublishError
-        from export.publishing import promote
-        from export.publishing.publish import locked
-        from export.publishing.verify import verify_version
+    from export.errors import PublishError
+    from export.publishing import promote
+    from export.publishing.publish import locked
+    from export.publishing.verify import verify_version
 
-        model_dir = model_of(repository, model)
-        with locked(repository, OPERATING):
-            version = choose(model_dir)
-            if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
-                raise PublishError(problem)
-            promote.versions_with(model_dir, version)  # before a word about the server
-            with _later(model_dir):
-                live = _with_model(_connect(**server), model_dir, server["servers"])
-                promote.promote(model_dir, version, live)
-            click.echo(f"{model_dir.name}: version {version} is the default")
+    model_dir = model_of(repository, model)
+    with locked(repository, OPERATING):
+        version = choose(model_dir)
+        if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
+            raise PublishError(problem)
+        promote.versions_with(model_dir, version)  # before a word about the server
+        with _later(model_dir):
+            live = _with_model(_connect(**server), model_dir, server["servers"])
+            promote.promote(model_dir, version, live)
+        click.echo(f"{model_dir.name}: version {version} is the default")
 
 
 def _connect(servers: Sequence[str], header: dict[str, str], key: str | None, grpc: Sequence[str]) -> Servers | None:
@@ -260,17 +260,6 @@ def _later(model_dir: Path) -> Iterator[None]:
 
 def _say_later(why: str, model_dir: Path) -> None:
     click.echo(f"Not served yet: {why}. The next server that starts on {model_dir.parent} serves this change.")
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    from export.errors import ExportError
-    from serving.control import ControlFailed
-
-    try:
-        yield
-    except (ExportError, ControlFailed, OSError) as error:
-        raise click.ClickException(in_words(error)) from error
 
 
 if __name__ == "__main__":

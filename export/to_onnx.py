@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from export.precision_table import IN_ONNX_RUNTIME, Precision, file_precision
 from models.catalog import SHIPPED, NameChoice, relative, shipped
-from vitbn_packages import in_words
+from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
@@ -64,6 +64,7 @@ repository_option = click.option(
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file, its manifest and sample.")
+@one_line_errors()
 def export(
     model: str | None,
     checkpoint: Path | None,
@@ -79,20 +80,14 @@ def export(
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
     _check_options(name, repository, output, options)
-    from export.errors import ExportError
     from export.pipeline import check_destination, served_name, write
-    from models.checkpoints.checkpoint import CheckpointError
-    from models.data import DataError
 
     path = checkpoint or shipped(model or "vitbn")
-    try:
-        check_destination(name, output, repository or DEFAULT_REPOSITORY, path)
-        ready = _ready(path, depth, data_dir, max_accuracy_drop, options)
-        name = name or served_name(model or ready.exported.config.model, ready.serving.engine)
-        written = write(ready.artifact, output, repository or DEFAULT_REPOSITORY, name, ready.serving)
-        _print(ready, written)
-    except (CheckpointError, DataError, ExportError, OSError) as error:
-        raise click.ClickException(in_words(error)) from error
+    check_destination(name, output, repository or DEFAULT_REPOSITORY, path)
+    ready = _ready(path, depth, data_dir, max_accuracy_drop, options)
+    name = name or served_name(model or ready.exported.config.model, ready.serving.engine)
+    written = write(ready.artifact, output, repository or DEFAULT_REPOSITORY, name, ready.serving)
+    _print(ready, written)
 
 
 def _check_options(name: str | None, repository: Path | None, output: Path | None, options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import click
 from export.precision_table import IN_A_PLAN
 from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
 from models.catalog import SHIPPED, NameChoice, relative, shipped
-from vitbn_packages import in_words
+from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
     from export.engines.tensorrt_engine import Built
@@ -45,6 +45,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 @repository_option
 @click.option("--name", help="Model name.  [default: the network's, with _trt]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this plan, its manifest and sample.")
+@one_line_errors()
 def tensorrt(
     onnx_file: Path | None,
     model: str | None,
@@ -59,23 +60,18 @@ def tensorrt(
     check_output_alone(output, repository or name)
     _check(onnx_file, model, output, options)
     from export.engines.gpu import require_for_server
-    from export.errors import ExportError
-    from models.data import DataError
 
-    try:
-        gpu = require_for_server(server_tensorrt, options["version_compatible"])
-        from export.engines.tensorrt_engine import EngineOptions
-        from export.pipeline import check_destination, export_engine, served_name, write
-        from export.publishing.triton_config import Serving
+    gpu = require_for_server(server_tensorrt, options["version_compatible"])
+    from export.engines.tensorrt_engine import EngineOptions
+    from export.pipeline import check_destination, export_engine, served_name, write
+    from export.publishing.triton_config import Serving
 
-        check_destination(name, output, repository or DEFAULT_REPOSITORY)
-        source = _source(onnx_file, model or "vitbn")
-        click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
-        built = export_engine(source, EngineOptions(**options), gpu, data_dir)
-        name = name or served_name(model or source.config.model, "trt")
-        path = write(built.artifact, output, repository or DEFAULT_REPOSITORY, name, Serving("tensorrt"))
-    except (DataError, ExportError, OSError) as error:
-        raise click.ClickException(in_words(error)) from error
+    check_destination(name, output, repository or DEFAULT_REPOSITORY)
+    source = _source(onnx_file, model or "vitbn")
+    click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
+    built = export_engine(source, EngineOptions(**options), gpu, data_dir)
+    name = name or served_name(model or source.config.model, "trt")
+    path = write(built.artifact, output, repository or DEFAULT_REPOSITORY, name, Serving("tensorrt"))
     _print(built, options["version_compatible"])
     click.echo(f"Wrote {path} ({len(built.artifact.data) / 1e6:.1f} MB)")
 

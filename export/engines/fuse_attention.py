@@ -21,7 +21,7 @@ from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.nodes import Nodes, nodes_before
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import settle
 
@@ -101,8 +101,7 @@ def _unshaped(softmax: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     if shaped is None or [node.op_type for node in (shaped, *readers)] != ["Reshape", "Reshape"]:
         return scores, weights
     before, after = shapes.dims(given(shaped, 0)), shapes.dims(readers[0].outputs[0])
-    back = len(before) == len(after) and all(map(same, before, after))
-    if back and same(before[-1], shapes.dims(scores)[-1]):
+    if same_shape(before, after) and same(before[-1], shapes.dims(scores)[-1]):
         return given(shaped, 0), readers[0].outputs[0]
     return scores, weights
 

@@ -17,7 +17,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_float, permutation
 from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.readers import made_by, made_of
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Shapes, same_shape
 
 DEFAULT_EPSILON = float(np.float32(1e-5))  # attributes of ONNX are float32
 SCALING = frozenset({"BatchNormalization", "Mul", "Div"})
@@ -90,7 +90,7 @@ class Affines:
         if is_constant(left) == is_constant(right):
             return self._sum(node, left, right, rank) if node.op_type == "Add" and not is_constant(left) else None
         made = arithmetic(self.shapes, node)
-        if made is None or not all(map(same, self.shapes.dims(made[0]), self.shapes.dims(value))):
+        if made is None or not same_shape(self.shapes.dims(made[0]), self.shapes.dims(value)):
             return None
         other, scale, shift = made
         if _is_twice_gelu(other) or (node.op_type == "Mul" and is_normalised(other)):
@@ -168,8 +168,7 @@ def constant_term(shapes: Shapes, node: ir.Node | None, held: Array | None = Non
         array = constant(number) if held is None else held
         if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
             continue
-        dims = shapes.dims(value)
-        if len(dims) == len(out) and all(map(same, dims, out)):
+        if same_shape(shapes.dims(value), out):
             return value, array.astype(np.float64).reshape((1,) * (len(out) - array.ndim) + array.shape)
     return None
 

@@ -16,7 +16,7 @@ from export.compiler.graph.attributes import attends_to_all, attribute_float
 from export.compiler.graph.constants import Constants, is_constant, number, of_type
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import is_read, readers
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
 
@@ -90,8 +90,7 @@ def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
 
 
 def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
-    first, second = shapes.dims(left), shapes.dims(right)
-    return len(first) == len(second) and all(map(same, first, second))
+    return same_shape(shapes.dims(left), shapes.dims(right))
 
 
 def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:

@@ -19,7 +19,7 @@ from onnx_shape_inference import SYM_DATA_KEY
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.readers import made_by, made_of
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES
 
 
@@ -83,8 +83,9 @@ def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Valu
     if same(count, 1) and (single := _repeated(shapes, places, batch)) is not None:
         return Choice(node, whole, single, 1)
     chosen = made_of(places, "Expand")
-    alike = chosen is not None and [*map(same, shapes.dims(chosen), (batch, count, 1))] == [True] * 3
-    return Choice(node, whole, chosen, count) if chosen is not None and alike else None
+    if chosen is None or not same_shape(shapes.dims(chosen), (batch, count, 1)):
+        return None
+    return Choice(node, whole, chosen, count)
 
 
 def _repeated(shapes: Shapes, value: ir.Value, batch: Dim) -> ir.Value | None:
@@ -108,7 +109,7 @@ def _repeats(shapes: Shapes, maker: ir.Node, source: ir.Value, value: ir.Value) 
     before, after = shapes.dims(source), shapes.dims(value)
     if maker.op_type in RESHAPES:
         before, after = (tuple(dim for dim in dims if not same(dim, 1)) for dims in (before, after))
-        return len(before) == len(after) and all(map(same, before, after))
+        return same_shape(before, after)
     if maker.op_type not in ("Expand", "Tile") or len(before) != len(after):
         return False
     return all(same(own, 1) or same(own, made) for own, made in zip(before, after, strict=True))

@@ -23,7 +23,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import UNROUNDED, Array, constant
 from export.compiler.graph.readers import only_reader, readers
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 
 
@@ -189,7 +189,7 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
     if reader is None or reader.op_type not in RESHAPES or reader.outputs[0].shape is None:
         return None
     joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(parts.pooled)[0]
-    if len(joined) != 3 or not all(map(same, joined, (batch, queries, wide))):
+    if not same_shape(joined, (batch, queries, wide)):
         return None
     product = _reader(reader.outputs[0])
     weight = constant(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None

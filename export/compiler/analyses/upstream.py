@@ -27,7 +27,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.readers import readers
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Shapes, same_shape
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places
 
@@ -70,7 +70,7 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     number = next((given for given in node.inputs if is_constant(given)), None)
     source = next((given for given in node.inputs if not is_constant(given)), None)
     bias = constant(number)
-    if bias is None or source is None or not all(map(same, shapes.dims(source), shapes.dims(value))):
+    if bias is None or source is None or not same_shape(shapes.dims(source), shapes.dims(value)):
         raise Refused(value.name or "", "Add", "is no linear layer")
     rank = shapes.rank(value)
     total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift

@@ -48,6 +48,10 @@ def same(left: Dim, right: Dim) -> bool:
     return left.value == right.value or _equal(left.value, right.value)
 
 
+def same_shape(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
+    return len(left) == len(right) and all(map(same, left, right))
+
+
 def agree(size: Dim, other: Dim) -> bool:
     """Whether two axes that meet have one size in every graph that runs.
 

@@ -23,7 +23,7 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.readers import is_read, made_of, remove_unused
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
 from export.compiler.operators.table import RESHAPES, UNKNOWN, Trait, operator_of
@@ -223,7 +223,7 @@ def _join_reshapes(graph: ir.Graph) -> bool:
         if value.shape is None or value.is_graph_output():
             continue
         while start is not None and start.shape is not None:
-            if len(start.shape) == len(value.shape) and all(map(same, shapes.dims(start), shapes.dims(value))):
+            if same_shape(shapes.dims(start), shapes.dims(value)):
                 ir.convenience.replace_all_uses_with(value, start)
                 joined = True
                 break

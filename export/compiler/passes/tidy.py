@@ -26,7 +26,7 @@ from export.compiler.graph.attributes import attribute_int, attribute_string, op
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, made_of, only_reader
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.order_patches import patches_in_order
@@ -83,7 +83,7 @@ class Tidying:
         without elements there is no rest.
         """
         before, after = self.shapes.dims(source), self.shapes.dims(at.outputs[0])
-        if len(before) == len(after) and all(map(same, before, after)) and not at.outputs[0].is_graph_output():
+        if same_shape(before, after) and not at.outputs[0].is_graph_output():
             return source
         sizes = [_size(before, axis, dim) for axis, dim in enumerate(after)]
         target = integers(at.inputs[1]) if at.op_type == "Reshape" else None

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_float, attribute_int
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import nodes_before
-from export.compiler.graph.shapes import Dim, Shapes, product, same
+from export.compiler.graph.shapes import Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
 EACH = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
@@ -91,8 +91,8 @@ class _Moving:
         given = [value for value in values if value is not None]
         leading = [self.shapes.dims(self.tokens[value])[:-1] for value in given if value in self.tokens]
         others = [value for value in given if value not in self.tokens]
-        alike = (len(dims) == len(leading[0]) and all(map(same, dims, leading[0])) for dims in leading)
-        return bool(leading) and all(alike) and all(self._is_row(value) for value in others)
+        alike = all(same_shape(dims, leading[0]) for dims in leading)
+        return bool(leading) and alike and all(self._is_row(value) for value in others)
 
     def _is_row(self, value: ir.Value) -> bool:
         if value.shape is None:

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attends_to_all, attribute_float
-from export.compiler.graph.constants import Constants, is_constant, number, of_type
-from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.constants import Constants, is_constant, number
+from export.compiler.graph.nodes import BOOL, nodes_before
 from export.compiler.graph.readers import is_read, readers
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
@@ -140,21 +140,21 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     if features is None or query.dtype is None:
         raise Refused.at(node, "expected a known number of features")
 
-    def add(operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+    def add(operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
         return nodes.add(operator, inputs, query.dtype, attributes)
 
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
-    scores = add("MatMul", add("Mul", query, scale), add("Transpose", key, perm=[0, 1, 3, 2]))
+    scores = add("MatMul", add("Mul", query, scale), nodes.transpose(key, [0, 1, 3, 2]))
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     if mask is not None:
         fills = 0.0, -np.inf, np.finfo(query.dtype.numpy()).min
         zero, masked, lowest = (constants.add(np.array(fill), "mask", query.dtype) for fill in fills)
-        boolean = mask.dtype == ir.DataType.BOOL
-        seen = mask if boolean else of_type(add("Greater", mask, lowest), ir.DataType.BOOL)
+        boolean = mask.dtype == BOOL
+        seen = mask if boolean else nodes.add("Greater", [mask, lowest], BOOL)
         scores = add("Add", scores, add("Where", seen, zero if boolean else mask, masked))
     weights = made = add("Softmax", scores, axis=-1)
     if mask is not None:
-        weights = add("Where", of_type(add("IsNaN", made), ir.DataType.BOOL), zero, made)
+        weights = add("Where", nodes.add("IsNaN", [made], BOOL), zero, made)
     ir.convenience.replace_all_uses_with(node.outputs[0], add("MatMul", weights, value))
     softmax = made.producer()
     if softmax is None:

@@ -156,7 +156,7 @@ class _Builder:
         scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
         around = tokens.start, len(tokens.table) - tokens.start - tokens.rows
         if any(around):
-            scores = self._node("Pad", scores, self._numbers(0, around[0], 0, 0, around[1], 0))
+            scores = self._node("Pad", scores, self.nodes.integers([0, around[0], 0, 0, around[1], 0]))
         return self._node("Add", scores, self._constant(tokens.table @ query, "table"))
 
     def _output(self) -> ir.Value:
@@ -166,8 +166,8 @@ class _Builder:
             raise Refused.at(attention.pooled, "expected weights, found none")
         seen = weights
         if tokens.rows < len(tokens.table):
-            ends = tokens.start, tokens.start + tokens.rows
-            seen = self._node("Slice", weights, *(self._numbers(number) for number in (*ends, 2)))
+            start, end = (self.nodes.integers([place]) for place in (tokens.start, tokens.start + tokens.rows))
+            seen = self.nodes.cut(weights, start, end, 2)
         values = attention.weights()
         patches = self._joined(self._node("MatMul", seen, tokens.patches), tokens.weight @ values, "patches")
         return self._node("Add", patches, self._joined(weights, tokens.table @ values, "tables"))
@@ -175,15 +175,12 @@ class _Builder:
     def _joined(self, by_head: ir.Value, weights: Array, name: str) -> ir.Value:
         """(batch, queries * heads, wide) by (heads, wide, columns), summed over the heads."""
         heads, wide, columns = weights.shape
-        joined = self._node("Reshape", by_head, self._numbers(0, self.attention.queries, heads * wide))
+        joined = self.nodes.reshape(by_head, [0, self.attention.queries, heads * wide])
         return self._node("MatMul", joined, self._constant(weights.reshape(heads * wide, columns), name))
 
-    def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        return self.nodes.add(operator, inputs, self.attention.tokens.patches.dtype, attributes)
+    def _node(self, operator: str, *inputs: ir.Value) -> ir.Value:
+        return self.nodes.add(operator, inputs, self.attention.tokens.patches.dtype)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         base = f"{self.attention.output.outputs[0].name}_{name}"
         return self.constants.add(np.asarray(array, np.float64), base, self.attention.tokens.patches.dtype)
-
-    def _numbers(self, *numbers: int) -> ir.Value:
-        return self.nodes.integers(numbers)

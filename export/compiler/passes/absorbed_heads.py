@@ -50,19 +50,19 @@ class Absorber:
         if site.asked is not None:
             weight = (site.asked @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))
-            scores = self._node("Transpose", scores, perm=[0, 2, 1])
+            scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            asked = self._node("Reshape", self._query_keys(), self._sizes(0, self.rows, site.features))
-            scores = self._node("MatMul", asked, self._node("Transpose", self.tokens, perm=[0, 2, 1]))
+            asked = self.nodes.reshape(self._query_keys(), [0, self.rows, site.features])
+            scores = self._node("MatMul", asked, self.nodes.transpose(self.tokens, [0, 2, 1]))
         pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
         if site.output is not None:
-            return self._projected(self._node("Reshape", pooled, self._sizes(0, queries, wide)))
+            return self._projected(self.nodes.reshape(pooled, [0, queries, wide]))
         return self._values_of_one_query(pooled)
 
     def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
         """(batch, heads, D) -> (batch, heads, 1, width): the batches of each head in one product."""
         site, heads = self.site, self.parts.heads
-        apart = self._node("Reshape", pooled, self._sizes(0, heads, 1, site.features))
+        apart = self.nodes.reshape(pooled, [0, heads, 1, site.features])
         made = self._by_head(apart, head_weights(site.values, heads), "values")
         if site.values.shift.any():
             made = self._node("Add", made, self._value_bias(site.values.shift.reshape(heads, 1, -1), "value_bias"))
@@ -70,12 +70,12 @@ class Absorber:
 
     def _joined(self, made: ir.Value, width: int) -> ir.Value:
         """(batch, heads, queries, width) with the axes of the original's heads."""
-        return self._node("Reshape", made, self._sizes(-1, self.parts.queries, width)) if self.parts.joined else made
+        return self.nodes.reshape(made, [-1, self.parts.queries, width]) if self.parts.joined else made
 
     def _apart(self, value: ir.Value, width: int) -> ir.Value:
         """A value of the original as (batch, heads, queries, width)."""
-        sizes = self._sizes(-1, self.parts.heads, self.parts.queries, width)
-        return self._node("Reshape", value, sizes) if self.parts.joined else value
+        sizes = -1, self.parts.heads, self.parts.queries, width
+        return self.nodes.reshape(value, sizes) if self.parts.joined else value
 
     def _scores(self) -> ir.Value:
         """(q Wk') X', (batch, heads, queries, tokens) or (batch * heads, queries, tokens)."""
@@ -84,17 +84,17 @@ class Absorber:
             weight = (site.asked @ self._keys()).reshape(self.rows, site.features).T
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
             if self.parts.joined:
-                scores = self._node("Transpose", scores, perm=[0, 2, 1])
-                scores = self._node("Reshape", scores, self._sizes(-1, queries, 0))
+                scores = self.nodes.transpose(scores, [0, 2, 1])
+                scores = self.nodes.reshape(scores, [-1, queries, 0])
             else:
-                scores = self._node("Reshape", scores, self._sizes(0, 0, heads, queries))
-                scores = self._node("Transpose", scores, perm=[0, 2, 3, 1])
+                scores = self.nodes.reshape(scores, [0, 0, heads, queries])
+                scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
-            scores = self._node("MatMul", self._asked(), self._node("Transpose", self.alone, perm=[0, 1, 3, 2]))
+            scores = self._node("MatMul", self._asked(), self.nodes.transpose(self.alone, [0, 1, 3, 2]))
             if self.parts.joined:
-                scores = self._node("Reshape", self.nodes.squeeze(scores, [1]), self._sizes(-1, queries, 0))
+                scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [-1, queries, 0])
             else:
-                scores = self._node("Reshape", scores, self._sizes(0, heads, queries, 0))
+                scores = self.nodes.reshape(scores, [0, heads, queries, 0])
         bias = site.keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
@@ -111,12 +111,12 @@ class Absorber:
         if site.query is None:
             keys = self._keys()
             asked = self._by_head(self._apart(self.parts.query, keys.shape[1]), keys, "keys")
-            return self._node("Reshape", asked, self._sizes(-1, 1, self.rows, site.features))
+            return self.nodes.reshape(asked, [-1, 1, self.rows, site.features])
         asked = self._query_keys()
         if queries > 1:
-            asked = self._node("Reshape", asked, self._sizes(-1, queries, heads, site.features))
-            asked = self._node("Transpose", asked, perm=[0, 2, 1, 3])
-        return self._node("Reshape", asked, self._sizes(-1, 1, self.rows, site.features))
+            asked = self.nodes.reshape(asked, [-1, queries, heads, site.features])
+            asked = self.nodes.transpose(asked, [0, 2, 1, 3])
+        return self.nodes.reshape(asked, [-1, 1, self.rows, site.features])
 
     def _query_keys(self) -> ir.Value:
         """q Wk' of all heads, (batch, queries, heads * features)."""
@@ -133,16 +133,16 @@ class Absorber:
         """(A X) Wv + (A 1) bv, as the original's heads or, behind the projection, (batch, queries, columns)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if self.parts.joined:
-            flat = self.nodes.unsqueeze(self._node("Reshape", weights, self._sizes(-1, self.rows, 0)), [1])
+            flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [-1, self.rows, 0]), [1])
         else:
-            flat = self._node("Reshape", weights, self._sizes(0, 1, self.rows, 0))
+            flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
         pooled = self._node("MatMul", flat, self.alone)  # (B, 1, H Q, D)
         if site.output is not None:
             if queries > 1:
-                pooled = self._node("Reshape", pooled, self._sizes(-1, heads, queries, site.features))
-                pooled = self._node("Transpose", pooled, perm=[0, 2, 1, 3])
-            return self._projected(self._node("Reshape", pooled, self._sizes(-1, queries, heads * site.features)))
-        pooled = self._node("Reshape", pooled, self._sizes(-1, heads, queries, site.features))
+                pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
+                pooled = self.nodes.transpose(pooled, [0, 2, 1, 3])
+            return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * site.features]))
+        pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
         pooled = self._by_head(pooled, head_weights(site.values, heads), "values")
         bias = site.values.shift.reshape(heads, 1, -1)
         wide = bias.shape[2]
@@ -159,12 +159,10 @@ class Absorber:
         """(B, H, Q, D) by (H, D, E) of the heads, which come first: ONNX Runtime broadcasts no empty batch."""
         heads, width, columns = weights.shape
         factor = self._constant(weights, name)
-        first = self._node("Transpose", value, perm=[1, 0, 2, 3])
-        flat = self._node("Reshape", first, self._sizes(heads, -1, width))
-        made = self._node(
-            "Reshape", self._node("MatMul", flat, factor), self._sizes(heads, -1, self.parts.queries, columns)
-        )
-        return self._node("Transpose", made, perm=[1, 0, 2, 3])
+        first = self.nodes.transpose(value, [1, 0, 2, 3])
+        flat = self.nodes.reshape(first, [heads, -1, width])
+        made = self.nodes.reshape(self._node("MatMul", flat, factor), [heads, -1, self.parts.queries, columns])
+        return self.nodes.transpose(made, [1, 0, 2, 3])
 
     def _projected(self, pooled: ir.Value) -> ir.Value:
         """sum_h (A_h X) (Wv_h Wo_h) + bv Wo, of (batch, queries, heads * D)."""
@@ -192,11 +190,8 @@ class Absorber:
         """The tokens (B, 1, N, D): their sizes can be copied, where a -1 would need elements."""
         return self.nodes.unsqueeze(self.tokens, [1])
 
-    def _node(self, operator: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+    def _node(self, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
         return self.nodes.add(operator, inputs, self.tokens.dtype, attributes)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         return self.constants.add(array, f"{self.parts.pooled.name}_{name}", self.tokens.dtype)
-
-    def _sizes(self, *numbers: int) -> ir.Value:
-        return self.nodes.integers(numbers)

@@ -127,9 +127,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
             training = node.inputs[2] if len(node.inputs) > 2 else None
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
-            new = ir.node("Identity", node.inputs[:1])
-            graph.insert_before(node, new)
-            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:1], new.outputs)
+            _put_instead(graph, node, ir.node("Identity", node.inputs[:1]))
 
 
 def _drop_identities(graph: ir.Graph) -> None:
@@ -154,9 +152,7 @@ def _expand_fills(graph: ir.Graph) -> None:
         if node.op_type == "ConstantOfShape" and not node.domain:
             held = node.attributes.get("value")
             fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
-            new = ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]])
-            graph.insert_before(node, new)
-            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
+            _put_instead(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
 
 
 def _expand_tiles(graph: ir.Graph) -> None:
@@ -168,10 +164,12 @@ def _expand_tiles(graph: ir.Graph) -> None:
             continue
         sizes = zip(shapes.dims(source), shapes.dims(out), strict=True)
         if all(same(before, 1) or same(before, after) for before, after in sizes):
-            new = ir.node("Expand", [source, node.inputs[1]])
-            new.outputs[0].shape, new.outputs[0].type = out.shape, out.type
-            graph.insert_before(node, new)
-            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
+            _put_instead(graph, node, ir.node("Expand", [source, node.inputs[1]]))
+
+
+def _put_instead(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
+    """With the name, shape and type of its first output."""
+    ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs[:1], new.outputs)
 
 
 def name_free_dimensions(graph: ir.Graph) -> None:

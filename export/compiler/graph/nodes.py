@@ -48,6 +48,15 @@ class Nodes:
         self._put(node)
         return of_type(node.outputs[0], dtype)
 
+    def copy(self, node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str) -> ir.Node:
+        """With other inputs, and outputs of the same types, whose names end in `suffix`."""
+        new = ir.Node(node.domain, node.op_type, inputs, [*node.attributes.values()], num_outputs=len(node.outputs))
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            of_type(made, old.dtype).name = self.constants.name(f"{old.name}_{suffix}") if old.name else ""
+        new.name = self.constants.name(f"{node.outputs[0].name}_{node.op_type}")
+        self._put(new)
+        return new
+
     def integers(self, numbers: Sequence[int]) -> ir.Value:
         return self._number(tuple(numbers))
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
-from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, of_type, stored
+from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, stored
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
@@ -162,16 +162,8 @@ class Materialiser:
         ]
         key = node, wanted, tuple(inputs)
         if key not in self._emitted:  # several outputs may be read in the same part
-            self._emitted[key] = self.copy(node, inputs)
+            self._emitted[key] = self.nodes.copy(node, inputs, "rows")
         return self._emitted[key].outputs[value.index() or 0]
-
-    def copy(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
-        new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
-        for old, made in zip(node.outputs, new.outputs, strict=True):
-            of_type(made, old.dtype).name = self.constants.name(f"{old.name}_rows") if old.name else ""
-        new.name = self.constants.name(f"{node.outputs[0].name}_{node.op_type}")
-        self.graph.append(new)
-        return new
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
         """As `_emit`, for operators that move elements and whose attributes do not fit a part."""

@@ -180,7 +180,7 @@ class _Moved:
         if node not in self.copies:
             given = enumerate(node.inputs)
             parts = [self._operand(value, each, read[k]) if each is not None else None for k, each in given]
-            self.copies[node] = self.building.copy(node, parts)
+            self.copies[node] = self.nodes.copy(node, parts, "rows")
         return self.copies[node].outputs[value.index() or 0]
 
     def _operand(self, value: ir.Value, given: ir.Value, operand: Operand) -> ir.Value:

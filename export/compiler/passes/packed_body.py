@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
 from export.compiler.errors import Refused
-from export.compiler.graph.constants import is_constant, of_type
+from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.operators.table import BROADCASTING, RESIZING
@@ -208,17 +208,13 @@ class Body:
 
     def _copy(self, node: ir.Node, packed: bool) -> None:
         inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]
-        operator, attributes = node.op_type, [*node.attributes.values()]
-        if operator in RESIZING and not node.domain:
-            operator = "Expand" if operator == "Expand" else "Reshape"
-            kept = 1 if operator == "Expand" else -1
-            inputs, attributes = [inputs[0], self._shape(node.outputs[0], packed, kept)], []
-        new = ir.Node(node.domain, operator, inputs, attributes, num_outputs=len(node.outputs))
-        self.nodes.put(new, f"{node.outputs[0].name}_packed", node.outputs[0].dtype)
-        for old, made in zip(node.outputs, new.outputs, strict=True):
-            if made.name is None:
-                made.name = self.nodes.constants.name(f"{old.name}_packed") if old.name else ""
-            of_type(made, old.dtype)
+        if node.op_type in RESIZING and not node.domain:
+            operator, kept = ("Expand", 1) if node.op_type == "Expand" else ("Reshape", -1)
+            shape = self._shape(node.outputs[0], packed, kept)
+            outputs = [self.nodes.add(operator, [inputs[0], shape], node.outputs[0].dtype)]
+        else:
+            outputs = [*self.nodes.copy(node, inputs, "packed").outputs]
+        for old, made in zip(node.outputs, outputs, strict=True):
             if packed:
                 self._packed[old] = made
             else:
@@ -242,8 +238,7 @@ class Body:
         if maker is None or maker.op_type != "DequantizeLinear" or not all(map(is_constant, maker.inputs)):
             return value
         if value not in self._weights:
-            new = ir.Node(maker.domain, maker.op_type, maker.inputs, [*maker.attributes.values()])
-            self._weights[value] = self.nodes.put(new, f"{value.name}_packed", value.dtype)
+            self._weights[value] = self.nodes.copy(maker, maker.inputs, "packed").outputs[0]
         return self._weights[value]
 
     def _shape(self, output: ir.Value, packed: bool, kept: int) -> ir.Value:

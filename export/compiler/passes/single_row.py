@@ -78,8 +78,8 @@ class _Squeezed:
         for node in list(self.shapes.graph):  # in order: recursion would go as deep as the graph
             if node in self.inside:
                 inputs = [self._of(value) if value is not None else None for value in node.inputs]
-                copy = ir.Node("", node.op_type, inputs, list(node.attributes.values()))
-                self.made[node.outputs[0]] = self._node(copy, node.outputs[0])
+                copy = self.nodes.copy(node, inputs, "row")
+                self.made[node.outputs[0]] = self._shaped(copy.outputs[0], node.outputs[0])
         return self._of(source)
 
     def _of(self, value: ir.Value) -> ir.Value:
@@ -93,10 +93,9 @@ class _Squeezed:
     def _edge(self, value: ir.Value) -> ir.Value:
         """Of a value that others compute."""
         wide = self.shapes.static(value, 2)
-        sizes = self.nodes.integers([0, -1 if wide is None else wide])
-        return self._node(ir.node("Reshape", [value, sizes]), value)
+        return self._shaped(self.nodes.reshape(value, [0, -1 if wide is None else wide]), value)
 
-    def _node(self, new: ir.Node, like: ir.Value) -> ir.Value:
-        made, dims = self.nodes.put(new, f"{like.name}_row", like.dtype), self.shapes.dims(like)
+    def _shaped(self, made: ir.Value, of: ir.Value) -> ir.Value:
+        dims = self.shapes.dims(of)
         made.shape = ir.Shape([dims[0], dims[2]])
         return made

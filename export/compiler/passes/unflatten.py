@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_float, attribute_int
 from export.compiler.graph.constants import Constants
-from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.nodes import Attributes, nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
@@ -108,7 +108,7 @@ class _Moving:
         if node.op_type == "Gemm":
             weight = given[1]
             if attribute_int(node, "transB", 0):
-                weight = self._node(node, "Transpose", [weight], None, [ir.Attr("perm", ir.AttributeType.INTS, [1, 0])])
+                weight = self._node(node, "Transpose", [weight], None, {"perm": [1, 0]})
             moved = self._node(node, "MatMul", [given[0], weight], shape)
             if len(given) > 2 and given[2] is not None:
                 moved = self._node(node, "Add", [moved, given[2]], shape)
@@ -116,10 +116,10 @@ class _Moving:
             rank = self.shapes.rank(tokens)
             order, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
             turned = self._transposed(node, tokens, order)
-            normed = self._node(node, node.op_type, [turned, *given[1:]], turned.shape, list(node.attributes.values()))
+            normed = self._node(node, node.op_type, [turned, *given[1:]], turned.shape, node.attributes)
             moved = self._transposed(node, normed, back)
         else:
-            moved = self._node(node, node.op_type, given, shape, list(node.attributes.values()))
+            moved = self._node(node, node.op_type, given, shape, node.attributes)
         flat = self._node(node, "Reshape", [moved, self.constants.add_integers([-1, width], "flat")], out.shape)
         ir.convenience.replace_all_uses_with(out, flat)
         self.tokens[flat] = moved
@@ -127,8 +127,7 @@ class _Moving:
 
     def _transposed(self, before: ir.Node, value: ir.Value, order: list[int]) -> ir.Value:
         dims = self.shapes.dims(value)
-        perm = ir.Attr("perm", ir.AttributeType.INTS, order)
-        return self._node(before, "Transpose", [value], ir.Shape([dims[axis] for axis in order]), [perm])
+        return self._node(before, "Transpose", [value], ir.Shape([dims[axis] for axis in order]), {"perm": order})
 
     def _node(
         self,
@@ -136,10 +135,9 @@ class _Moving:
         operator: str,
         inputs: Sequence[ir.Value | None],
         shape: ir.Shape | None,
-        attributes: Sequence[ir.Attr] = (),
+        attributes: Attributes | None = None,
     ) -> ir.Value:
-        new, like = ir.Node("", operator, inputs, attributes), before.outputs[0]
-        made = nodes_before(self.constants, before).put(new, f"{like.name}_tokens", like.dtype)
+        made = nodes_before(self.constants, before).add(operator, inputs, before.outputs[0].dtype, attributes)
         made.shape = shape
         return made
 

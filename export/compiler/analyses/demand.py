@@ -54,14 +54,15 @@ def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list
 def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
     if WHOLE in boxes or value.shape is None:
         return [WHOLE]
+    return merge(boxes, lambda part: share(shapes, value, part), lambda part: clean(shapes, value, part))
 
-    def share(part: Box) -> float:
-        dims = shapes.dims(value)
-        return math.prod(
-            len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
-        )
 
-    return merge(boxes, share, lambda part: clean(shapes, value, part))
+def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
+    """What a box covers of a value."""
+    dims = shapes.dims(value)
+    return math.prod(
+        len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
+    )
 
 
 def shape_range(node: ir.Node, rank: int) -> range:

@@ -10,59 +10,41 @@ projection, FFN and norms are computed for that row; keys and values need every 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, share
 from export.compiler.analyses.stops import in_words, stops
 from export.compiler.errors import Refusal, Site
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.boxes import Box
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.move_choices import move_choices
 from export.compiler.passes.outcome import Outcome
 
 
-@dataclass(frozen=True)
-class RowsPlan:
-    shapes: Shapes
-    demands: Demands
-    sites: tuple[Site, ...]
-
-
 def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     moved = move_choices(model, sizes)
-    plan = _plan(Shapes(model.graph, sizes))
-    sites = (*moved, *plan.sites)
-    refusals = stops(plan.shapes, plan.demands) or ([] if sites else [_obstacle(model.graph)])
+    shapes = Shapes(model.graph, sizes)
+    demands = analyse(shapes)
+    sites = (*moved, *_sites(shapes, demands))
+    refusals = stops(shapes, demands) or ([] if sites else [_obstacle(model.graph)])
     if sites:
-        Materialiser(plan.shapes, plan.demands).run()
+        Materialiser(shapes, demands).run()
     return Outcome(sites, tuple(refusals))
 
 
-def _plan(shapes: Shapes) -> RowsPlan:
-    demands = analyse(shapes)
-    sites = []
+def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:
     for node in shapes.graph:
         boxes = demands.get(node.outputs[0], WHOLE_VALUE)
         if is_multiplying(node) and boxes != WHOLE_VALUE:
             parts = " and ".join(in_words(part) for part in boxes)
-            share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
-            saved = (1 - share) * node_macs(shapes, node)
-            if saved > 0:
-                sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}"))
-    return RowsPlan(shapes, demands, tuple(sites))
+            computed = sum(share(shapes, node.outputs[0], part) for part in boxes)
+            if computed < 1 and node_macs(shapes, node):
+                yield Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}")
 
 
 def _obstacle(graph: ir.Graph) -> Refusal:
     reason = "no multiplying operator computes more than the outputs read"
     return Refusal(graph.outputs[0].name or "", "graph output", reason)
-
-
-def _share(shapes: Shapes, value: ir.Value, part: Box) -> float:
-    dims = shapes.dims(value)
-    return math.prod(len(chosen) / max(shapes.nominal(dims[axis]), len(chosen)) for axis, chosen in part)

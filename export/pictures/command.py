@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -85,21 +85,10 @@ def picture_options(command: Command) -> Command:
         help="With --pictures: divides the scores; `vitbn bench accuracy` fits it.  [default: 1]",
     )
     @wraps(command)
-    def wrapped(
-        *arguments: Any,
-        pictures: bool,
-        mean: tuple[float, ...] | None,
-        std: tuple[float, ...] | None,
-        processor: Path | None,
-        labels: Path | None,
-        crop: float | None,
-        resize: str | None,
-        temperature: float | None,
-        **others: Any,
-    ) -> Any:
-        options = PictureOptions(mean, std, processor, labels, crop, resize, temperature)
+    def wrapped(*arguments: Any, pictures: bool, **given: Any) -> Any:
+        options = PictureOptions(**{each.name: given.pop(each.name) for each in fields(PictureOptions)})
         _check(pictures, options)
-        return command(*arguments, pictures=options if pictures else None, **others)
+        return command(*arguments, pictures=options if pictures else None, **given)
 
     return cast(Command, wrapped)
 

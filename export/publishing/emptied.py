@@ -58,8 +58,6 @@ def _without(inputs: Arrays, axes: Axes) -> Arrays:
 def _ends(runner: Runner, inputs: Arrays) -> bool:
     try:
         answers_apart(runner, inputs)
-    except ProcessEnded:
-        return True
-    except NotSupported:
-        return False
+    except NotSupported as error:
+        return isinstance(error, ProcessEnded)
     return False

@@ -125,9 +125,9 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
         return None
     for chosen, starts in (add.inputs, reversed(add.inputs)):
         if chosen is not None and _starts(shapes, starts, batch, rows):
-            known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in (batch, rows))
             if _within(chosen):
                 return Choice(node, whole, chosen)
+            known = shapes.is_known(batch) and shapes.is_known(rows)
             return Choice(node, whole, chosen, flat=places) if known else None
     return None
 

@@ -30,9 +30,8 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import (
     attribute_float,
     attribute_int,
-    attribute_ints,
-    attribute_string,
     axes_of,
+    is_padded,
     reads_shape_alone,
 )
 from export.compiler.graph.constants import Array, doubles, is_constant
@@ -98,11 +97,7 @@ def _matrix_after(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -
 
 
 def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Change:
-    padded = any(attribute_ints(node, "pads") or []) or attribute_string(node, "auto_pad", "NOTSET") not in (
-        "NOTSET",
-        "VALID",
-    )
-    if shift.any() and padded:
+    if shift.any() and is_padded(node):
         raise Refused.at(node, "is padded: the padding would need the shift, too")
     weight, count = doubles(value), attribute_int(node, "group", 1)
     channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)

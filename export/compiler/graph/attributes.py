@@ -41,6 +41,12 @@ def mixed_axes(node: ir.Node, rank: int) -> range:
     return range(axis, rank if opset(node) < 13 else axis + 1)
 
 
+def is_padded(node: ir.Node) -> bool:
+    """Of a convolution."""
+    plain = attribute_string(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return not plain or any(attribute_ints(node, "pads") or [])
+
+
 def reads_shape_alone(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in ("Shape", "Size")
 

@@ -187,8 +187,7 @@ def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Map
     held = [1] * (len(dims) - len(source)) + [*source]
     repeated = [not same(own, dim) for own, dim in zip(held, dims, strict=True)]
     sizes = [chosen.get(axis, dim) if repeated[axis] else 1 for axis, dim in enumerate(dims)]
-    known = all(isinstance(dim, int) or shapes.source(dim) is not None for dim in sizes)
-    return sizes if known else None
+    return sizes if all(map(shapes.is_known, sizes)) else None
 
 
 def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

@@ -18,6 +18,7 @@ from export.compiler.graph.attributes import (
     attribute_ints,
     attribute_string,
     axes_of,
+    is_padded,
     mixed_axes,
 )
 from export.compiler.graph.readers import is_read
@@ -119,9 +120,8 @@ def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if weight is None:
         return everything(node)
     kernel = shapes.dims(weight)[2:]
-    pads, strides = attribute_ints(node, "pads") or [], attribute_ints(node, "strides") or []
-    plain = attribute_string(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
-    pointwise = plain and all(same(size, 1) for size in kernel) and not any(pads) and set(strides) <= {1}
+    strides = attribute_ints(node, "strides") or []
+    pointwise = all(same(size, 1) for size in kernel) and not is_padded(node) and set(strides) <= {1}
     produced = {}
     for axis, indices in chosen.items():
         if axis == 1 and attribute_int(node, "group", 1) == 1:

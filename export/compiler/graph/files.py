@@ -67,23 +67,15 @@ def read_model(path: Path) -> ir.Model:
 def _loaded(path: Path) -> ir.Model:
     """Large weights inside the file stay there, too, until they are read."""
     data = outline(path) if path.stat().st_size > LARGE else None
-    place = path.resolve()
-    if data is None:
-        proto: onnx.ModelProto = onnx.load(path, load_external_data=False)
-        check_parts(proto, path)
-        model = ir.from_proto(proto)
-        set_base_dir(model.graph, path.parent)
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
-                value.const_value = ir.tensor(tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string)
-        return model
-    proto = onnx.ModelProto.FromString(data)
+    proto = onnx.load(path, load_external_data=False) if data is None else onnx.ModelProto.FromString(data)
     check_parts(proto, path)
-    model = ir.from_proto(proto)
+    model, place = ir.from_proto(proto), path if data is None else path.resolve()
     set_base_dir(model.graph, place.parent)
     for value in model.graph.initializers.values():
-        if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.location == place.name:
+        tensor = value.const_value
+        if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
+            value.const_value = ir.tensor(tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string)
+        elif data is not None and isinstance(tensor, ir.ExternalTensor) and tensor.location == place.name:
             where = tensor.location, tensor.offset, tensor.length, tensor.dtype
             value.const_value = InsideTensor(*where, shape=tensor.shape, name=str(tensor.name), base_dir=place.parent)
     return model

@@ -10,7 +10,7 @@ of features, W and norms as they are:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from export.compiler.graph.attributes import attribute_int, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, only_reader, readers
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, product, same
 from export.compiler.operators.table import NORMALISING
 
 LARGEST = 1 << 24  # elements of a weight whose rows change places
@@ -36,7 +36,7 @@ def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.
     if not joins or turned is None or turn is None or source is None or only_reader(turned) is not node:
         return None
     dims, wide = shapes.dims(turned), shapes.dims(node.outputs[0])[-1]
-    perm, joined = permutation(turn, len(dims)), _joined(list(dims), wide)
+    perm, joined = permutation(turn, len(dims)), _joined(dims, wide)
     order = [*perm[: len(dims) - joined], *sorted(perm[len(dims) - joined :])]
     last = len(perm) - 1
     if not joined or perm[-1] == last or order[-1] != last or same(shapes.dims(source)[last], 1):
@@ -57,16 +57,10 @@ def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.
     return made
 
 
-def _joined(dims: list[object], wide: object) -> int:
-    """The number of last axes whose elements are the features; 0 if unknown."""
-    total = 1
-    for count, size in enumerate(reversed(dims), start=1):
-        if not isinstance(size, int):
-            return 0
-        total *= size
-        if total == wide and count > 1:
-            return count
-    return 0
+def _joined(dims: Sequence[Dim], wide: Dim) -> int:
+    """The number of last axes, at least two, whose elements are the features; 0 if unknown."""
+    counts = range(2, len(dims) + 1) if isinstance(wide, int) else ()
+    return next((count for count in counts if same(product(dims[-count:]), wide)), 0)
 
 
 def _held(shapes: Shapes, value: ir.Value) -> Iterator[Held] | None:

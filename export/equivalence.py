@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.compiler.proof.tolerances import WORST, allowed, relative_error
+from export.compiler.proof.tolerances import WORST, allowed, largest_error, relative_error
 from export.errors import ExportError
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
@@ -89,8 +89,8 @@ def compare(
         _check_error(stages, known, have, relative, f" at batch {size}")
         check_classes(stages, want, have, max(TIE, 2 * own))
     largest = max(float(np.abs(known).max()) for _, known, _, _ in answers)
-    worst = max(_largest_error(known, have) for _, known, _, have in answers)
-    worst_own = None if exact is None else max(_largest_error(known, want) for _, known, want, _ in answers)
+    worst = max(largest_error(known, have) for _, known, _, have in answers)
+    worst_own = None if exact is None else max(largest_error(known, want) for _, known, want, _ in answers)
     return Comparison(stages, worst, worst_own, relative, largest, max(size for size, *_ in answers))
 
 
@@ -98,7 +98,7 @@ def check(stages: str, expected: Logits, found: Logits, tolerance: float) -> flo
     """The largest absolute error. Raises EquivalenceError above `tolerance`, relative to the largest logit."""
     _check_form(stages, expected, found)
     _check_error(stages, expected, found, tolerance)
-    return _largest_error(expected, found)
+    return largest_error(expected, found)
 
 
 def _check_form(stages: str, expected: Logits, found: Logits, where: str = "") -> None:
@@ -112,10 +112,6 @@ def _check_error(stages: str, expected: Logits, found: Logits, tolerance: float,
     if not (error := relative_error(expected, found)) <= tolerance:  # NaN fails too
         limit = f"expected an error of at most {tolerance:.1e} of the largest logit{where}"
         raise EquivalenceError(f"{stages}: {limit}, found {error:.1e}")
-
-
-def _largest_error(expected: Logits, found: Logits) -> float:
-    return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max())
 
 
 def check_classes(stages: str, want: Logits, have: Logits, tie: float = TIE) -> None:

@@ -20,12 +20,13 @@ from export.compiler.pipeline import prepared
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
-from export.compiler.proof.tolerances import TOLERANCES
+from export.compiler.proof.tolerances import TOLERANCES, size_of
 from export.errors import as_published
 from export.publishing.artifact import Artifact, Content, make_artifact
 from export.publishing.manifest import Origin, Tensor
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import onnxruntime as ort
 
 TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round differently
@@ -35,7 +36,7 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 def foreign_artifact(file: Path) -> Artifact:
     """Of a file without a manifest. Raises ForeignError for a file that does not run."""
     model, runner = read_model(file), Runner(file)
-    given = _inputs(file)
+    given = _inputs(file, model)
     inputs = {value.name: given[value.name] for value in runner.session.get_inputs()}
     sample = Sample(inputs, runner(inputs))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
@@ -54,7 +55,7 @@ def any_artifact(
 def _tolerance(array: NDArray[np.generic], dtype: str) -> float:
     """Absolute, of an output; `dtype`: of the weights."""
     relative = max(TOLERANCE, TOLERANCES["float16" if array.dtype == np.float16 else dtype])
-    return relative * (float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0)
+    return relative * size_of(array)
 
 
 def _tensors(given: Any) -> dict[str, Tensor]:
@@ -62,9 +63,9 @@ def _tensors(given: Any) -> dict[str, Tensor]:
     return {each.name: Tensor(NUMPY.get(kinds[each.name], kinds[each.name]), tuple(each.shape)) for each in given}
 
 
-def _inputs(file: Path) -> Feeds:
+def _inputs(file: Path, model: ir.Model) -> Feeds:
     if (beside := file.with_suffix(".npz")).exists():
         with as_published():
             return Sample.read(beside).inputs
-    model = prepared(read_model(file)).model
-    return next(rounds(model, model.graph, file, Asked())).feeds
+    own = prepared(model).model
+    return next(rounds(own, own.graph, file, Asked())).feeds

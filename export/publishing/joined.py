@@ -17,6 +17,7 @@ import numpy as np
 from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.proof.runs import Runner
+from export.compiler.proof.tolerances import largest_error, size_of
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
 from export.publishing.new_config import is_batched
@@ -152,11 +153,7 @@ def _shape(request: Arrays) -> Any:
 def _relative(sample: Sample, name: str, tolerance: float | None) -> float:
     if tolerance is None:
         raise NotJoined(f"{name}: expected a tolerance of its numbers, found none")
-    return tolerance / _size(sample.outputs[name])
-
-
-def _size(array: Array) -> float:
-    return float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0
+    return tolerance / size_of(sample.outputs[name])
 
 
 def _compare(
@@ -176,8 +173,8 @@ def _compare(
             shapes = found[name].shape, expected[name].shape
             if shapes[0] != shapes[1]:
                 raise NotJoined(f"{name} has the shape {shapes[0]}, alone {shapes[1]}")
-            error = float(np.abs(found[name].astype(np.float64) - expected[name].astype(np.float64)).max(initial=0.0))
-            size = max(_size(each[name]) for each in alone)
+            error = largest_error(expected[name], found[name])
+            size = max(size_of(each[name]) for each in alone)
             if not error <= tolerance * size:  # NaN too
                 raise NotJoined(f"{name} is off by {error / size:.1e} of its size (at most {tolerance:g})")
             largest = max(largest, error / size)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from export.compiler.errors import ForeignError
+from export.compiler.graph.constants import Array
 from export.compiler.proof.runs import Runner
+from export.compiler.proof.tolerances import largest_error
 from export.errors import PublishError
 from export.publishing.artifact import Artifact
-
-Numbers = NDArray[np.float64]
 
 
 def replay(artifact: Artifact) -> None:
@@ -31,11 +30,11 @@ def replay(artifact: Artifact) -> None:
             wanted = f"{expected.dtype} {expected.shape}"
             raise PublishError(f"{path}: {name}: expected {wanted} for the sample, found {array.dtype} {array.shape}")
         tolerance = manifest.sample_tolerance[name]
-        _compare(f"{path}: {name}", expected.astype(np.float64), array.astype(np.float64), tolerance)
+        _compare(f"{path}: {name}", expected, array, tolerance)
 
 
-def _compare(what: str, expected: Numbers, found: Numbers, tolerance: float | None) -> None:
-    error = float(np.abs(expected - found).max(initial=0.0))
+def _compare(what: str, expected: Array, found: Array, tolerance: float | None) -> None:
+    error = largest_error(expected, found)
     if tolerance is None and not np.isfinite(error):  # argmax finds a class even in NaN
         raise PublishError(f"{what}: expected finite numbers for the sample, found an error of {error}")
     if tolerance is None and (found.argmax(-1) != expected.argmax(-1)).any():

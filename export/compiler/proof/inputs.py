@@ -24,6 +24,7 @@ from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.defaults import default
 from export.compiler.operators.table import Trait, operator_of
 from export.compiler.proof.memory import free_memory
+from export.compiler.proof.tolerances import size_of
 
 Feeds = dict[str, NDArray[np.generic]]
 
@@ -215,8 +216,7 @@ def _near(array: NDArray[np.generic], seed: int, rng: np.random.Generator) -> ND
     """The default of an input in every second round, at first; in others floats beside it."""
     if not seed % 2 or not np.issubdtype(array.dtype, np.floating):
         return array
-    size = float(np.abs(array).max(initial=0.0)) or 1.0
-    beside = array.astype(np.float64) + 0.1 * size * rng.standard_normal(array.shape)
+    beside = array.astype(np.float64) + 0.1 * size_of(array) * rng.standard_normal(array.shape)
     return np.asarray(beside, array.dtype)  # a scalar of numpy is no array
 
 

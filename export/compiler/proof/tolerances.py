@@ -19,6 +19,16 @@ def allowed(tolerance: float, own: float) -> float:
     return max(tolerance, 2 * own)
 
 
+def size_of(array: NDArray[np.generic]) -> float:
+    """The largest number; 1 where all are 0."""
+    return float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0
+
+
+def largest_error(expected: NDArray[np.generic], found: NDArray[np.generic]) -> float:
+    """Absolute; 0 of no numbers."""
+    return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max(initial=0.0))
+
+
 def relative_error(expected: NDArray[np.generic], found: NDArray[np.generic]) -> float:
     """The largest, relative to the largest number. What fills masked places would hide it and stands apart."""
     left, right = expected.astype(np.float64), found.astype(np.float64)

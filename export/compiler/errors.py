@@ -54,7 +54,16 @@ class Refused(Exception):
 
     @classmethod
     def at(cls, node: ir.Node, reason: str) -> Refused:
-        return cls(node.outputs[0].name or "", node.op_type, reason)
+        return cls.of(node.outputs[0], reason)
+
+    @classmethod
+    def of(cls, value: ir.Value, reason: str) -> Refused:
+        return cls(value.name or "", operator(value), reason)
+
+
+def operator(value: ir.Value) -> str:
+    producer = value.producer()
+    return producer.op_type if producer is not None else "constant" if value.const_value is not None else "graph input"
 
 
 @dataclass(frozen=True)

@@ -49,18 +49,17 @@ class _Attention:
         self.scores, self.factor = _unscaled(scores)
         product, pooling = self.scores.producer(), [use.node for use in self.weights.uses()]
         if product is None or product.op_type != "MatMul" or is_constant(product.inputs[1]):
-            found = product.op_type if product is not None else "graph input"
-            raise Refused(self.scores.name or "", found, "expected a product of queries and keys")
+            raise Refused.of(self.scores, "expected a product of queries and keys")
         if [node.op_type for node in pooling] != ["MatMul"] or pooling[0].inputs[0] is not self.weights:
             found = " and ".join(node.op_type for node in pooling)
             raise Refused(softmax.outputs[0].name or "", found, "expected one product with the values")
         self.product, self.pooling = product, pooling[0]
         self.rank = len(shapes.dims(self.scores))
         if self.rank not in (3, 4):
-            raise Refused(self.scores.name or "", "MatMul", f"expected scores of rank 3 or 4, found {self.rank}")
+            raise Refused.of(self.scores, f"expected scores of rank 3 or 4, found {self.rank}")
         width = shapes.static(self.pooling.outputs[0], -1)
         if self.rank == 3 and width is None:
-            raise Refused(self.pooling.outputs[0].name or "", "MatMul", "expected values of a known width")
+            raise Refused.at(self.pooling, "expected values of a known width")
         self.width = width or 0
 
     def fuse(self) -> None:
@@ -96,7 +95,7 @@ def _unshaped(softmax: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     scores, weights = given(softmax, 0), softmax.outputs[0]
     rank = shapes.rank(scores)
     if (axis := attribute_int(softmax, "axis", -1)) not in (-1, rank - 1):
-        raise Refused(weights.name or "", "Softmax", f"expected its last axis, found {axis}")
+        raise Refused.at(softmax, f"expected its last axis, found {axis}")
     shaped, readers = scores.producer(), [use.node for use in weights.uses()]
     if shaped is None or [node.op_type for node in (shaped, *readers)] != ["Reshape", "Reshape"]:
         return scores, weights

@@ -36,17 +36,16 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
         node = value.producer()
         uniform = uniform and len(readers(value)) == 1 and not value.is_graph_output()
         if node is None or node.domain or node.op_type not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where"):
-            what = node.op_type if node is not None else "graph input"
-            raise Refused(value.name or "", what, "stands between scores and softmax")
+            raise Refused.of(value, "stands between scores and softmax")
         if node.op_type == "MatMul":
             if not _same_shape(shapes, value, softmax.outputs[0]):
-                raise Refused(value.name or "", "MatMul", "expected scores of the softmax's shape")
+                raise Refused.of(value, "expected scores of the softmax's shape")
             if value.is_graph_output():
-                raise Refused(value.name or "", "MatMul", "its scores are an output of the graph")
+                raise Refused.of(value, "its scores are an output of the graph")
             return node, uniform
         wide = [operand for operand in node.inputs if operand is not None and _from_matmul(shapes, operand, softmax)]
         if len(wide) != 1:
-            raise Refused(value.name or "", node.op_type, "stands between scores and softmax")
+            raise Refused.of(value, "stands between scores and softmax")
         uniform = uniform and _keeps_uniform(shapes, node, wide[0])
         value = wide[0]
 
@@ -115,15 +114,15 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
     """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
-    name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
+    dims = shapes.dims(node.outputs[0])
     used = node.outputs[0].is_graph_output() or any(map(is_read, node.outputs[1:]))
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
-        raise Refused(name, "Attention", "expected (batch, heads, queries, features) inside the graph, and no cache")
+        raise Refused.at(node, "expected (batch, heads, queries, features) inside the graph, and no cache")
     if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):
-        raise Refused(name, "Attention", "expected no causal mask, no window and no softcap")
+        raise Refused.at(node, "expected no causal mask, no window and no softcap")
     heads, queries = dims[1], dims[2]
     if not isinstance(heads, int) or not isinstance(queries, int):
-        raise Refused(name, "Attention", f"expected a known number of queries, found {queries}")
+        raise Refused.at(node, f"expected a known number of queries, found {queries}")
     return heads, queries, shapes.dims(given(node, 1))[2]
 
 

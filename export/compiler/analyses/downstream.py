@@ -82,7 +82,7 @@ def _view_after(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> It
         if is_read(output):
             view = view_of(shapes, node, index)
             if view is None:
-                raise Refused(output.name or "", node.op_type, "picks channels that are not known")
+                raise Refused.of(output, "picks channels that are not known")
             yield from after(shapes, output, *(narrowed(view.forward(array)) for array in (scale, shift)))
 
 

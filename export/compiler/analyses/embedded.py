@@ -42,7 +42,7 @@ def embedded(shapes: Shapes, tokens: ir.Value) -> Embedded:
             return _summed(shapes, node)
         case "Concat":
             return _joined(shapes, node)
-    raise Refused(tokens.name or "", node.op_type, "makes the tokens and is no linear layer, sum or join")
+    raise Refused.of(tokens, "makes the tokens and is no linear layer, sum or join")
 
 
 def _layer(shapes: Shapes, node: ir.Node) -> Embedded:

@@ -127,8 +127,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
     width = channels.columns.size // heads
     shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
     if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
-        name = channels.path[-1].outputs[0].name or ""
-        raise Refused(name, channels.path[-1].op_type, f"expected {heads} heads, tokens on axis {token_axis}")
+        raise Refused.at(channels.path[-1], f"expected {heads} heads, tokens on axis {token_axis}")
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
@@ -149,7 +148,7 @@ def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None
                 continue  # the queries' part of a Split
             if others or value.is_graph_output():
                 what = others[0].op_type if others else "the graph's user"
-                raise Refused(value.name or "", node.op_type, f"is read by {what}, too")
+                raise Refused.of(value, f"is read by {what}, too")
 
 
 def _first_selection(channels: Channels) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from export.compiler.analyses.demand import shape_range
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, is_constant
-from export.compiler.graph.shapes import Dim, Shapes, agree, operator, same
+from export.compiler.graph.shapes import Dim, Shapes, agree, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
 SUNK = 1000.0  # by which a hidden score lies below a visible one: exp(-1000) is 0 in float64
@@ -92,7 +92,7 @@ class HiddenEntries:
         for dim in dims:
             self.check(value, dim)
             if self.texts_in(dim) not in (None, 1):
-                raise Refused(value.name or "", operator(value), f"an axis of {dim} mixes texts")
+                raise Refused.of(value, f"an axis of {dim} mixes texts")
         batch = [axis for axis, dim in enumerate(dims) if same(dim, self.batch)]
         tokens = tuple(axis for axis, dim in enumerate(dims) if agree(self.length, dim))
         if len(batch) > 1:
@@ -104,7 +104,7 @@ class HiddenEntries:
     def check(self, value: ir.Value, dim: Dim) -> None:
         """Raises Refused for a size that is neither known nor of an input's axis."""
         if not self.shapes.is_known(dim) and not agree(self.length, dim) and self.texts_in(dim) is None:
-            raise Refused(value.name or "", operator(value), f"an axis of {dim} tells no texts from tokens")
+            raise Refused.of(value, f"an axis of {dim} tells no texts from tokens")
 
     def texts_in(self, dim: Dim) -> int | None:
         """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""

@@ -57,14 +57,14 @@ def trace(shapes: Shapes, value: ir.Value, turned: bool = False) -> Channels:
         return _affine(shapes, node, turned).through(node)
     source = node.inputs[0]
     if source is None:
-        raise Refused(value.name or "", operator, "expected an input, found none")
+        raise Refused.of(value, "expected an input, found none")
     view = view_of(shapes, node, value.index() or 0)
     if view is not None:
         before = trace(shapes, source, turned)
         if operator in RESHAPES:
             return _reshape(shapes, before, view, value).through(node)
         return _moved(before, view, value).through(node)
-    raise Refused(value.name or "", operator, "no operator that only moves, scales or shifts channels")
+    raise Refused.of(value, "no operator that only moves, scales or shifts channels")
 
 
 def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
@@ -83,18 +83,18 @@ def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
 
 
 def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
-    name, operator, made = node.outputs[0].name or "", node.op_type, arithmetic(shapes, node)
+    made = arithmetic(shapes, node)
     if made is None:
-        raise Refused(name, operator, "expected one constant operand, and not the first of Div")
+        raise Refused.at(node, "expected one constant operand, and not the first of Div")
     other, factor, term = made
     before = trace(shapes, other, turned)
     if before.columns.ndim != factor.ndim:
-        raise Refused(name, operator, "expected a constant with no more axes than the value")
+        raise Refused.at(node, "expected a constant with no more axes than the value")
     if factor.shape[before.token_axis] != 1 or factor.shape[before.batch_axis] != 1:
-        raise Refused(name, operator, "expected a constant alike for all tokens")
+        raise Refused.at(node, "expected a constant alike for all tokens")
     shape = np.broadcast_shapes(before.columns.shape, factor.shape)
     if shape != before.columns.shape:
-        raise Refused(name, operator, "expected a constant that does not widen the value")
+        raise Refused.at(node, "expected a constant that does not widen the value")
     scale, shift = before.scale * factor, before.shift * factor + term
     return replace(before, scale=np.broadcast_to(scale, shape), shift=np.broadcast_to(shift, shape))
 
@@ -145,6 +145,6 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
 def _moved(before: Channels, view: View, value: ir.Value) -> Channels:
     token_axis, batch_axis = view.place(before.token_axis), view.place(before.batch_axis)
     if token_axis is None or batch_axis is None:
-        raise Refused(value.name or "", view.node.op_type, "selects tokens or images, not channels")
+        raise Refused.of(value, "selects tokens or images, not channels")
     columns, scale, shift = map(view.forward, (before.columns, before.scale, before.shift))
     return before.arrange(columns, scale, shift, token_axis, batch_axis)

@@ -34,12 +34,12 @@ from export.compiler.operators.view import Places
 
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
     """The changes that turn `value` into scale * value + shift; raises Refused if a node outside `inside` reads it."""
-    node, name = value.producer(), value.name or ""
+    node = value.producer()
     others = [reader for reader in readers(value) if reader not in inside]
     if others or value.is_graph_output():
-        raise Refused(name, node.op_type if node else "graph input", "is read elsewhere, too")
+        raise Refused.of(value, "is read elsewhere, too")
     if node is None or node.domain:
-        raise Refused(name, "graph input", "is no linear layer")
+        raise Refused(value.name or "", "graph input", "is no linear layer")
     axis, rank = axis_of(scale, shift), shapes.rank(value)
     weight, source = linear_weight(node), node.inputs[0]
     if weight is not None:
@@ -54,7 +54,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
     if source is not None and node.op_type in SELECTING:
         return _part_before(shapes, node, value, scale, shift)
     if source is None or value.index():
-        raise Refused(name, node.op_type, "is no linear layer")
+        raise Refused.of(value, "is no linear layer")
     if node.op_type == "MatMul" and scale.size == 1 and not shift.any():
         return _factor_before(shapes, node, scale)
     if node.op_type == "Add":
@@ -62,7 +62,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
     if (view := view_of(shapes, node)) is not None:
         scale, shift = (narrowed(view.backward(array)) for array in (scale, shift))
         return before(shapes, source, scale, shift, {node})
-    raise Refused(name, node.op_type, "is no linear layer")
+    raise Refused.of(value, "is no linear layer")
 
 
 def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
@@ -71,7 +71,7 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     source = next((given for given in node.inputs if not is_constant(given)), None)
     bias = constant(number)
     if bias is None or source is None or not same_shape(shapes.dims(source), shapes.dims(value)):
-        raise Refused(value.name or "", "Add", "is no linear layer")
+        raise Refused.of(value, "is no linear layer")
     rank = shapes.rank(value)
     total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
     while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
@@ -101,7 +101,7 @@ def _part_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     source, index = node.inputs[0], value.index() or 0
     view = view_of(shapes, node, index)
     if source is None or view is None:
-        raise Refused(value.name or "", node.op_type, "expected known places of one axis")
+        raise Refused.of(value, "expected known places of one axis")
     axis, places = _picked(shapes, node, index)
     others = [reader for reader in readers(source) if reader is not node]
     for other in others:
@@ -116,7 +116,7 @@ def _picked(shapes: Shapes, node: ir.Node, index: int) -> tuple[int, Places]:
     picked = [(axis, pick.places(None)) for axis, pick in view.picks.items()] if view is not None else []
     if len(picked) == 1 and picked[0][1] is not None:
         return picked[0][0], picked[0][1]
-    raise Refused(node.outputs[index].name or "", node.op_type, "expected known places of one axis")
+    raise Refused.of(node.outputs[index], "expected known places of one axis")
 
 
 def _picks_of(shapes: Shapes, node: ir.Node, axis: int) -> set[int]:

@@ -111,7 +111,7 @@ class Shapes:
     def shape(self, value: ir.Value) -> ir.Shape:
         """Raises Refused if the rank is unknown, as all that follows from it."""
         if value.shape is None:
-            raise Refused(value.name or "", operator(value), "its shape does not follow from the graph")
+            raise Refused.of(value, "its shape does not follow from the graph")
         return value.shape
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
@@ -167,11 +167,6 @@ def _symbols(values: Iterable[ir.Value]) -> set[str]:
 @cache
 def _free(dim: ir.SymbolicDim) -> frozenset[str]:
     return dim.free_symbols()
-
-
-def operator(value: ir.Value) -> str:
-    producer = value.producer()
-    return producer.op_type if producer is not None else "constant" if value.const_value is not None else "graph input"
 
 
 def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tuple[list[int], list[int]]] | None:

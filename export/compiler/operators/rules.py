@@ -22,7 +22,7 @@ from export.compiler.graph.attributes import (
     mixed_axes,
 )
 from export.compiler.graph.readers import is_read
-from export.compiler.graph.shapes import Shapes, agree, operator, same
+from export.compiler.graph.shapes import Shapes, agree, same
 from export.compiler.operators.boxes import WHOLE, Box, box
 
 
@@ -72,7 +72,7 @@ def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matri
             if same(narrow[own], 1):
                 continue
             if not agree(wide[axis], narrow[own]):
-                raise Refused(value.name or "", operator(value), f"axis {own} may be broadcast: {narrow[own]}")
+                raise Refused.of(value, f"axis {own} may be broadcast: {narrow[own]}")
             chosen[own] = indices
     return clean(shapes, value, box(chosen))
 

@@ -20,12 +20,12 @@ import onnx_ir as ir
 from export.compiler.analyses.alike import alike
 from export.compiler.analyses.attention import given
 from export.compiler.analyses.embedded import Embedded, embedded
-from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.errors import Refusal, Refused, Site, operator
 from export.compiler.graph.attributes import mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.readers import made_by, only_reader, readers
-from export.compiler.graph.shapes import Shapes, operator
+from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 
@@ -117,8 +117,8 @@ def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
     scores = made_by(turn.inputs[0], "MatMul") if turn and last and permutation(turn, 3) == [0, 2, 1] else None
     query = constant(scores.inputs[1]) if scores is not None else None
     if turn is None or scores is None or query is None or query.ndim != 2:
-        found = operator(turned)
-        raise Refused(softmax.outputs[0].name or "", found, "expected scores of a query that all images share")
+        what = "expected scores of a query that all images share"
+        raise Refused(softmax.outputs[0].name or "", operator(turned), what)
     alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
     if not alone:
         raise Refused.at(softmax, "expected scores that it alone reads")

@@ -67,17 +67,17 @@ def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
 
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
-    dims, name = shapes.dims(softmax.outputs[0]), softmax.outputs[0].name or ""
+    dims = shapes.dims(softmax.outputs[0])
     rank, joined = len(dims), len(dims) == 3
     if rank not in (3, 4) or mixed_axes(softmax, rank) != range(rank - 1, rank):
-        raise Refused(name, "Softmax", "expected scores (batch, heads, queries, tokens)")
+        raise Refused.at(softmax, "expected scores (batch, heads, queries, tokens)")
     queries, tokens = dims[-2:]
     scores, uniform = scores_of(shapes, softmax)
     pooled, _, guarded = pooled_of(softmax.outputs[0])
     values = given(scores, 0), given(scores, 1), given(pooled, 1), pooled.outputs[0]
     heads = traced(shapes, values[1], None, 3).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int) or not isinstance(queries, int):
-        raise Refused(name, "Softmax", f"expected a known number of queries, found {queries}")
+        raise Refused.at(softmax, f"expected a known number of queries, found {queries}")
     readers = frozenset({scores, pooled})
     tokenless = may_be_empty(shapes, tokens)
     return Parts(*values, readers, 3, heads, queries, tokens, guarded, uniform, joined, tokenless)

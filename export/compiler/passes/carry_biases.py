@@ -118,11 +118,11 @@ def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
     """Lets the sums that make `value` add `array` less; raises Refused without such a sum."""
     maker = value.producer()
     if maker is None:
-        raise Refused(value.name or "", "graph input", "is given, and no sum before it takes a constant off")
+        raise Refused.of(value, "is given, and no sum before it takes a constant off")
     if value.index() or not shifts.give(maker, -array):
         terms = [term for term in maker.inputs if term is not None and not is_constant(term)]
         if maker.op_type != "Add" or not any(shifts.gives(term, maker, -array) for term in terms):
-            raise Refused(value.name or "", maker.op_type, "makes the tokens and adds no constant")
+            raise Refused.of(value, "makes the tokens and adds no constant")
     shifts.shift(value, array)
 
 

@@ -133,7 +133,7 @@ def _only_inside(value: ir.Value, form: Affine) -> None:
         for output in node.outputs:
             others = [node for node in readers(output) if node not in form.nodes]
             if output is not value and (others or output.is_graph_output()):
-                raise Refused(output.name or "", node.op_type, "is read from outside the map")
+                raise Refused.of(output, "is read from outside the map")
 
 
 class Folder:

@@ -10,6 +10,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,8 @@ def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
+    copy = deepcopy(proto)
+    model = OnnxModel(convert_float_to_float16(copy, keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
     model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
     # The converter casts a shared weight once per reader, under the same name.
@@ -163,7 +165,7 @@ def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = Fals
     with tempfile.TemporaryDirectory() as folder, without_warnings():
         path = Path(folder, "int8.onnx")
         quantize_static(
-            _copy(proto),
+            deepcopy(proto),
             str(path),
             _Calibration(train_images),
             quant_format=QuantFormat.QDQ,
@@ -208,9 +210,3 @@ class _Calibration:
     def get_next(self) -> dict[str, Any] | None:
         batch = next(self.batches, None)
         return None if batch is None else {INPUT_NAME: batch}
-
-
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copied = onnx.ModelProto()
-    copied.CopyFrom(proto)
-    return copied

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises EngineError.
     """
-    prepared = onnx.ModelProto()
-    prepared.CopyFrom(proto)
+    prepared = deepcopy(proto)
     nodes = prepared.graph.node
     for image in prepared.graph.input:
         cast = next((node for node in nodes if node.op_type == "Cast" and image.name in node.input), None)

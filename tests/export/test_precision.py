@@ -1,5 +1,6 @@
 import logging
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_products_of_two_activations_are_not_quantised(float32: Exported) -> Non
 
 
 def damaged(proto: onnx.ModelProto, images: object = None, symmetric: bool = False) -> onnx.ModelProto:
-    copied = precision._copy(proto)
+    copied = deepcopy(proto)
     heads = [tensor for tensor in copied.graph.initializer if len(tensor.dims) == 2 and 10 in tensor.dims]
     assert heads
     for head in heads:

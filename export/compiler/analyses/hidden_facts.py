@@ -28,9 +28,9 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     """Of products the other factors, of sums the other terms are taken for finite, as the proof checks."""
     if node.domain:
         return UNKNOWN
-    given = [_of_input(roles, axes, k) for k in range(len(node.inputs))]
+    given = [roles[k].at(axes[k]) if k in roles and k in axes else UNKNOWN for k in range(len(node.inputs))]
     if node.op_type == "Where":
-        return _where(node, roles, axes)
+        return _where(node, given)
     if node.op_type == "Not":
         return Facts(zero=given[0].true, true=given[0].zero)
     if node.op_type in COMPARING:
@@ -79,25 +79,20 @@ def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
     return UNKNOWN
 
 
-def _of_input(roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
-    role, axis = roles.get(position), axes.get(position)
-    return UNKNOWN if role is None or axis is None else role.at(axis)
-
-
-def _where(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
-    condition = _of_input(roles, axes, 0)
+def _where(node: ir.Node, given: Sequence[Facts]) -> Facts:
+    condition = given[0]
     if condition.true or condition.zero:
-        return _branch(node, roles, axes, 1 if condition.true else 2)
-    left, right = (_branch(node, roles, axes, k) for k in (1, 2))
+        return _branch(node, given, 1 if condition.true else 2)
+    left, right = (_branch(node, given, k) for k in (1, 2))
     both = (left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
     return Facts(*both, left.low or right.low, left.high or right.high)
 
 
-def _branch(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int], position: int) -> Facts:
+def _branch(node: ir.Node, given: Sequence[Facts], position: int) -> Facts:
     value = node.inputs[position]
     number = constant(made_of(value, "Expand") or value)  # also of torch.full_like
     if number is None:
-        return _of_input(roles, axes, position)
+        return given[position]
     return Facts(
         zero=not number.any(),
         true=bool(number.dtype == bool and number.all()),

@@ -46,21 +46,17 @@ def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
                 readers[value] -= 1
                 if not readers[value]:
                     del values[value]
-    return [values[output] if output in values else _known(output) for output in graph.outputs]
+    return [_given(values, output) for output in graph.outputs]
 
 
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
     if node.op_type == "Loop" and node.domain == "":
         return _loop(node, values)
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
-        source = node.inputs[0]
-        array = values[source] if source is not None and source in values else _known(source)
-        return {node.outputs[0]: array.astype(np.float64)}
+        return {node.outputs[0]: _given(values, node.inputs[0]).astype(np.float64)}
     read = stored if node.op_type == "Gather" else constant  # of a table only the rows that it picks become doubles
     feeds = {
-        f"in{position}": values[value] if value is not None and value in values else _known(value, read)
-        for position, value in enumerate(node.inputs)
-        if value is not None
+        f"in{position}": _given(values, value, read) for position, value in enumerate(node.inputs) if value is not None
     }
     try:
         if node not in RUNNERS:
@@ -79,7 +75,7 @@ def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Arr
     limit, first, *given = node.inputs
     if limit is not None or first is None or len(body.outputs) != 1 + len(given):
         raise UnknownOperator(f"Loop ({node.outputs[0].name}): expected a condition, and values that it hands on")
-    held = [values[value] if value is not None and value in values else _known(value) for value in given]
+    held = [_given(values, value) for value in given]
     more, count = bool(values[first].all()), 0
     while more:
         inside: dict[ir.Value, Array] = dict(zip(body.inputs, [np.array(count), np.array(True), *held], strict=True))
@@ -131,8 +127,13 @@ def _widen(proto: onnx.NodeProto, node: ir.Node) -> None:
             attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(exact)))
 
 
-def _known(value: ir.Value | None, read: Callable[[ir.Value | None], Array | None] = constant) -> Array:
-    array = read(value)
+def _given(
+    values: Mapping[ir.Value, Array],
+    value: ir.Value | None,
+    read: Callable[[ir.Value | None], Array | None] = constant,
+) -> Array:
+    """Computed, or a constant."""
+    array = values[value] if value is not None and value in values else read(value)
     if array is None:
         raise UnknownOperator(f"{value.name if value else ''}: expected a constant, found none")
     return array

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attends_to_all, attribute_float
+from export.compiler.graph.attributes import attends_to_all, attribute_float, optional
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.nodes import BOOL, nodes_before
 from export.compiler.graph.readers import is_read, readers
@@ -23,7 +23,7 @@ FLOOR = -1e30  # a softmax treats lower scores as minus infinity
 
 def given(node: ir.Node, position: int) -> ir.Value:
     """Raises Refused if the input is missing."""
-    value = node.inputs[position] if position < len(node.inputs) else None
+    value = optional(node, position)
     if value is None:
         raise Refused.at(node, f"expected an input {position}, found none")
     return value
@@ -144,7 +144,7 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
 
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
     scores = add("MatMul", add("Mul", query, scale), nodes.transpose(key, [0, 1, 3, 2]))
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    mask = optional(node, 3)
     if mask is not None:
         fills = 0.0, -np.inf, np.finfo(query.dtype.numpy()).min
         zero, masked, lowest = (constants.add(np.array(fill), "mask", query.dtype) for fill in fills)

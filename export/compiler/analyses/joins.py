@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes
+from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes, optional
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
@@ -132,7 +132,7 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     """Queries are the output's rows; hidden keys need a mask, of booleans or to be added."""
     query, keys, values, mask = [*roles, None, None, None, None][:4]
     out = node.outputs[0]
-    rank, given = shapes.rank(out), node.inputs[3] if len(node.inputs) > 3 else None
+    rank, given = shapes.rank(out), optional(node, 3)
     row = rank - 2
     expected = (0, row)
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):

@@ -17,10 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import (
-    attribute_float,
-    attribute_int,
-)
+from export.compiler.graph.attributes import attribute_float, attribute_int, optional
 from export.compiler.graph.constants import Array, constant, doubles, is_constant
 
 
@@ -38,9 +35,9 @@ class Change:
 
 
 def linear_weight(node: ir.Node) -> ir.Value | None:
-    if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
+    if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv"):
         return None
-    weight = node.inputs[1]
+    weight = optional(node, 1)
     if weight is None or not is_constant(weight) or (node.op_type == "MatMul" and len(shape_of(weight)) != 2):
         return None
     plain = attribute_float(node, "alpha", 1.0) == 1.0 == attribute_float(node, "beta", 1.0)
@@ -57,9 +54,10 @@ def scaled(node: ir.Node, weight: ir.Value, factor: Array, bias: Array) -> Chang
 
 def old_bias(node: ir.Node) -> Array:
     """Raises Refused for a bias that is no constant row."""
-    if len(node.inputs) < 3 or node.inputs[2] is None:
+    value = optional(node, 2)
+    if value is None:
         return np.zeros(1)
-    bias = constant(node.inputs[2])
+    bias = constant(value)
     if bias is None or bias.size != max(bias.shape[-1:], default=1):
         raise Refused.at(node, "expected a constant row as bias")
     return bias.astype(np.float64).reshape(-1)

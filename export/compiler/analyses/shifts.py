@@ -18,8 +18,8 @@ from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
 from export.compiler.analyses.without_tokens import may_sum_to_zero
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, mixed_axes, reads_shape_alone
-from export.compiler.graph.constants import Array, constant, doubles, is_constant
+from export.compiler.graph.attributes import attribute_int, mixed_axes, optional, reads_shape_alone
+from export.compiler.graph.constants import Array, constant, doubles
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
@@ -68,8 +68,8 @@ class Shifts:
             self.constants[node] = term[1] + array
         elif source is not None:
             self.constants[node] = self.constants.get(node, source.astype(np.float64)) + array
-        elif node.op_type == "LayerNormalization" and len(node.inputs) > 2 and is_constant(node.inputs[2]):
-            bias = self.constants.get(node, doubles(node.inputs[2])) if node.inputs[2] is not None else array
+        elif node.op_type == "LayerNormalization" and (held := constant(optional(node, 2))) is not None:
+            bias = self.constants.get(node, held)
             if bias.ndim != 1 or not array.size == array.shape[-1] == bias.size:
                 return False
             self.constants[node] = bias + array.reshape(-1)

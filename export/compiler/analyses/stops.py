@@ -10,7 +10,7 @@ import onnx_ir as ir
 from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Refusal
-from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.attributes import optional, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE, Box
@@ -73,7 +73,7 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
     found = []
     known = {choice.node: choice for choice in choices(shapes)}
     for node in shapes.graph:
-        source, indices = [*node.inputs, None, None][:2]
+        source, indices = optional(node, 0), optional(node, 1)
         maker = source.producer() if source is not None else None
         if Trait.PICKS not in operator_of(node).traits or maker is None or source is None or indices is None:
             continue

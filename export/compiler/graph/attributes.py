@@ -1,10 +1,15 @@
-"""Attributes of nodes. Older opsets keep axes in attributes, newer opsets in inputs."""
+"""Attributes and optional inputs of nodes. Older opsets keep axes in attributes, newer opsets in inputs."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 from export.compiler.graph.constants import integers
+
+
+def optional(node: ir.Node, position: int) -> ir.Value | None:
+    """An input; None if the node lacks it."""
+    return node.inputs[position] if position < len(node.inputs) else None
 
 
 def attribute_int(node: ir.Node, name: str, default: int) -> int:
@@ -26,9 +31,7 @@ def attribute_ints(node: ir.Node, name: str) -> list[int] | None:
 def axes_of(node: ir.Node) -> list[int] | None:
     """None if absent or unknown."""
     given = attribute_ints(node, "axes")
-    if given is not None:
-        return given
-    return integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    return integers(optional(node, 1)) if given is None else given
 
 
 def permutation(node: ir.Node, rank: int) -> list[int]:

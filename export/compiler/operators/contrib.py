@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, Box, box
@@ -26,8 +26,8 @@ DOMAIN = "com.microsoft"
 
 def biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of each element, beside a bias along the last axis."""
-    last, bias = shapes.rank(node.outputs[index]) - 1, len(node.inputs) > 1 and node.inputs[1] is not None
-    return row_by_row(node, demand, {last} if bias else ())
+    last = shapes.rank(node.outputs[index]) - 1
+    return row_by_row(node, demand, () if optional(node, 1) is None else {last})
 
 
 def rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -127,11 +127,10 @@ def integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
     """Rows of a product of quantised factors, with one scale and one zero for all rows of the first."""
 
     def rule(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-        values = [node.inputs[position] if position < len(node.inputs) else None for position in range(9)]
-        left, right = (values[position] for position in factors)
+        left, right = (optional(node, position) for position in factors)
         if left is None or right is None or shapes.rank(right) != 2 or shapes.rank(left) < 2:
             return everything(node)
-        if not all(_single(shapes, values[position]) for position in scales):
+        if not all(_single(shapes, optional(node, position)) for position in scales):
             return everything(node)
         return row_by_row(node, demand, {shapes.rank(node.outputs[index]) - 1}, factors[0])
 

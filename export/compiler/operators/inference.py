@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import integers
 from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, number, product, same, slices
 from export.compiler.operators.table import BROADCASTING
@@ -157,7 +157,7 @@ def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes a Split whose sizes are an input for one in equal parts."""
-    if len(node.inputs) > 1 and node.inputs[1] is not None and integers(node.inputs[1]) is None:
+    if (sizes := optional(node, 1)) is not None and integers(sizes) is None:
         axis = attribute_int(node, "axis", 0)
         for value in node.outputs:
             if value.shape is not None:
@@ -168,7 +168,7 @@ def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 def _squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library takes unknown axes for all those of size 1, and a free axis for longer than that."""
-    value, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    value, axes = node.inputs[0], optional(node, 1)
     free = value is None or value.shape is None or any(isinstance(dim, ir.SymbolicDim) for dim in value.shape.dims)
     every = axes is None and "axes" not in node.attributes
     if (every and free) or (axes is not None and integers(axes) is None):
@@ -186,7 +186,7 @@ def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
 def _quantised_gemm(context: ShapeInferenceContext, node: ir.Node) -> None:
     """Integers of the type of the output's zero point, or floats; the library does not know this operator."""
     left, right = node.inputs[0], node.inputs[3]
-    zero = node.inputs[8] if len(node.inputs) > 8 else None
+    zero = optional(node, 8)
     if left is None or right is None or left.shape is None or right.shape is None:
         return
     rows, columns = attribute_int(node, "transA", 0), 1 - attribute_int(node, "transB", 0)
@@ -208,7 +208,7 @@ def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
     """As its input, and a state as the past one; the library does not know this operator."""
-    for value, source in zip(node.outputs, (node.inputs[0], [*node.inputs, None, None][3]), strict=False):
+    for value, source in zip(node.outputs, (node.inputs[0], optional(node, 3)), strict=False):
         if source is not None and source.shape is not None:
             context.set_shape_and_dtype(value, source.shape, source.dtype)
 

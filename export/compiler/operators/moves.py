@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, permutation
+from export.compiler.graph.attributes import attribute_int, optional, permutation
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
@@ -92,7 +92,7 @@ def sliced(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:
     before, after = _dims(shapes, node, index)
     cuts = slices(node, len(before))
     if cuts is None:  # sizes that differ tell the axes, if no step turns them
-        steps = [*node.inputs[4:], None][0]
+        steps = optional(node, 4)
         if steps is not None and min(integers(steps) or [0]) < 1:
             return None
         return _picking(len(before), {axis: UNKNOWN for axis, dim in enumerate(before) if not same(dim, after[axis])})

@@ -20,6 +20,7 @@ from export.compiler.graph.attributes import (
     axes_of,
     is_padded,
     mixed_axes,
+    optional,
 )
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, agree, same
@@ -108,8 +109,8 @@ def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         read[0] = box({1 if attribute_int(node, "transA", 0) else 0: chosen[0]})
     if 1 in chosen:
         read[1] = box({0 if attribute_int(node, "transB", 0) else 1: chosen[1]})
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        read[2] = broadcast(shapes, node.outputs[index], node.inputs[2], demand)
+    if (bias := optional(node, 2)) is not None:
+        read[2] = broadcast(shapes, node.outputs[index], bias, demand)
     return Demand(demand, read)
 
 
@@ -126,7 +127,7 @@ def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     for axis, indices in chosen.items():
         if axis == 1 and attribute_int(node, "group", 1) == 1:
             read[1] = box({0: indices})
-            if len(node.inputs) > 2 and node.inputs[2] is not None:
+            if optional(node, 2) is not None:
                 read[2] = box({0: indices})
             produced[axis] = indices
         elif axis == 0 or (axis > 1 and pointwise):
@@ -187,7 +188,7 @@ def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A row of the output reads its own query and its own row of the mask."""
-    out, mask = node.outputs[0], node.inputs[3] if len(node.inputs) > 3 else None
+    out, mask = node.outputs[0], optional(node, 3)
     cached = any(value is not None for value in node.inputs[4:])
     if index or cached or any(map(is_read, node.outputs[1:])) or not attends_to_all(node):
         return everything(node)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, permutation
+from export.compiler.graph.attributes import attribute_int, optional, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, only_reader, readers
@@ -69,7 +69,7 @@ def _held(shapes: Shapes, value: ir.Value) -> Iterator[Held] | None:
         return None
     found: list[Held] = []
     for use in value.uses():
-        node, weight = use.node, use.node.inputs[1] if len(use.node.inputs) > 1 else None
+        node, weight = use.node, optional(use.node, 1)
         if use.idx or node.domain or weight is None or not is_constant(weight) or weight.dtype not in FLOATS:
             return None
         if node.op_type == "MatMul" and shapes.rank(weight) == 2 and doubles(weight).size <= LARGEST:

@@ -20,7 +20,7 @@ from onnx_ir.passes.common import (
 )
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.readers import is_read, made_of, remove_unused
 from export.compiler.graph.shapes import Shapes, same, same_shape
@@ -124,7 +124,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
     """A Dropout whose mask is read stays."""
     for node in list(graph):
         if node.op_type == "Dropout" and not any(map(is_read, node.outputs[1:])):
-            training = node.inputs[2] if len(node.inputs) > 2 else None
+            training = optional(node, 2)
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
             _put_instead(graph, node, ir.node("Identity", node.inputs[:1]))

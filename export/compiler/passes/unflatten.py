@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_float, attribute_int
+from export.compiler.graph.attributes import attribute_float, attribute_int, optional
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import Attributes, nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, product, same, same_shape
@@ -70,12 +70,12 @@ class _Moving:
         return self._node(node, "Reshape", [source, sizes], ir.Shape([*leading, width]))
 
     def _row_by_row(self, node: ir.Node) -> bool:
-        first, second = [*node.inputs, None, None][:2]
+        first, second = optional(node, 0), optional(node, 1)
         if node.op_type in ("Gemm", "MatMul") and second in self.tokens:
             return False
         match node.op_type:
             case "Gemm":
-                bias = node.inputs[2] if len(node.inputs) > 2 else None
+                bias = optional(node, 2)
                 return first in self.tokens and _is_product(node, bias) and self._each([first, bias])
             case "MatMul":
                 return first in self.tokens and node.inputs[1] is not None and self.shapes.rank(node.inputs[1]) == 2

@@ -16,9 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NotSupported
+from export.compiler.graph.defaults import LEAST_IR_VERSION
 
 NUMBERS = {"FLOAT": "float_data", "DOUBLE": "double_data", "INT64": "int64_data"}  # without raw data
-WEIGHTS_APART = 4  # the first IR version in which a weight need not be an input
 
 
 def check_parts(proto: onnx.ModelProto, path: Path) -> None:
@@ -37,7 +37,7 @@ def check_parts(proto: onnx.ModelProto, path: Path) -> None:
         if twice := _twice(part.name for part in parts):
             raise BadRequest(f"{path}: expected each {kind} once, found {twice!r} twice")
     apart = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
-    if apart and proto.ir_version < WEIGHTS_APART:
+    if apart and proto.ir_version < LEAST_IR_VERSION:
         expected = "expected every weight among the inputs"
         raise BadRequest(f"{path}: IR version {proto.ir_version}: {expected}, found {min(apart)!r} apart")
 

@@ -26,7 +26,6 @@ class Texts:
     count: ir.Value  # (1)
     length: ir.Value  # (1)
     order: ir.Value  # (texts, tokens)
-    rank: ir.Value  # (texts, tokens), of a kept token among those of its text
     sorted: ir.Value  # (texts)
     kept: ir.Value  # (texts), the numbers of kept tokens of the sorted texts
     picked: dict[ir.Value | tuple[int, ...], ir.Value]  # (texts, picks), ranks of the tokens that are picked
@@ -55,14 +54,14 @@ def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] |
     keep = nodes.add("Or", [seen, _whole(nodes, seen, [*places.values()])], BOOL)
     kept = nodes.cast(keep, INT64)
     one = nodes.scalar(1)
-    rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])
+    rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])  # of a kept token among those of its text
     numbers = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
     behind = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])
     order = _top(nodes, nodes.add("Add", [numbers, behind]), length, largest=0)[1]
     counts = nodes.sum(kept, 1, keepdims=0)
     longest, texts = _top(nodes, counts, count, largest=1)
     ranks = {pick: nodes.add("GatherElements", [rank, place], INT64, {"axis": 1}) for pick, place in places.items()}
-    return Texts(nodes, count, length, order, rank, texts, longest, ranks)
+    return Texts(nodes, count, length, order, texts, longest, ranks)
 
 
 def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, length: ir.Value) -> ir.Value:

@@ -15,9 +15,10 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attends_to_all, attribute_float, optional
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.nodes import BOOL, nodes_before
-from export.compiler.graph.readers import is_read, readers
+from export.compiler.graph.readers import is_read, made_by, readers
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
+BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # scores and softmax
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
 
 
@@ -35,7 +36,7 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
     while True:
         node = value.producer()
         uniform = uniform and len(readers(value)) == 1 and not value.is_graph_output()
-        if node is None or node.domain or node.op_type not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where"):
+        if node is None or node.domain or node.op_type not in ("MatMul", *BETWEEN):
             raise Refused.of(value, "stands between scores and softmax")
         if node.op_type == "MatMul":
             if not _same_shape(shapes, value, softmax.outputs[0]):
@@ -50,26 +51,14 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
         value = wide[0]
 
 
-def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
-    """Whether sums, factors and masks of the scores' shape lead back to a MatMul."""
-    seen = 0
-    while seen < 16 and not is_constant(value) and _same_shape(shapes, value, softmax.outputs[0]):
-        node = value.producer()
-        if node is None or node.domain:
-            return False
-        if node.op_type == "MatMul":
-            return True
-        if node.op_type not in ("Add", "Sub", "Mul", "Div", "Where"):
-            return False
-        operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
-        following = [operand for operand in operands if operand is not None and not is_constant(operand)]
-        following = [operand for operand in following if _same_shape(shapes, operand, softmax.outputs[0])]
-        if not following:
-            return False
-        if len(following) > 1:
-            return any(_from_matmul(shapes, operand, softmax) for operand in following)
-        value, seen = following[0], seen + 1
-    return False
+def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node, most: int = MOST_BETWEEN) -> bool:
+    """Whether at most so many sums, factors and masks of the scores' shape lead back to a MatMul."""
+    if is_constant(value) or not _same_shape(shapes, value, softmax.outputs[0]):
+        return False
+    node = made_by(value, *BETWEEN) if most else None
+    operands = node.inputs[node.op_type == "Where" :] if node is not None else ()  # without the condition
+    leads = [_from_matmul(shapes, operand, softmax, most - 1) for operand in operands if operand is not None]
+    return any(leads) or made_by(value, "MatMul") is not None
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:

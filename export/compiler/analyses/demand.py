@@ -6,11 +6,12 @@ In: the shapes of a graph. Out: `Demands`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.shapes import Dim, Shapes
 from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
 from export.compiler.operators.rules import clean
 from export.compiler.operators.table import demand_of
@@ -65,9 +66,10 @@ def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
     )
 
 
-def shape_range(node: ir.Node, rank: int) -> range:
-    end = attribute_int(node, "end", rank)
-    return range(rank)[slice(attribute_int(node, "start", 0), end)]
+def sizes_read(shapes: Shapes, node: ir.Node) -> Sequence[Dim]:
+    """By a Shape."""
+    dims = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
+    return dims[attribute_int(node, "start", 0) : attribute_int(node, "end", len(dims))]
 
 
 def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
@@ -76,10 +78,10 @@ def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
     if value is None or node.outputs[0] not in demands:
         return
     demands[node.outputs[0]] = [WHOLE]
-    if node.op_type != "Shape" or value.shape is None or not known_shape(shapes, node, value):
+    if node.op_type != "Shape" or value.shape is None or not knows_sizes(shapes, node):
         demands.setdefault(value, []).append(WHOLE)
 
 
-def known_shape(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
-    dims = shapes.dims(value)
-    return all(shapes.is_known(dims[axis]) for axis in shape_range(node, len(dims)))
+def knows_sizes(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether the graph's inputs have what a Shape reads."""
+    return all(map(shapes.is_known, sizes_read(shapes, node)))

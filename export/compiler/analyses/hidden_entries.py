@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.compiler.analyses.demand import shape_range
+from export.compiler.analyses.demand import sizes_read
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.shapes import Dim, Shapes, agree, same
@@ -167,10 +167,8 @@ class HiddenEntries:
             for dim, size in zip(value.shape.dims, values[value].shape, strict=True)
             if isinstance(dim, ir.SymbolicDim)
         }
-        source = node.inputs[0]
-        dims = self.shapes.dims(source) if source is not None else ()
         sized = Shapes(self.shapes.graph, sizes)
-        return {node.outputs[0]: np.array([sized.nominal(dims[axis]) for axis in shape_range(node, len(dims))])}
+        return {node.outputs[0]: np.array([*map(sized.nominal, sizes_read(self.shapes, node))])}
 
     def _values(self, feeds: Mapping[str, Array]) -> tuple[Mask, Values]:
         values = {value: feeds[value.name or ""] for value in self.shapes.graph.inputs}

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import WHOLE_VALUE, Demands, shape_range
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, sizes_read
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, stored
@@ -225,5 +225,4 @@ class Materialiser:
             return
         if self.demands.get(value) == WHOLE_VALUE:
             return
-        dims = self.shapes.dims(value)
-        self._whole[output] = self.vector([dims[axis] for axis in shape_range(node, len(dims))])
+        self._whole[output] = self.vector(sizes_read(self.shapes, node))

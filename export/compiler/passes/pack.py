@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import shape_range
+from export.compiler.analyses.demand import sizes_read
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
@@ -160,6 +160,4 @@ def _rebuild_shapes(tokens: Tokens) -> None:
     building = Materialiser(shapes, {})
     for node in list(shapes.graph):
         if reads_shape_alone(node) and node.inputs[0] in tokens.roles and node.op_type == "Shape":
-            dims = shapes.dims(node.inputs[0])
-            new = building.vector([dims[axis] for axis in shape_range(node, len(dims))])
-            ir.convenience.replace_all_uses_with(node.outputs[0], new)
+            ir.convenience.replace_all_uses_with(node.outputs[0], building.vector(sizes_read(shapes, node)))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import WHOLE_VALUE, Demands, known_shape
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, knows_sizes
 from export.compiler.analyses.neighbours import linear_weight
 from export.compiler.errors import Refusal, Site
 from export.compiler.graph.attributes import reads_shape_alone
@@ -83,7 +83,7 @@ def _parts(shapes: Shapes, chain: Sequence[ir.Value]) -> Demands:
 def _keeps_whole(shapes: Shapes, value: ir.Value) -> bool:
     """Whether a node reads its size, which the graph's inputs do not have."""
     asked = [use.node for use in value.uses() if reads_shape_alone(use.node)]
-    return not all(node.op_type == "Shape" and known_shape(shapes, node, value) for node in asked)
+    return not all(node.op_type == "Shape" and knows_sizes(shapes, node) for node in asked)
 
 
 def _separated(shapes: Shapes, value: ir.Value) -> list[Box]:

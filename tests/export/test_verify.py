@@ -154,5 +154,5 @@ def test_publish_of_a_file_that_is_damaged(folder: Path, exported: Path) -> None
     exported.write_bytes(exported.read_bytes()[:-1])
     assert "expected the SHA-256" in error(folder, "publish", str(exported))
     exported.with_suffix(".json").unlink()
-    assert "expected the manifest of an export" in error(folder, "publish", str(exported))
+    assert "expected an ONNX model, found another kind of file" in error(folder, "publish", str(exported))
     assert versions(folder / "vitbn") == [1, 2, 3]

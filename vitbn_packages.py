@@ -27,6 +27,7 @@ EXTRAS = {
     "serve": ("prometheus_client",),
     "train": ("kornia", "matplotlib"),
     "web": ("flask", "waitress"),
+    "foreign": ("timm", "transformers"),
 }
 
 

@@ -59,7 +59,12 @@ def test_a_package_that_hides_nothing_is_no_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
-    [(["web"], "flask", "web"), (["infer", "digit.png"], "PIL", "client"), (["calibrate", __file__], "torch", "base")],
+    [
+        (["web"], "flask", "web"),
+        (["infer", "digit.png"], "PIL", "client"),
+        (["calibrate", __file__], "torch", "base"),
+        (["bench", "foreign", "--preset", "packed"], "transformers", "foreign"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, extra):
     without = f"import sys; sys.modules[{package!r}] = None; import vitbn; vitbn.main({command})"

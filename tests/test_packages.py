@@ -74,6 +74,11 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, e
     assert (done.returncode, done.stderr) == (1, elsewhere)
 
 
+def test_an_interrupt_before_a_command_prints_no_traceback(tmp_path):
+    done = run([sys.executable, "-c", "import vitbn_packages; raise KeyboardInterrupt"], tmp_path)
+    assert (done.returncode != 0, done.stderr) == (True, "Aborted!\n")
+
+
 def test_the_command_that_installs_an_extra_works_where_it_is_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert vitbn_packages.install("web") == "pip install -c constraints.txt -e '.[web]'"

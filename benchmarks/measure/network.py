@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Network:
     """`name`: in results and on a server. `weights`: a checkpoint, or a configuration.
 
-    `own`: whether it is measured on its own dataset, not on digits or noise, which need no files. `dataset`: a name or
-    a folder; None stands for that of the training. `data_dir`: the folder of its files.
+    `own`: whether it is measured on its own dataset. Others are measured on digits or noise, which need no files.
+    `dataset`: a name or a folder, by default the dataset of its training. `data_dir`: the folder of its files.
     """
 
     name: str

@@ -52,7 +52,7 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
 
 
 def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node, most: int = MOST_BETWEEN) -> bool:
-    """Whether at most so many sums, factors and masks of the scores' shape lead back to a MatMul."""
+    """Whether sums, factors and masks of the scores' shape lead back to a MatMul, at most `most` of them."""
     if is_constant(value) or not _same_shape(shapes, value, softmax.outputs[0]):
         return False
     node = made_by(value, *BETWEEN) if most else None

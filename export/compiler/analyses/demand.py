@@ -59,7 +59,7 @@ def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
 
 
 def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
-    """What a box covers of a value."""
+    """The part of a value that a box covers, from 0 to 1."""
     dims = shapes.dims(value)
     return math.prod(
         len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
@@ -67,7 +67,7 @@ def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
 
 
 def sizes_read(shapes: Shapes, node: ir.Node) -> Sequence[Dim]:
-    """By a Shape."""
+    """The sizes that a Shape reads."""
     dims = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
     return dims[attribute_int(node, "start", 0) : attribute_int(node, "end", len(dims))]
 

@@ -43,7 +43,7 @@ def everything(node: ir.Node) -> Demand:
 
 
 def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0) -> Demand:
-    """Of an operator that mixes elements along these axes alone: the others are those of the input at `place`."""
+    """The operator mixes elements along the axes `mixed` alone. Its other axes are those of the input at `place`."""
     kept = box({axis: chosen for axis, chosen in demand if axis not in mixed})
     return Demand(kept, {**everything(node).inputs, place: kept})
 

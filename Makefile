@@ -140,7 +140,7 @@ benchmarks: setup perf_analyzer $(NEW)/steady.json
 	$(MAKE) report
 
 # An unsteady machine stops the measurement with the reason, unless ANYWAY=1; every result says which it was.
-$(NEW)/steady.json: setup
+$(NEW)/steady.json: .venv/installed
 	@mkdir -p $(NEW)
 	python benchmarks/steady.py $(if $(ANYWAY),--anyway) --json $@.part && mv $@.part $@
 

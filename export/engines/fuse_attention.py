@@ -16,9 +16,8 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.attention import given
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.nodes import Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same, same_shape

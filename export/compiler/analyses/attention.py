@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attends_to_all, attribute_float, optional
+from export.compiler.graph.attributes import attends_to_all, attribute_float, given, optional
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.nodes import BOOL, nodes_before
 from export.compiler.graph.readers import is_read, made_by, readers
@@ -20,14 +20,6 @@ from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
 BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # scores and softmax
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
-
-
-def given(node: ir.Node, position: int) -> ir.Value:
-    """Raises Refused if the input is missing."""
-    value = optional(node, position)
-    if value is None:
-        raise Refused.at(node, f"expected an input {position}, found none")
-    return value
 
 
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:

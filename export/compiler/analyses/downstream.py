@@ -31,6 +31,7 @@ from export.compiler.graph.attributes import (
     attribute_float,
     attribute_int,
     axes_of,
+    given,
     is_padded,
     reads_shape_alone,
 )
@@ -109,9 +110,9 @@ def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, sh
 
 
 def _norm_after(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
-    gamma, centred = node.inputs[1], node.op_type == "LayerNormalization"
+    gamma, centred = given(node, 1), node.op_type == "LayerNormalization"
     first = attribute_int(node, "axis", -1) % rank
-    if gamma is None or not is_constant(gamma) or any(map(is_read, node.outputs[1:])):
+    if not is_constant(gamma) or any(map(is_read, node.outputs[1:])):
         raise Refused.at(node, "expected a constant scale, and readers of its first output alone")
     if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (centred or not shift.any()):
         raise Refused.at(node, "normalises what is not scaled and shifted alike")

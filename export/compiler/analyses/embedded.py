@@ -14,7 +14,7 @@ import onnx_ir as ir
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Shapes
 
@@ -46,9 +46,9 @@ def embedded(shapes: Shapes, tokens: ir.Value) -> Embedded:
 
 
 def _layer(shapes: Shapes, node: ir.Node) -> Embedded:
-    patches, weight = node.inputs[0], constant(node.inputs[1])
-    rows = shapes.static(patches, 1) if patches is not None and shapes.rank(patches) == 3 else None
-    if patches is None or weight is None or weight.ndim != 2 or rows is None:
+    patches, weight = given(node, 0), constant(node.inputs[1])
+    rows = shapes.static(patches, 1) if shapes.rank(patches) == 3 else None
+    if weight is None or weight.ndim != 2 or rows is None:
         raise Refused.at(node, "expected a known number of rows by a weight")
     return Embedded(patches, weight.astype(np.float64), np.zeros((rows, weight.shape[1])), 0, rows)
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, axes_of, mixed_axes, optional
+from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
@@ -47,8 +47,8 @@ def join_of(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
 
 def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     pairs = []
-    for value, role, place in zip(node.inputs[:2], roles[:2], (1, 2), strict=True):
-        rank = shapes.rank(value) if value is not None else 0
+    for position, role in enumerate(roles[:2]):
+        rank, place = shapes.rank(given(node, position)), position + 1
         pairs.append((role, rank - place if rank > 1 else 0))
     joined = [role is not None and axis in role.tokens for role, axis in pairs]
     if not any(joined):
@@ -75,10 +75,10 @@ def _of_integers(scores: ir.Value | None) -> str:
 
 
 def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    value, role, given = node.inputs[0], roles[0], axes_of(node)
-    if value is None or role is None or given is None:
+    value, role, axes = given(node, 0), roles[0], axes_of(node)
+    if role is None or axes is None:
         return NOTHING
-    joined = {axis % shapes.rank(value) for axis in given} & {*role.tokens}
+    joined = {axis % shapes.rank(value) for axis in axes} & {*role.tokens}
     traits = operator_of(node).traits
     zero = Trait.SUMS in traits or (node.op_type == "ReduceMax" and is_never_negative(value))
     sunk = Trait.GREATEST in traits
@@ -117,9 +117,8 @@ def _concat(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
 
 def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     """A token of each text, as read-rows writes it: the numbers are (texts, 1, 1)."""
-    value, places = node.inputs[:2]
-    role = roles[0]
-    if role is None or not role.tokens or value is None or places is None:
+    value, places, role = given(node, 0), given(node, 1), roles[0]
+    if role is None or not role.tokens:
         return NOTHING
     single = shapes.rank(places) == 3 and shapes.dims(places)[1:] == (1, 1)
     if attribute_int(node, "batch_dims", 0) != 1 or not single:
@@ -132,8 +131,7 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     """Queries are the output's rows; hidden keys need a mask, of booleans or to be added."""
     query, keys, values, mask = [*roles, None, None, None, None][:4]
     out = node.outputs[0]
-    rank, given = shapes.rank(out), optional(node, 3)
-    row = rank - 2
+    row, masking = shapes.rank(out) - 2, optional(node, 3)
     expected = (0, row)
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
         raise Refused.at(node, "expected no past and no scores among its outputs")
@@ -141,16 +139,16 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
         raise Refused.at(node, "expected queries of all tokens or of rows")
-    if given is None or mask is None or shapes.rank(given) != 4 or not _hides(given, mask, keys):
+    if masking is None or mask is None or shapes.rank(masking) != 4 or not _hides(masking, mask, keys):
         raise Refused.at(node, "hidden tokens may have weights")
     moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
     done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
     return Join(axes=moved, done=done)
 
 
-def _hides(given: ir.Value, mask: Roles, keys: Roles) -> bool:
+def _hides(masking: ir.Value, mask: Roles, keys: Roles) -> bool:
     """Whether the keys that the mask hides have no weight: products of filled keys may lift a sum."""
-    if given.dtype == ir.DataType.BOOL:
+    if masking.dtype == ir.DataType.BOOL:
         return mask.at(3).zero
     return mask.at(3).sunk and not any(facts.low or facts.high for facts in keys.facts.values())
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import permutation
+from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.readers import made_by
 from export.compiler.graph.shapes import Dim, Shapes, same
@@ -55,12 +55,9 @@ def trace(shapes: Shapes, value: ir.Value, turned: bool = False) -> Channels:
         return _matmul(shapes, node, turned)
     if operator in ("Add", "Mul", "Div", "Sub"):
         return _affine(shapes, node, turned).through(node)
-    source = node.inputs[0]
-    if source is None:
-        raise Refused.of(value, "expected an input, found none")
     view = view_of(shapes, node, value.index() or 0)
     if view is not None:
-        before = trace(shapes, source, turned)
+        before = trace(shapes, given(node, 0), turned)
         if operator in RESHAPES:
             return _reshape(shapes, before, view, value).through(node)
         return _moved(before, view, value).through(node)
@@ -68,8 +65,8 @@ def trace(shapes: Shapes, value: ir.Value, turned: bool = False) -> Channels:
 
 
 def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
-    tokens, weight = node.inputs[0], constant(node.inputs[1])
-    if tokens is None or weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
+    tokens, weight = given(node, 0), constant(node.inputs[1])
+    if weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
         raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)
@@ -77,9 +74,9 @@ def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
     if not turned:
         return made
     turn = made_by(tokens, "Transpose")
-    if turn is None or turn.inputs[0] is None or permutation(turn, 3) != [1, 0, 2]:
+    if turn is None or permutation(turn, 3) != [1, 0, 2]:
         raise Refused.at(node, "expected tokens that a Transpose turns")
-    return replace(made, tokens=turn.inputs[0], token_axis=0, batch_axis=1)
+    return replace(made, tokens=given(turn, 0), token_axis=0, batch_axis=1)
 
 
 def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:

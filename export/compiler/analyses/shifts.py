@@ -18,7 +18,7 @@ from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.neighbours import linear_weight, narrowed, old_bias
 from export.compiler.analyses.without_tokens import may_sum_to_zero
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, mixed_axes, optional, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, given, mixed_axes, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles
 from export.compiler.graph.readers import only_reader, readers
 from export.compiler.graph.shapes import Shapes
@@ -99,9 +99,8 @@ def _add(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
 
 
 def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    left, right = node.inputs
-    weight = linear_weight(node)
-    if left is None or right is None or len(shifted) > 1:
+    left, weight = given(node, 0), linear_weight(node)
+    if len(shifted) > 1:
         raise Refused.at(node, "multiplies two sums")
     if 0 in shifted and weight is not None:
         wide = np.broadcast_to(shifted[0], (*shifted[0].shape[:-1], doubles(weight).shape[0]))

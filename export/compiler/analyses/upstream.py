@@ -24,7 +24,7 @@ from export.compiler.analyses.neighbours import (
     shape_of,
 )
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same_shape
@@ -41,7 +41,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "is no linear layer")
     axis, rank = axis_of(scale, shift), shapes.rank(value)
-    weight, source = linear_weight(node), node.inputs[0]
+    weight = linear_weight(node)
     if weight is not None:
         expect_channels(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
         outputs = outputs_of(node, shape_of(weight))
@@ -51,9 +51,9 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         first = node.op_type == "Conv" or bool(attribute_int(node, "transB", 0))
         along = wide_scale.reshape(-1, *[1] * (len(shape_of(weight)) - 1)) if first else wide_scale
         return [scaled(node, weight, along, old_bias(node) * wide_scale + wide_shift)]
-    if source is not None and node.op_type in SELECTING:
+    if node.op_type in SELECTING:
         return _part_before(shapes, node, value, scale, shift)
-    if source is None or value.index():
+    if value.index():
         raise Refused.of(value, "is no linear layer")
     if node.op_type == "MatMul" and scale.size == 1 and not shift.any():
         return _factor_before(shapes, node, scale)
@@ -61,7 +61,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         return _bias_before(shapes, node, value, scale, shift)
     if (view := view_of(shapes, node)) is not None:
         scale, shift = (narrowed(view.backward(array)) for array in (scale, shift))
-        return before(shapes, source, scale, shift, {node})
+        return before(shapes, given(node, 0), scale, shift, {node})
     raise Refused.of(value, "is no linear layer")
 
 
@@ -98,9 +98,9 @@ def _factor_before(shapes: Shapes, product: ir.Node, scale: Array) -> list[Chang
 
 def _part_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
     """The whole takes up the map of a part: elsewhere it scales by 1 and shifts by 0."""
-    source, index = node.inputs[0], value.index() or 0
+    source, index = given(node, 0), value.index() or 0
     view = view_of(shapes, node, index)
-    if source is None or view is None:
+    if view is None:
         raise Refused.of(value, "expected known places of one axis")
     axis, places = _picked(shapes, node, index)
     others = [reader for reader in readers(source) if reader is not node]

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from export.compiler.errors import Refused
 from export.compiler.graph.constants import integers
 
 
 def optional(node: ir.Node, position: int) -> ir.Value | None:
     """An input; None if the node lacks it."""
     return node.inputs[position] if position < len(node.inputs) else None
+
+
+def given(node: ir.Node, position: int) -> ir.Value:
+    """Raises Refused if the input is missing."""
+    value = optional(node, position)
+    if value is None:
+        raise Refused.at(node, f"expected an input {position}, found none")
+    return value
 
 
 def attribute_int(node: ir.Node, name: str, default: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, optional
+from export.compiler.graph.attributes import attribute_int, given, optional
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, Box, box
@@ -38,17 +38,17 @@ def rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """The norm of input + skip, and that sum."""
     out = node.outputs[index]
-    if index not in (0, 3) or node.inputs[0] is None or node.inputs[1] is None:
+    if index not in (0, 3):
         return everything(node)
     plain = row_by_row(node, demand, {shapes.rank(out) - 1})
-    read = {k: broadcast(shapes, out, value, plain.produced) for k, value in enumerate(node.inputs[:2]) if value}
+    read = {k: broadcast(shapes, out, given(node, k), plain.produced) for k in (0, 1)}
     return Demand(plain.produced, {**plain.inputs, **read})
 
 
 def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    left, right, rank = node.inputs[0], node.inputs[1], shapes.rank(node.outputs[index])
+    left, right = given(node, 0), given(node, 1)
     turned = [attribute_int(node, name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")]
-    if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2 or any(turned[2:]):
+    if min(shapes.rank(left), shapes.rank(right)) < 2 or any(turned[2:]):
         return everything(node)
     plain = matmul(shapes, node, index, demand)
     read = {}
@@ -59,12 +59,12 @@ def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dema
             inner = {2 * axes - 3 - axis: chosen for axis, chosen in own.items() if axis >= axes - 2}
             own = {**outer, **inner}
         read[position] = clean(shapes, value, box(own))
-    return Demand(demand, read) if rank >= 2 else everything(node)
+    return Demand(demand, read)
 
 
 def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    value, places = node.inputs[0], node.inputs[1]
-    if value is None or places is None or attribute_int(node, "is_packed_batching", 0):
+    value, places = given(node, 0), given(node, 1)
+    if attribute_int(node, "is_packed_batching", 0):
         return everything(node)
     row = shapes.rank(value) - 2  # (batch, tokens, features) or (batch, heads, tokens, features)
     apart = shapes.rank(places) == 2
@@ -79,14 +79,13 @@ def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A row of the output reads its own query and its own row of the bias."""
-    given: list[ir.Value | None] = [*node.inputs, *[None] * 8]
-    query, key, value, mask, bias, past = *given[:3], given[4], given[5], given[6:]
-    more = any(map(is_read, node.outputs[1:]))
-    packed = query is None or key is None or value is None or shapes.rank(query) != 3 or shapes.rank(key) != 3
-    if index or more or packed or any(past) or attribute_int(node, "unidirectional", 0):
+    query, key, _, mask, bias = *(given(node, position) for position in range(3)), optional(node, 4), optional(node, 5)
+    more = any(node.inputs[6:]) or any(map(is_read, node.outputs[1:]))
+    packed = shapes.rank(query) != 3 or shapes.rank(key) != 3
+    if index or more or packed or attribute_int(node, "unidirectional", 0):
         return everything(node)
     kept = box({axis: chosen for axis, chosen in demand if axis == 1})
-    if kept == WHOLE or (mask is not None and shapes.rank(mask) != 2) or query is None:
+    if kept == WHOLE or (mask is not None and shapes.rank(mask) != 2):
         return everything(node)
     read = {**everything(node).inputs, 0: kept}
     if bias is not None:
@@ -97,17 +96,16 @@ def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 
 
 def gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    indices = node.inputs[1]
-    if indices is None or attribute_int(node, "gather_axis", 0):
+    if attribute_int(node, "gather_axis", 0):
         return everything(node)
-    kept = box({axis: chosen for axis, chosen in demand if axis < shapes.rank(indices)})
+    kept = box({axis: chosen for axis, chosen in demand if axis < shapes.rank(given(node, 1))})
     return Demand(kept, {**everything(node).inputs, 1: kept})
 
 
 def scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """QuantizeLinear and DequantizeLinear: a scale of each element's own, or along one axis."""
-    value, scale = node.inputs[0], node.inputs[1]
-    if value is None or scale is None or shapes.rank(scale) > 1:
+    value, scale = given(node, 0), given(node, 1)
+    if shapes.rank(scale) > 1:
         return everything(node)
     axis = attribute_int(node, "axis", 1) % max(shapes.rank(value), 1)
     return row_by_row(node, demand, () if _single(shapes, scale) else {axis})
@@ -127,8 +125,8 @@ def integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
     """Rows of a product of quantised factors, with one scale and one zero for all rows of the first."""
 
     def rule(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-        left, right = (optional(node, position) for position in factors)
-        if left is None or right is None or shapes.rank(right) != 2 or shapes.rank(left) < 2:
+        left, right = (given(node, position) for position in factors)
+        if shapes.rank(right) != 2 or shapes.rank(left) < 2:
             return everything(node)
         if not all(_single(shapes, optional(node, position)) for position in scales):
             return everything(node)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, optional, permutation
+from export.compiler.graph.attributes import attribute_int, given, optional, permutation
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
@@ -149,12 +149,12 @@ def viewed(build: Build) -> Rule:
 
 
 def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build) -> Demand:
-    value, resized = node.inputs[0], build in (reshaped, expanded)
+    resized = build in (reshaped, expanded)
     view = built(shapes, node, index, build) if demand != WHOLE or not resized else None
-    if value is None or view is None:
+    if view is None:
         return everything(node)
     made, source = view.read(demand)
-    read = clean(shapes, value, box(source))
+    read = clean(shapes, given(node, 0), box(source))
     if not resized:
         return Demand(box(made), {**everything(node).inputs, 0: read})
     sizes = {axis: len(rows) for axis, rows in made.items()}
@@ -192,9 +192,7 @@ def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Map
 
 def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """By computed indices: of them, too, only those of the wanted rows."""
-    value, indices = node.inputs[0], node.inputs[1]
-    if value is None or indices is None:
-        return everything(node)
+    value, indices = given(node, 0), given(node, 1)
     axis, width = attribute_int(node, "axis", 0) % shapes.rank(value), shapes.rank(indices)
     if constant(indices) is not None and width < 2:
         return _moved(shapes, node, index, demand, gathered)
@@ -206,9 +204,7 @@ def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of the axes behind those that the indices choose, which data and updates share."""
-    value, indices, updates = node.inputs
-    if value is None or indices is None or updates is None:
-        return everything(node)
+    value, indices, updates = (given(node, position) for position in range(3))
     chosen, width = shapes.dims(indices)[-1], shapes.rank(indices) - 1
     if not isinstance(chosen, int):
         return everything(node)

@@ -18,6 +18,7 @@ from export.compiler.graph.attributes import (
     attribute_ints,
     attribute_string,
     axes_of,
+    given,
     is_padded,
     mixed_axes,
     optional,
@@ -89,8 +90,8 @@ def broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dema
 
 
 def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    left, right = node.inputs[:2]
-    if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2:
+    left, right = given(node, 0), given(node, 1)
+    if min(shapes.rank(left), shapes.rank(right)) < 2:
         return everything(node)
     out, chosen = node.outputs[index], dict(demand)
     rank = shapes.rank(out)
@@ -117,10 +118,7 @@ def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Chosen channels read chosen filters. Pixels can be chosen only for 1 x 1 filters."""
     read, chosen = dict(everything(node).inputs), dict(demand)
-    weight = node.inputs[1]
-    if weight is None:
-        return everything(node)
-    kernel = shapes.dims(weight)[2:]
+    kernel = shapes.dims(given(node, 1))[2:]
     strides = attribute_ints(node, "strides") or []
     pointwise = all(same(size, 1) for size in kernel) and not is_padded(node) and set(strides) <= {1}
     produced = {}
@@ -159,11 +157,10 @@ def batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 
 
 def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    value, given = node.inputs[0], axes_of(node)
-    if value is None or given is None:
+    rank, axes = shapes.rank(given(node, 0)), axes_of(node)
+    if axes is None:
         return everything(node)
-    rank = shapes.rank(value)
-    reduced = {axis % rank for axis in given}
+    reduced = {axis % rank for axis in axes}
     left = [axis for axis in range(rank) if axis not in reduced]
     source = {axis: axis for axis in left} if attribute_int(node, "keepdims", 1) else dict(enumerate(left))
     kept = {axis: indices for axis, indices in demand if axis in source}
@@ -200,8 +197,7 @@ def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if mask is not None:
         axis = shapes.rank(mask) - 2
         if axis >= 0 and not same(shapes.dims(mask)[axis], 1):
-            query = node.inputs[0]
-            if query is None or not same(shapes.dims(mask)[axis], shapes.dims(query)[rows]):
+            if not same(shapes.dims(mask)[axis], shapes.dims(given(node, 0))[rows]):
                 return everything(node)
             read[3] = box({axis: dict(kept)[rows]})
     return Demand(kept, read)

@@ -18,10 +18,9 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.alike import alike
-from export.compiler.analyses.attention import given
 from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.errors import Refusal, Refused, Site, operator
-from export.compiler.graph.attributes import mixed_axes, opset, permutation
+from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.readers import made_by, only_reader, readers
@@ -84,9 +83,9 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
     """Raises Refused."""
     weights, name = softmax.outputs[0], softmax.outputs[0].name or ""
     scores = _scores(shapes, softmax)
-    tokens = scores.inputs[0]
+    tokens = given(scores, 0)
     pooled = _only_reader(weights)
-    if tokens is None or pooled.op_type != "MatMul" or pooled.inputs[1] is not tokens:
+    if pooled.op_type != "MatMul" or pooled.inputs[1] is not tokens:
         raise Refused(name, pooled.op_type, "expected weights by the tokens of the scores")
     joined = _only_reader(pooled.outputs[0])
     if joined.op_type not in RESHAPES or shapes.rank(joined.outputs[0]) != 3:
@@ -161,9 +160,7 @@ class _Builder:
 
     def _output(self) -> ir.Value:
         """sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h), (batch, queries, columns)."""
-        attention, tokens, weights = self.attention, self.attention.tokens, self.attention.pooled.inputs[0]
-        if weights is None:
-            raise Refused.at(attention.pooled, "expected weights, found none")
+        attention, tokens, weights = self.attention, self.attention.tokens, given(self.attention.pooled, 0)
         seen = weights
         if tokens.rows < len(tokens.table):
             start, end = (self.nodes.integers([place]) for place in (tokens.start, tokens.start + tokens.rows))

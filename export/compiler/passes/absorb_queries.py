@@ -18,12 +18,12 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from export.compiler.analyses.attention import given, pooled_of, scores_of, take_apart, takes_apart
+from export.compiler.analyses.attention import pooled_of, scores_of, take_apart, takes_apart
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.few_queries import FewQueries, Parts, plan, traced
 from export.compiler.analyses.without_tokens import may_be_empty
 from export.compiler.errors import Refusal, Refused, Site
-from export.compiler.graph.attributes import mixed_axes
+from export.compiler.graph.attributes import given, mixed_axes
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.absorbed_heads import Absorber
 from export.compiler.passes.drop_unread import refresh

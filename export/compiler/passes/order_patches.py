@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, optional, permutation
+from export.compiler.graph.attributes import attribute_int, given, optional, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, only_reader, readers
@@ -29,12 +29,11 @@ Held = tuple[ir.Node, int, int]  # a node, the place of its constant, the consta
 
 def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.Value | None:
     """What takes the place of the Reshape `node`, whose readers' constants change; None if it stays."""
-    turned = node.inputs[0]
+    turned = given(node, 0)
     turn = made_by(turned, "Transpose")
-    source = turn.inputs[0] if turn is not None else None
-    joins = node.op_type in ("Reshape", "Flatten")
-    if not joins or turned is None or turn is None or source is None or only_reader(turned) is not node:
+    if node.op_type not in ("Reshape", "Flatten") or turn is None or only_reader(turned) is not node:
         return None
+    source = given(turn, 0)
     dims, wide = shapes.dims(turned), shapes.dims(node.outputs[0])[-1]
     perm, joined = permutation(turn, len(dims)), _joined(dims, wide)
     order = [*perm[: len(dims) - joined], *sorted(perm[len(dims) - joined :])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int
+from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import readers
@@ -20,9 +20,9 @@ ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}
 
 def taken_of_one(shapes: Shapes, node: ir.Node) -> ir.Value | None:
     """The row, computed on two axes; None if `node` takes no such row, or no product would change."""
-    source, index = node.inputs[:2]
-    row = index is not None and is_constant(index) and shapes.rank(index) == 0 and attribute_int(node, "axis", 0) == 1
-    if source is None or not _single(shapes, source) or not row:
+    source, index = given(node, 0), given(node, 1)
+    row = is_constant(index) and shapes.rank(index) == 0 and attribute_int(node, "axis", 0) == 1
+    if not _single(shapes, source) or not row:
         return None
     inside = _inside(shapes, source, node)
     if not any(each.op_type == "MatMul" for each in inside):

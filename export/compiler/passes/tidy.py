@@ -22,7 +22,7 @@ import onnx_ir as ir
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.alike import alike
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import attribute_int, attribute_string, opset, permutation
+from export.compiler.graph.attributes import attribute_int, attribute_string, given, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.graph.readers import made_by, made_of, only_reader
@@ -52,7 +52,7 @@ def _sweep(tidying: Tidying) -> list[Site]:
         for name, rule in RULES.get(node.op_type, {}).items() if not node.domain else ():
             try:
                 new = rule(tidying, node)
-            except Refused:  # a rank is unknown
+            except Refused:  # a rank is unknown, or an input is missing
                 new = None
             if new is not None:
                 sites.append(Site(out.name or "", node.op_type, name))
@@ -116,9 +116,7 @@ def _reshape_of_reshape(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 
 def _ones_move(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    source = node.inputs[0]
-    if source is None:
-        return None
+    source = given(node, 0)
     dims = tidying.shapes.dims(source)
     wide = [axis for axis in permutation(node, len(dims)) if not same(dims[axis], 1)]
     return tidying.reshaped(node, source) if wide == sorted(wide) else None
@@ -126,9 +124,9 @@ def _ones_move(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     maker = made_by(node.inputs[0], "Transpose")
-    source = maker.inputs[0] if maker is not None else None
-    if maker is None or source is None:
+    if maker is None:
         return None
+    source = given(maker, 0)
     rank = tidying.shapes.rank(source)
     first, second = permutation(maker, rank), permutation(node, rank)
     order = [first[axis] for axis in second]
@@ -141,10 +139,9 @@ def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """Axes of size 1 go before a transpose that leaves the first and the last axis: ONNX Runtime joins others with a
     product, which fails or ends the process where the batch is empty.
     """
-    turned = node.inputs[0]
+    turned = given(node, 0)
     maker = made_by(turned, "Transpose")
-    source = maker.inputs[0] if maker is not None else None
-    if turned is None or maker is None or source is None or only_reader(turned) is not node:
+    if maker is None or only_reader(turned) is not node:
         return None
     dims, left = tidying.shapes.dims(turned), [*tidying.shapes.dims(node.outputs[0])]
     kept: list[int] = []
@@ -162,12 +159,12 @@ def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     perm = [before.index(order[axis]) for axis in kept]
     if perm[0] or perm[-1] != len(perm) - 1:
         return None
-    return tidying.node(node, "Transpose", [tidying.squeezed(maker, source, gone)], perm=perm)
+    return tidying.node(node, "Transpose", [tidying.squeezed(maker, given(maker, 0), gone)], perm=perm)
 
 
 def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    source, index = node.inputs[:2]
-    if source is None or integers(index) not in ([0], [-1]) or index is None or tidying.shapes.rank(index):
+    source, index = given(node, 0), given(node, 1)
+    if integers(index) not in ([0], [-1]) or tidying.shapes.rank(index):
         return None
     axis = attribute_int(node, "axis", 0) % tidying.shapes.rank(source)
     return tidying.squeezed(node, source, [axis]) if same(tidying.shapes.dims(source)[axis], 1) else None
@@ -187,11 +184,11 @@ def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     pad = made_by(outer[0], "Pad") if outer is not None else None
     if outer is None or pad is None or only_reader(outer[0]) is not node:
         return None
-    source, pads = pad.inputs[0], integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
-    maker = source.producer() if source is not None else None
+    source, pads = given(pad, 0), integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
+    maker = source.producer()
     inner = tidying.term(maker) if maker is not None else None
     zeros = attribute_string(pad, "mode", "constant") == "constant"
-    if source is None or pads is None or inner is None or not zeros or only_reader(source) is not pad:
+    if pads is None or inner is None or not zeros or only_reader(source) is not pad:
         return None
     dims, rank = tidying.shapes.dims(source), tidying.shapes.rank(source)
     sides = [(pads[axis], pads[axis + rank]) for axis in range(rank)]

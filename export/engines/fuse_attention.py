@@ -76,9 +76,7 @@ class _Attention:
                 self._feed(node, position, "Unsqueeze", axis)
             pooled = self.pooling.outputs[0]
             behind = Nodes(self.constants, put=partial(self.graph.insert_after, self.pooling))
-            readers, joined = list(pooled.uses()), behind.reshape(pooled, [0, -1, self.width])
-            for use in readers:
-                use.node.replace_input_with(use.idx, joined)
+            self.constants.replace(pooled, behind.reshape(pooled, [0, -1, self.width]), "apart")
             for stale in (self.scores, self.softmax.outputs[0], pooled):
                 stale.shape = None
 

@@ -101,11 +101,14 @@ class Constants:
         return value
 
     def replace(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
-        """Readers of `old` read `new`, which takes its place among the outputs."""
+        """Readers of `old`, but not the node that makes `new`, read `new`, which takes its place among the outputs."""
+        kept = [use for use in old.uses() if use.node is new.producer()]
         if old.is_graph_output():
             new.name, old.name = old.name, self.name(f"{old.name}_{suffix}")
             new.type, new.shape = old.type, old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for use in kept:
+            use.node.replace_input_with(use.idx, old)
 
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
         return self.add(np.array(numbers, np.int64), base)

@@ -173,8 +173,6 @@ class Folder:
         added = self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)
         total = self._behind(output, "Add", [output, added])
         self.constants.replace(output, total, "mapped")
-        for use in [*added.uses()]:
-            use.node.replace_input_with(0, output)  # the sum itself still reads the layer
         return total
 
     def _normalised(self, norm: ir.Node, gamma: ir.Value, epsilon: float) -> ir.Value:

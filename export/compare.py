@@ -44,16 +44,17 @@ def compare(
 
     Equal: B differs from A's float64 by at most 1e-5 of an output's size, or twice what A itself does.
     """
-    from export.compare_files import Request, compare_files
+    from export.compare_files import compare_files
     from export.compiler.errors import BadRequest, ForeignError
+    from export.rewrite_file import Request
 
     if inputs_only and not inputs:
         raise click.UsageError("--inputs-only: expected --inputs FILE.npz, too")
     exit_with = click.get_current_context().exit
     try:
         with progress() as say:
-            request = Request(reads, inputs, inputs_only, dims, proof, batches, threads, packed)
-            compared = compare_files(first, second, request, say)
+            request = Request(reads, inputs=inputs, dims=dims, proof=proof, inputs_only=inputs_only, packed=packed)
+            compared = compare_files(first, second, request, batches, threads, say)
     except (ForeignError, OSError) as error:
         click.echo(f"Error: {one_line(error)}", err=True)
         exit_with(2 if isinstance(error, BadRequest) else 3 if isinstance(error, ForeignError) else 1)

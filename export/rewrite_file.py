@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from export.compiler.graph.files import (
     weight_bytes,
     weight_files,
 )
-from export.compiler.graph.reads import Read, parse_read, resolve
+from export.compiler.graph.reads import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
@@ -43,11 +43,11 @@ from export.publishing.foreign import any_artifact
 from export.publishing.manifest import Origin
 from export.timing import Timed, time_both
 
-AS_WRITTEN = "the original without ONNX Runtime's optimiser"
-
 
 @dataclass(frozen=True)
 class Request:
+    """Of the passes, `only`, `require` and `time` ask; the others are of the proof, and a comparison asks them too."""
+
     reads: Sequence[str] = ()
     only: Sequence[str] = tuple(PASSES)
     require: Sequence[str] = ()
@@ -86,7 +86,7 @@ def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str]
 
 def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say: Callable[[str], None]) -> Written:
     say("rewriting the graph")
-    reads = resolve([parse_read(text) for text in request.reads], [str(value.name) for value in original.graph.outputs])
+    reads = resolve(request.reads, original.graph)
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
@@ -102,17 +102,16 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain = without_functions(original)
-    given = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
-    double, beside = reference(plain.graph, request.proof)
-    integer = any(map(is_integer, plain.graph))
-    asked = Asked(reads, request.dims, given, double, request.inputs_only, request.packed, integer)
+    asked, beside = asked_of(request, reads, plain.graph, graph)
+    if integer := any(map(is_integer, plain.graph)):
+        asked, beside = replace(asked, as_written=True), "the original without ONNX Runtime's optimiser"
     left: list[str] = []
     with staged(output) as written:
         say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(rewritten.model))
-        own = Comparison(dtype, AS_WRITTEN if integer else beside, bounded=not integer)
+        own = Comparison(dtype, beside, bounded=not integer)
         drawn = rounds(plain, graph, path, asked, say, left.append)
         proved = prove(drawn, rewritten.model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
@@ -155,11 +154,15 @@ def _runner(written: Path, path: Path, weights: int) -> Runner:
         raise
 
 
-def reference(graph: ir.Graph, proof: str) -> tuple[bool, str]:
-    """Whether the written file is judged in float64, and beside what."""
-    if (without := without_double(graph)) is not None:
-        return False, f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
-    return (True, "the original in float64") if proof == "float64" else (False, "the original")
+def asked_of(request: Request, reads: Sequence[Read], plain: ir.Graph, graph: ir.Graph) -> tuple[Asked, str]:
+    """What the proof asks of the original, `plain`, and beside what it judges a file. `graph`: to draw inputs."""
+    inputs = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
+    if (without := without_double(plain)) is not None:
+        beside = f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
+    else:
+        beside = "the original in float64" if request.proof == "float64" else "the original"
+    double = without is None and request.proof == "float64"
+    return Asked(reads, request.dims, inputs, double, request.inputs_only, request.packed), beside
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:

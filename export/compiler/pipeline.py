@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Refusal, Site
 from export.compiler.graph.defaults import restore_defaults, split_defaults
-from export.compiler.graph.reads import Read, apply_reads, parse_read, resolve
+from export.compiler.graph.reads import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import Work, graph_work
@@ -126,9 +126,8 @@ def optimise(
     if unknown := sorted({*passes} - PASSES.keys()):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
     own, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
-    given = [parse_read(read) if isinstance(read, str) else read for read in reads]
-    if given:
-        apply_reads(own.graph, resolve(given, [str(value.name) for value in own.graph.outputs]), packed)
+    if reads:
+        apply_reads(own.graph, resolve(reads, own.graph), packed)
         settle(own)
     if without_double(own.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]

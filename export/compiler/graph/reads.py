@@ -99,11 +99,13 @@ def _text(index: Index) -> str:
     return ":".join("" if end is None else str(end) for end in (index.start, index.stop))
 
 
-def resolve(reads: Sequence[Read], names: Sequence[str]) -> list[Read]:
-    """One read for each output that is kept, in the order of `names`: '*' and 'present.*' keep outputs whole.
+def resolve(asked: Sequence[str | Read], graph: ir.Graph) -> list[Read]:
+    """One read for each output that is kept, in the graph's order: '*' and 'present.*' keep outputs whole.
 
-    Raises BadRequest for an unknown or repeated output.
+    Raises BadRequest as `parse_read`, and for an unknown or repeated output.
     """
+    names = [str(value.name) for value in graph.outputs]
+    reads = [parse_read(read) if isinstance(read, str) else read for read in asked]
     kept: dict[str, Read] = {}
     for read in [read for read in reads if read.output in names or not _is_pattern(read)]:
         if read.output not in names:

@@ -90,10 +90,11 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
-    dtype = dtype_of(original)
+    dtype, weights = dtype_of(original), weight_bytes(original)
     if request.packed is not None:
         name_free_dimensions(original.graph)
-        share_names(original.graph, path, weight_bytes(original), mask_input(original.graph, request.packed))
+        mask = mask_input(original.graph, request.packed)
+        share_names(original.graph, path, weights, mask)
     whole = prepared(original)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
@@ -108,20 +109,22 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     left: list[str] = []
     with staged(output) as written:
         say("writing the file")
-        save_model(clean(rewritten.model, original, reads), written)
+        model = clean(rewritten.model, original, reads)
+        save_model(model, written)
         release(plain)  # computed weights have read the original's
-        runner = _runner(written, path, weight_bytes(rewritten.model))
+        runner = _runner(written, path, weight_bytes(model))
         own = Comparison(dtype, beside, bounded=not integer)
         drawn = rounds(plain, graph, path, asked, say, left.append)
-        proved = prove(drawn, rewritten.model, runner, own, say, left.append)
+        proved = prove(drawn, model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
+        sample = _sample(runner, proved)
         origin = describe(path, original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
-        artifact = any_artifact(contents, runner.session, _sample(runner, proved), dtype, origin)
+        artifact = any_artifact(contents, runner.session, sample, dtype, origin)
         artifact = artifact.telling({"not_compared": left})
         del runner  # holds all weights
-        timed = _timed(path, written, graph, sizes, weight_bytes(original)) if request.time else ()
+        timed = _timed(path, written, graph, sizes, weights) if request.time else ()
         lay(written, artifact)
     before = sum(file.stat().st_size for file in (path, *weight_files(original)))
     return Written(

@@ -55,7 +55,6 @@ def read_model(path: Path) -> ir.Model:
     for value in model.graph.outputs:
         if not (value.producer() or value.is_graph_input() or value.is_initializer()):
             raise BadRequest(f"{path}: expected outputs that a node computes, found {value.name!r}")
-    split_defaults(model)
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)
@@ -70,6 +69,7 @@ def _loaded(path: Path) -> ir.Model:
     proto = onnx.load(path, load_external_data=False) if data is None else onnx.ModelProto.FromString(data)
     check_parts(proto, path)
     model, place = ir.from_proto(proto), path if data is None else path.resolve()
+    split_defaults(model)
     set_base_dir(model.graph, place.parent)
     for value in model.graph.initializers.values():
         tensor = value.const_value

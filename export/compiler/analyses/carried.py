@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, box
-from export.compiler.operators.rules import clean
+from export.compiler.operators.rules import canonical
 from export.compiler.operators.table import demand_of
 
 
@@ -21,7 +21,7 @@ def carried(shapes: Shapes, node: ir.Node, value: ir.Value, axis: int) -> dict[i
     index, size = value.index() or 0, shapes.dims(value)[axis]
     demands = []
     for at in (0, -1):
-        wanted = clean(shapes, value, box({axis: (at,)}))
+        wanted = canonical(shapes, value, box({axis: (at,)}))
         demands.append(demand_of(shapes, node, index, wanted))
         if wanted == WHOLE or demands[-1].produced != wanted:
             return None
@@ -32,7 +32,7 @@ def carried(shapes: Shapes, node: ir.Node, value: ir.Value, axis: int) -> dict[i
         moved = [own for own in {*ends[0], *ends[1]} if ends[0].get(own) != ends[1].get(own)]
         if given is None or (not moved and (position in first) == (position in last)):
             continue
-        edges = [clean(shapes, given, box({own: (at,)})) for own in moved for at in (0, -1)]
+        edges = [canonical(shapes, given, box({own: (at,)})) for own in moved for at in (0, -1)]
         exact = [box({own: end.get(own, ())}) for own in moved for end in ends] == edges
         if len(moved) != 1 or not exact or not agree(size, shapes.dims(given)[moved[0]]):
             return None

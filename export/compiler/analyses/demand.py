@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.shapes import Dim, Shapes
 from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
-from export.compiler.operators.rules import clean
+from export.compiler.operators.rules import canonical
 from export.compiler.operators.table import demand_of
 
 Demands = dict[ir.Value, list[Box]]
@@ -55,7 +55,7 @@ def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list
 def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
     if WHOLE in boxes or value.shape is None:
         return [WHOLE]
-    return merge(boxes, lambda part: share(shapes, value, part), lambda part: clean(shapes, value, part))
+    return merge(boxes, lambda part: share(shapes, value, part), lambda part: canonical(shapes, value, part))
 
 
 def share(shapes: Shapes, value: ir.Value, part: Box) -> float:

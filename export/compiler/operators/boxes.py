@@ -32,17 +32,17 @@ def hull(left: Box, right: Box) -> Box:
     return box({axis: sorted({*first[axis], *second[axis]}) for axis in first.keys() & second.keys()})
 
 
-def merge(boxes: Iterable[Box], share: Callable[[Box], float], clean: Callable[[Box], Box]) -> list[Box]:
+def merge(boxes: Iterable[Box], share: Callable[[Box], float], canonical: Callable[[Box], Box]) -> list[Box]:
     """Two boxes become their hull if it is no larger than both together.
 
     `share` is the fraction of the value that a box covers.
     """
-    merged = list(dict.fromkeys(clean(ascending(demand)) for demand in boxes))
+    merged = list(dict.fromkeys(canonical(ascending(demand)) for demand in boxes))
     again = True
     while again and WHOLE not in merged:
         again = False
         for left, right in combinations(merged, 2):
-            together = clean(hull(left, right))
+            together = canonical(hull(left, right))
             if share(together) <= share(left) + share(right) + 1e-9:
                 merged = [*dict.fromkeys([*(old for old in merged if old not in (left, right)), together])]
                 again = True

@@ -15,7 +15,7 @@ from export.compiler.operators.rules import (
     Demand,
     Rule,
     broadcast,
-    clean,
+    canonical,
     everything,
     matmul,
     row_by_row,
@@ -58,7 +58,7 @@ def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dema
             outer = {axis: chosen for axis, chosen in own.items() if axis < axes - 2}
             inner = {2 * axes - 3 - axis: chosen for axis, chosen in own.items() if axis >= axes - 2}
             own = {**outer, **inner}
-        read[position] = clean(shapes, value, box(own))
+        read[position] = canonical(shapes, value, box(own))
     return Demand(demand, read)
 
 
@@ -74,7 +74,7 @@ def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     placed = {0 if axis == 0 else 1: chosen for axis, chosen in kept.items()} if apart else {}
     if apart and 0 in kept and not agree(shapes.dims(value)[0], shapes.dims(places)[0]):
         return everything(node)
-    return Demand(box(kept), {**everything(node).inputs, 0: box(kept), 1: clean(shapes, places, box(placed))})
+    return Demand(box(kept), {**everything(node).inputs, 0: box(kept), 1: canonical(shapes, places, box(placed))})
 
 
 def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

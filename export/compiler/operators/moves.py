@@ -13,7 +13,7 @@ from export.compiler.graph.attributes import attribute_int, given, optional, per
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.rules import Demand, Rule, clean, everything
+from export.compiler.operators.rules import Demand, Rule, canonical, everything
 from export.compiler.operators.view import Build, Pick, Places, Run, built
 
 ALWAYS = {0, -1}  # rows of every axis
@@ -154,7 +154,7 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     if view is None:
         return everything(node)
     made, source = view.read(demand)
-    read = clean(shapes, given(node, 0), box(source))
+    read = canonical(shapes, given(node, 0), box(source))
     if not resized:
         return Demand(box(made), {**everything(node).inputs, 0: read})
     sizes = {axis: len(rows) for axis, rows in made.items()}
@@ -199,7 +199,7 @@ def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     outer = {own: chosen for own, chosen in demand if own < axis}
     outer |= {own - width + 1: chosen for own, chosen in demand if own >= axis + width}
     inner = {own - axis: chosen for own, chosen in demand if axis <= own < axis + width}
-    return Demand(demand, {0: clean(shapes, value, box(outer)), 1: box(inner)})
+    return Demand(demand, {0: canonical(shapes, value, box(outer)), 1: box(inner)})
 
 
 def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -210,7 +210,7 @@ def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         return everything(node)
     kept = {axis: rows for axis, rows in demand if axis >= chosen}
     moved = {axis - chosen + width: rows for axis, rows in kept.items()}
-    read = {0: clean(shapes, value, box(kept)), 1: WHOLE, 2: clean(shapes, updates, box(moved))}
+    read = {0: canonical(shapes, value, box(kept)), 1: WHOLE, 2: canonical(shapes, updates, box(moved))}
     return Demand(box(kept), read)
 
 
@@ -218,14 +218,16 @@ def concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
     rest = {own: chosen for own, chosen in demand if own != axis}
     parts = [(k, value) for k, value in enumerate(node.inputs) if value is not None]
-    every = Demand(box(rest), {k: clean(shapes, value, box(rest)) for k, value in parts})
+    every = Demand(box(rest), {k: canonical(shapes, value, box(rest)) for k, value in parts})
     wanted = dict(demand).get(axis)
     if wanted is None:
         return every
     read = _joined(shapes, parts, axis, wanted)
     if read is None:
         return every
-    return Demand(demand, {k: clean(shapes, value, box({**rest, axis: places})) for k, (value, places) in read.items()})
+    return Demand(
+        demand, {k: canonical(shapes, value, box({**rest, axis: places})) for k, (value, places) in read.items()}
+    )
 
 
 def _joined(

@@ -49,8 +49,8 @@ def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0
     return Demand(kept, {**everything(node).inputs, place: kept})
 
 
-def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
-    """Of an axis of known size all indices count from its start, and all together are no choice."""
+def canonical(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
+    """The box as it is always written: indices of a known axis count from its start, and all of them are left out."""
     kept = {}
     for axis, chosen in demand:
         size = shapes.static(value, axis)
@@ -76,7 +76,7 @@ def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matri
             if not agree(wide[axis], narrow[own]):
                 raise Refused.of(value, f"axis {own} may be broadcast: {narrow[own]}")
             chosen[own] = indices
-    return clean(shapes, value, box(chosen))
+    return canonical(shapes, value, box(chosen))
 
 
 def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -101,7 +101,7 @@ def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         rows[shapes.rank(left) - 2] = chosen[rank - 2]
     if rank - 1 in chosen:
         columns[shapes.rank(right) - 1] = chosen[rank - 1]
-    return Demand(demand, {0: clean(shapes, left, box(rows)), 1: clean(shapes, right, box(columns))})
+    return Demand(demand, {0: canonical(shapes, left, box(rows)), 1: canonical(shapes, right, box(columns))})
 
 
 def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

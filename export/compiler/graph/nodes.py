@@ -37,9 +37,11 @@ class Nodes:
         inputs: Sequence[ir.Value | None],
         dtype: ir.DataType | None = INT64,
         attributes: Attributes | None = None,
+        shape: ir.Shape | None = None,
     ) -> ir.Value:
         """The first output of a new node."""
         node = ir.node(operator, inputs, attributes)
+        node.outputs[0].shape = shape
         first = next((value.name for value in inputs if value is not None), operator)
         return self.put(node, f"{self.prefix or first}_{operator}", dtype)
 

@@ -179,8 +179,7 @@ class Folder:
         """A new node: the double reference keeps what it knows of a node's attributes."""
         old, given = norm.outputs[0], [norm.inputs[0], gamma, *norm.inputs[2:]]
         attributes = {**norm.attributes, "epsilon": ir.AttrFloat32("epsilon", epsilon)}
-        new = nodes_before(self.constants, norm).add(norm.op_type, given, old.dtype, attributes)
-        new.shape = old.shape
+        new = nodes_before(self.constants, norm).add(norm.op_type, given, old.dtype, attributes, old.shape)
         self.constants.replace(old, new, "scaled")
         return new
 
@@ -196,6 +195,4 @@ class Folder:
         if producer is None:
             raise Refused(value.name or "", operator, "expected a node that makes the value")
         nodes = Nodes(self.constants, value.name or "", partial(self.graph.insert_after, producer))
-        new = nodes.add(operator, inputs, value.dtype, attributes)
-        new.shape = value.shape
-        return new
+        return nodes.add(operator, inputs, value.dtype, attributes, value.shape)

@@ -49,11 +49,9 @@ def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.
     for reader, position, axis in held:
         _move(constants, reader, position, axis, places)
     nodes = nodes_before(constants, node)
-    moved = nodes.add("Transpose", [source], turned.dtype, {"perm": order})
-    moved.shape = ir.Shape([shapes.dims(source)[axis] for axis in order])
-    made = nodes.add(node.op_type, [moved, *node.inputs[1:]], turned.dtype, node.attributes)
-    made.shape = node.outputs[0].shape
-    return made
+    shape = ir.Shape([shapes.dims(source)[axis] for axis in order])
+    moved = nodes.add("Transpose", [source], turned.dtype, {"perm": order}, shape)
+    return nodes.add(node.op_type, [moved, *node.inputs[1:]], turned.dtype, node.attributes, node.outputs[0].shape)
 
 
 def _joined(dims: Sequence[Dim], wide: Dim) -> int:

@@ -68,9 +68,7 @@ class Tidying:
     def node(self, at: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: list[int]) -> ir.Value:
         """Instead of `at`, whose output it has in shape and type."""
         like = at.outputs[0]
-        new = nodes_before(self.constants, at).add(operator, inputs, like.dtype, attributes)
-        new.shape = like.shape
-        return new
+        return nodes_before(self.constants, at).add(operator, inputs, like.dtype, attributes, like.shape)
 
     def squeezed(self, at: ir.Node, source: ir.Value, axes: Sequence[int]) -> ir.Value:
         """`source` without axes of size 1."""

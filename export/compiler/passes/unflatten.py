@@ -137,9 +137,8 @@ class _Moving:
         shape: ir.Shape | None,
         attributes: Attributes | None = None,
     ) -> ir.Value:
-        made = nodes_before(self.constants, before).add(operator, inputs, before.outputs[0].dtype, attributes)
-        made.shape = shape
-        return made
+        dtype = before.outputs[0].dtype
+        return nodes_before(self.constants, before).add(operator, inputs, dtype, attributes, shape)
 
 
 def _is_product(node: ir.Node, bias: ir.Value | None) -> bool:

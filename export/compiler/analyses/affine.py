@@ -73,7 +73,7 @@ class Affines:
 
     def _norm(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
         arrays = [constant(given) for given in node.inputs[1:5]]
-        held = [array.astype(np.float64) for array in arrays if array is not None]
+        held = [array for array in arrays if array is not None]
         if len(held) < 4 or node.inputs[0] is None or value.index():
             return None
         gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in held)
@@ -147,7 +147,7 @@ def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] |
         return None
     if not np.issubdtype(array.dtype, np.floating) or array.ndim > rank:
         return None
-    factor = array.astype(np.float64).reshape((1,) * (rank - array.ndim) + array.shape)
+    factor = array.reshape((1,) * (rank - array.ndim) + array.shape)
     one, zero = np.ones_like(factor), np.zeros_like(factor)
     with np.errstate(divide="ignore"):
         scale, shift = {
@@ -169,7 +169,7 @@ def constant_term(shapes: Shapes, node: ir.Node | None, held: Array | None = Non
         if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
             continue
         if same_shape(shapes.dims(value), out):
-            return value, array.astype(np.float64).reshape((1,) * (len(out) - array.ndim) + array.shape)
+            return value, array.reshape((1,) * (len(out) - array.ndim) + array.shape)
     return None
 
 

@@ -50,7 +50,7 @@ def _layer(shapes: Shapes, node: ir.Node) -> Embedded:
     rows = shapes.static(patches, 1) if shapes.rank(patches) == 3 else None
     if weight is None or weight.ndim != 2 or rows is None:
         raise Refused.at(node, "expected a known number of rows by a weight")
-    return Embedded(patches, weight.astype(np.float64), np.zeros((rows, weight.shape[1])), 0, rows)
+    return Embedded(patches, weight, np.zeros((rows, weight.shape[1])), 0, rows)
 
 
 def _summed(shapes: Shapes, node: ir.Node) -> Embedded:

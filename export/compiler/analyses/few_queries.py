@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.alike import alike
@@ -206,7 +205,7 @@ def weight_of(product: ir.Node) -> Array:
     weight = constant(product.inputs[1])
     if weight is None:
         raise Refused.at(product, "expected a constant weight")
-    return weight.astype(np.float64)
+    return weight
 
 
 def projected(query: Channels, rows: Array, heads: int) -> Array:

@@ -60,7 +60,7 @@ def old_bias(node: ir.Node) -> Array:
     bias = constant(value)
     if bias is None or bias.size != max(bias.shape[-1:], default=1):
         raise Refused.at(node, "expected a constant row as bias")
-    return bias.astype(np.float64).reshape(-1)
+    return bias.reshape(-1)
 
 
 def narrowed(array: Array) -> Array:

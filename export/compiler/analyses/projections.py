@@ -70,7 +70,7 @@ def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
         raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)
-    made = Channels(tokens, weight.astype(np.float64), columns, ones, 0 * ones, 1, 0, (node,))
+    made = Channels(tokens, weight, columns, ones, 0 * ones, 1, 0, (node,))
     if not turned:
         return made
     turn = made_by(tokens, "Transpose")

@@ -67,7 +67,7 @@ class Shifts:
         if term is not None:
             self.constants[node] = term[1] + array
         elif source is not None:
-            self.constants[node] = self.constants.get(node, source.astype(np.float64)) + array
+            self.constants[node] = self.constants.get(node, source) + array
         elif node.op_type == "LayerNormalization" and (held := constant(optional(node, 2))) is not None:
             bias = self.constants.get(node, held)
             if bias.ndim != 1 or not array.size == array.shape[-1] == bias.size:

@@ -73,7 +73,7 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     if bias is None or source is None or not same_shape(shapes.dims(source), shapes.dims(value)):
         raise Refused.of(value, "is no linear layer")
     rank = shapes.rank(value)
-    total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
+    total = scale * bias.reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
     while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
         total = total[0]
     return [

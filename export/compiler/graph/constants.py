@@ -26,7 +26,7 @@ def is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None
 
 
-def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
+def constant(value: ir.Value | None) -> Array | None:
     """Floats as float64."""
     if value is None or value.const_value is None:
         return None
@@ -122,7 +122,7 @@ class Constants:
         held = constant(add.inputs[position])
         if held is None or held.ndim > 1 or held.size not in (1, bias.size):
             return False
-        add.replace_input_with(position, self.add(held.astype(np.float64) + bias, f"{value.name}_bias", value.dtype))
+        add.replace_input_with(position, self.add(held + bias, f"{value.name}_bias", value.dtype))
         return True
 
 

@@ -56,7 +56,7 @@ class OneAttention:
         weight = constant(self.output.inputs[1])
         if weight is None:
             raise Refused.at(self.output, "expected a constant weight")
-        return weight.astype(np.float64).reshape(self.heads, -1, weight.shape[1])
+        return weight.reshape(self.heads, -1, weight.shape[1])
 
 
 def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:

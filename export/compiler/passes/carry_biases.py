@@ -75,7 +75,7 @@ def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) 
         return None
     bias = term[1].reshape(-1)
     _shifted(shapes, tokens, np.full(weight.shape[0], SOME))  # refuses most graphs before the costly solution
-    shift = _solution(weight.astype(np.float64), -bias)
+    shift = _solution(weight, -bias)
     if shift is None:
         raise Refused.at(node, "no constant of the tokens gives this bias")
     shifts = _shifted(shapes, tokens, shift)

@@ -34,16 +34,6 @@ class Field(NamedTuple):
     end: int
 
 
-class Source:
-    """Reads parts of a file. A map of it would bring 2 MB into memory at each touch."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def read(self, begin: int, end: int) -> bytes:
-        return os.pread(self.descriptor, end - begin, begin)
-
-
 class InsideTensor(ir.ExternalTensor):
     """A weight in the model's own file."""
 
@@ -52,7 +42,7 @@ def outline(path: Path) -> bytes | None:
     """None for a file that has no large weights inside, or is no protobuf."""
     try:
         with path.open("rb") as file:
-            data = Source(file.fileno())
+            data = file.fileno()
             fields = [*_fields(data, 0, os.fstat(file.fileno()).st_size)]
             graphs = [field for field in fields if field.number == GRAPH and field.kind == BYTES]
             if len(graphs) != 1:
@@ -63,19 +53,24 @@ def outline(path: Path) -> bytes | None:
             if not any(large for _, large in parts):
                 return None
             graph = b"".join(part for part, _ in parts)
-            rest = b"".join(data.read(field.begin, field.end) for field in fields if field is not graphs[0])
+            rest = b"".join(_part(data, field.begin, field.end) for field in fields if field is not graphs[0])
             return rest + _message(GRAPH, graph)
     except (ValueError, DecodeError):
         return None
 
 
-def _outlined(data: Source, field: Field, name: str) -> tuple[bytes, bool]:
+def _part(data: int, begin: int, end: int) -> bytes:
+    """Of an open file, by its descriptor. A map of it would bring 2 MB into memory at each touch."""
+    return os.pread(data, end - begin, begin)
+
+
+def _outlined(data: int, field: Field, name: str) -> tuple[bytes, bool]:
     """A field of the graph, and whether it is a large weight, of which a place is left."""
     inner = [*_fields(data, field.start, field.end)] if field.number == INITIALIZER and field.kind == BYTES else []
     large = [each for each in inner if each.number in (FLOATS, RAW) and each.end - each.start >= LEAST]
     if len(large) != 1 or large[0].kind != BYTES:
-        return data.read(field.begin, field.end), False
-    kept = b"".join(data.read(each.begin, each.end) for each in inner if each is not large[0])
+        return _part(data, field.begin, field.end), False
+    kept = b"".join(_part(data, each.begin, each.end) for each in inner if each is not large[0])
     tensor = onnx.TensorProto.FromString(kept)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     place = {"location": name, "offset": str(large[0].start), "length": str(large[0].end - large[0].start)}
@@ -122,7 +117,7 @@ def _copy(source: BinaryIO, file: BinaryIO, length: int) -> None:
         length -= len(chunk)
 
 
-def _fields(data: Source, start: int, end: int) -> Iterator[Field]:
+def _fields(data: int, start: int, end: int) -> Iterator[Field]:
     """Raises ValueError for what is no message."""
     while start < end:
         begin = start
@@ -145,10 +140,10 @@ def _fields(data: Source, start: int, end: int) -> Iterator[Field]:
         start = stop
 
 
-def _number(data: Source, start: int) -> tuple[int, int]:
+def _number(data: int, start: int) -> tuple[int, int]:
     """A number of 7 bits a byte, and where it ends."""
     number = 0
-    for position, byte in enumerate(data.read(start, start + 10)):
+    for position, byte in enumerate(_part(data, start, start + 10)):
         number |= (byte & 127) << 7 * position
         if byte < 128:
             return number, start + position + 1

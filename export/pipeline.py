@@ -57,11 +57,9 @@ class Ready:
     choice: Choice | None = None
 
 
-def export_checkpoint(
-    path: Path, form: Form | None = None, depth: int | None = None, data_dir: Path | None = None
-) -> Exported:
-    """`depth`: blocks; None: all. `data_dir` has the network's dataset. Warns with UntrainedBlockWarning."""
-    return _proved(load(path, depth), form or Form(), data_dir)
+def export_checkpoint(path: Path, form: Form | None = None, data_dir: Path | None = None) -> Exported:
+    """`data_dir` has the network's dataset. Warns with UntrainedBlockWarning."""
+    return _proved(load(path), form or Form(), data_dir)
 
 
 def export_for(
@@ -72,7 +70,8 @@ def export_for(
     depth: int | None = None,
     data_dir: Path | None = None,
 ) -> Ready:
-    """As `export_checkpoint`; a goal leaves engine, precision, instances and threads to measurement.
+    """As `export_checkpoint`. `depth`: blocks; None: all. A goal leaves engine, precision, instances and threads to
+    measurement.
 
     Raises AccuracyError if the test accuracy falls by more than `max_drop_points` percentage points.
     """

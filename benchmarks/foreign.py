@@ -82,7 +82,7 @@ def _timed(
     model = prepared(ir.load(files[PLAIN])).model
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
     reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
-    calls, left_out = candidates(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
+    calls, left_out = candidates(files, lambda outputs: picked(dict(zip(names, outputs, strict=True)), reads)[0], feeds)
     measured = time_interleaved(calls, seconds, title)
     for candidate, durations in measured.items():
         base = BASES.get(candidate)

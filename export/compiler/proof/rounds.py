@@ -156,8 +156,7 @@ class _Original:
         """None if the original does not answer, or with what is not finite: a mean of no token."""
         feeds = draw(self.graph, sizes)
         try:
-            found = answers_apart(self.runner, feeds)
-            answers = picked([*found], [*found.values()], self.asked.reads, self._mask(feeds))
+            answers = picked(answers_apart(self.runner, feeds), self.asked.reads, self._mask(feeds))
             if not all(np.isfinite(array.astype(np.float64)).all() for array in answers):
                 raise NotSupported("expected finite numbers, found others")
         except ForeignError as error:
@@ -167,25 +166,24 @@ class _Original:
         return Round(_text(sizes), feeds, answers, None, empty=True)
 
     def answers(self, feeds: Feeds) -> Arrays:
-        found = self.runner(feeds)
-        return self._finite([*found], [*found.values()], feeds)
+        return self._finite(self.runner(feeds), feeds)
 
     def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
         if self.asked.as_written:
-            found = self.plain(feeds)
-            return Round(source, feeds, answers, None, as_written=self._finite([*found], [*found.values()], feeds))
+            return Round(source, feeds, answers, None, as_written=self._finite(self.plain(feeds), feeds))
         if not self.asked.double:
             return Round(source, feeds, answers, None)
         self.say(f"the original in float64, {source}")
         names = [str(value.name) for value in self.model.graph.outputs]
-        return Round(source, feeds, answers, self._finite(names, double_answers(self.model, feeds), feeds))
+        double = dict(zip(names, double_answers(self.model, feeds), strict=True))
+        return Round(source, feeds, answers, self._finite(double, feeds))
 
     def _mask(self, feeds: Feeds) -> Array | None:
         return feeds[self.asked.mask] if self.asked.mask is not None else None
 
-    def _finite(self, names: Sequence[str], outputs: Arrays, feeds: Feeds) -> Arrays:
+    def _finite(self, outputs: Mapping[str, Array], feeds: Feeds) -> Arrays:
         """What is read; raises BadRequest if there is no such part, NotSupported if it is empty or not finite."""
-        parts = picked(names, outputs, self.asked.reads, self._mask(feeds))
+        parts = picked(outputs, self.asked.reads, self._mask(feeds))
         for position, array in enumerate(parts):
             if not array.size or not np.isfinite(array.astype(np.float64)).all():
                 found = f"{array.shape} with others or none"

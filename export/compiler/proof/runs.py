@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
@@ -174,9 +174,9 @@ def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
         raise NoReference(f"proof in double: {unknown}; --proof float32 goes without") from unknown
 
 
-def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
+def picked(outputs: Mapping[str, Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
     """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
-    return [read.of(values[names.index(read.output)], mask).copy() for read in reads] if reads else list(values)
+    return [read.of(outputs[read.output], mask).copy() for read in reads] if reads else [*outputs.values()]
 
 
 def _line(error: Exception) -> str:

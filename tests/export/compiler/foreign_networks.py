@@ -198,5 +198,6 @@ def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -
     names = [str(value.name) for value in original.graph.outputs]
     for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed):
         feeds = draw_feeds(drawn.graph, sizes, seed)
-        double.add(picked(names, double_answers(original, feeds), parts), double_answers(rewritten, feeds))
+        expected = dict(zip(names, double_answers(original, feeds), strict=True))
+        double.add(picked(expected, parts), double_answers(rewritten, feeds))
     return double.proof()

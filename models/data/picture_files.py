@@ -7,7 +7,7 @@ labels by part, and what was left out; or DataError.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +79,16 @@ def find_files(folder: Path) -> PictureFiles:
 
 
 def _instead(folder: Path) -> str:
-    """Names the folder below that holds the classes, if each folder on the way there has no other beside it."""
+    """Names the folder below that holds the classes, if each folder on the way there has no other beside it; else
+    files that should lie in folders of classes.
+    """
     inner = folder
     while len(below := _folders(inner)) == 1:
         inner = below[0]
-    return f"; name {inner}, which holds {len(below)} folders" if below else ""
+    if below:
+        return f"; name {inner}, which holds {len(below)} folders"
+    beside = sorted(_files(folder, below=False))
+    return f" and {len(beside)} files, such as {_shown(beside[0].name)}" if beside else ""
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -105,8 +110,9 @@ def _parts(folder: Path) -> dict[str, Path]:
 def _expect_classes(folder: Path, names: Collection[str]) -> None:
     """Raises DataError for parts that would be read as classes.
 
-    Such are `Train` and `Test`, a `test` without sub-folders, and `train` beside a folder of the same classes, `dev`;
-    folders that all have names of parts, too, if they hold pictures alone; and `train` and `test` below classes.
+    Such are `Train` and `Test`, a `test` without sub-folders, and folders of the same sub-folders under any names;
+    folders that all have names of parts, too, if they hold pictures alone; `train` and `test` below classes; and a
+    folder of its neighbours' names.
     """
     below = {name: {place.name for place in _folders(folder / name)} for name in names}
     parted = sorted(name for name in names if "train" in below[name] and below[name] & {*TEST_NAMES})
@@ -114,16 +120,26 @@ def _expect_classes(folder: Path, names: Collection[str]) -> None:
         found = f"{parted[0]}/train; or name {folder / parted[0]}"
         raise DataError(f"{folder}: expected parts above the classes, as train/{parted[0]}, found {found}")
     parts = {name for name in names if name.casefold() in PART_NAMES}
-    for trained in (name for name in names if name.casefold().startswith("train") and len(below[name]) > 1):
-        parts |= {name for name in names if below[name] == below[trained]} | {trained}
+    for name in (name for name in names if len(below[name]) > 1):
+        alike = {other for other in names if len(below[other] & below[name]) > 1}
+        if name.casefold().startswith("train") or (len(alike) > 1 and not _own_pictures(folder / name)):
+            parts |= alike
     if len(parts) > 1 and (parts == set(names) or any(len(below[name]) > 1 for name in parts)):
         other = (
             f"or name a folder of classes, such as {folder / max(parts)}" if below[max(parts)] else "or rename a class"
         )
+        if not any(name.casefold() in PART_NAMES or name.casefold().startswith("train") for name in parts):
+            other += "; if these are the classes, move their pictures out of the sub-folders"
         raise DataError(
             f"{folder}: expected train, and test or val, each with the same classes' sub-folders, "
             f"found {', '.join(sorted(names))}; {other}"
         )
+    for name in sorted(names):
+        if len(shared := sorted(below[name] & {*names})) > 1:
+            raise DataError(
+                f"{folder}: expected classes alone, found {name} with sub-folders of its neighbours' names, "
+                f"{', '.join(shared)}; move it elsewhere, or the others into a folder train"
+            )
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -137,11 +153,19 @@ def _is_hidden(path: Path) -> bool:
 
 def pictures(folder: Path, below: bool = False) -> list[Path]:
     """The picture files of a folder, sorted; `below`: those of sub-folders too. Raises DataError if there are none."""
-    paths = sorted(path for path in _files(folder, below) if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in _files(folder, below) if _is_picture(path))
     if not paths:
         found = "only links to folders" if below and any(_linked(folder)) else _kinds(_files(folder, below)) or "none"
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
     return paths
+
+
+def _own_pictures(folder: Path) -> bool:
+    return any(map(_is_picture, _files(folder, below=False)))
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
 
 
 def _files(folder: Path, below: bool) -> Iterable[Path]:
@@ -165,8 +189,10 @@ def _linked(folder: Path) -> Iterable[Path]:
 
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     files = [(place, path) for place in places for path in _files(place, below=True)]
-    deeper = Counter(path.parent for place, path in files if path.parent != place and path.suffix.lower() in SUFFIXES)
+    deeper = Counter(path.parent for place, path in files if path.parent != place and _is_picture(path))
     notes = []
+    if look_alike := _look_alike({place.name for place in places}):
+        notes.append(f"Classes of nearly one name: {look_alike}; if they are the same, move their pictures together")
     if others := _kinds(path for _, path in files):
         notes.append(f"Left out, as their suffix is of no picture that is read here: {others}")
     beside = list(_files(folder, below=False))
@@ -184,9 +210,17 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _look_alike(classes: Collection[str]) -> str:
+    """Classes whose names differ in case, spaces or the encoding of an accent alone; empty if there are none."""
+    spelled: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(classes):
+        spelled[normalize("NFKC", name).casefold().strip()].append(name)
+    return ", ".join(" and ".join(map(repr, names)) for names in spelled.values() if len(names) > 1)
+
+
 def _kinds(paths: Iterable[Path]) -> str:
     """How many of the files have which suffix that is of no picture; empty if there are none."""
-    others = Counter(path.suffix.lower() or "none" for path in paths if path.suffix.lower() not in SUFFIXES)
+    others = Counter(path.suffix.lower() or "no suffix" for path in paths if not _is_picture(path))
     kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
     return f"{others.total()} files ({kinds})" if others else ""
 

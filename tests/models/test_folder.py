@@ -345,13 +345,53 @@ def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):
         load_folder(folder)
 
 
-@pytest.mark.parametrize(("trained", "tested"), [("train", "dev"), ("train", "holdout"), ("training_set", "test_set")])
+@pytest.mark.parametrize(
+    ("trained", "tested"),
+    [("train", "dev"), ("train", "holdout"), ("training_set", "test_set"), ("trn", "tst"), ("学習", "テスト")],
+)
 def test_parts_under_any_name_are_no_classes(folder, trained, tested):
     place = folder.parent / "parted"
     for part in (trained, tested):
         shutil.copytree(folder, place / part)
-    with pytest.raises(DataError, match=f"expected train, and test or val, .* found {tested}, {trained};"):
+    found = ", ".join(sorted((tested, trained)))
+    with pytest.raises(DataError, match=f"expected train, and test or val, .* found {found};"):
         load_folder(place)
+    shutil.rmtree(place / tested / CLASSES[0])
+    with pytest.raises(DataError, match=f"expected train, and test or val, .* found {found};"):
+        load_folder(place)
+
+
+def test_classes_of_the_same_sub_folders_are_read_if_they_have_pictures_of_their_own(folder, tmp_path):
+    """Without, they may be parts."""
+    for name in CLASSES:
+        for view in ("front", "back"):
+            shutil.copytree(folder / name, tmp_path / "views" / name / view)
+    with pytest.raises(DataError, match=r"; if these are the classes, move their pictures out of the sub-folders$"):
+        load_folder(tmp_path / "views")
+    for name in CLASSES:
+        striped(0, 5).save(tmp_path / "views" / name / "own.png")
+    assert load_folder(tmp_path / "views").labels == tuple(sorted(CLASSES))
+
+
+def test_a_part_among_the_classes_is_no_class(folder):
+    for name in CLASSES:
+        shutil.copytree(folder / name, folder / "check" / name)
+    expected = "expected classes alone, found check with sub-folders of its neighbours' names, cross stripes, "
+    with pytest.raises(DataError, match=expected):
+        load_folder(folder)
+
+
+def test_files_outside_of_classes_are_counted(tmp_path):
+    for number in range(3):
+        striped(0, number).save(tmp_path / f"{number}.png")
+    with pytest.raises(DataError, match=r"two classes or more, found 0 and 3 files, such as 0\.png$"):
+        load_folder(tmp_path)
+
+
+def test_classes_of_nearly_one_name_are_said(folder):
+    shutil.copytree(folder / "stripes", folder / "Stripes")
+    told = "Classes of nearly one name: 'Stripes' and 'stripes'; if they are the same, move their pictures together"
+    assert told in load_folder(folder).notes
 
 
 def test_parts_below_the_classes_are_refused(folder, tmp_path):
@@ -377,4 +417,8 @@ def test_a_class_without_pictures_says_what_it_has(folder):
     for path in (folder / "stripes").glob("*.png"):
         path.rename(path.with_suffix(".jfif"))
     with pytest.raises(DataError, match=r"stripes: expected pictures \(.*\), found 21 files \(\.jfif 20, \.txt 1\)$"):
+        load_folder(folder)
+    for path in (folder / "stripes").glob("*.jfif"):
+        path.rename(path.with_suffix(""))
+    with pytest.raises(DataError, match=r"found 21 files \(\.txt 1, no suffix 20\)$"):
         load_folder(folder)

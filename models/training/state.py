@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -225,15 +226,22 @@ def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
 
 def _lacking(key: str, other: str) -> str:
     """The parts of a run's key that another lacks."""
-    parts = other.split(", ")
-    return ", ".join(part for part in key.split(", ") if part not in parts) or "none of it"
+    parts = _parts(other)
+    return ", ".join(part for part in _parts(key) if part not in parts) or "none of it"
+
+
+def _parts(key: str) -> list[str]:
+    return [part.strip("{}") for part in re.split(r", |} on ", key)]
 
 
 def run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree to resume: all but the device and, if no step depends on them, the number of epochs."""
+    """What must agree to resume: all but the device and, if no step depends on them, the number of epochs.
+
+    A folder may lie elsewhere: its pictures are known by content.
+    """
     same = asdict(options)
     del same["device"]
     if not depends_on_epochs(config, options):
         del same["epochs"]
-    read = f"{dataset.name} {dataset.load_options}".rstrip()
+    read = f"{'pictures' if dataset.pictures else dataset.name} {dataset.load_options}".rstrip()
     return f"{config.to_json()} on {read}, {json.dumps(same)}"

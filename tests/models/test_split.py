@@ -61,8 +61,17 @@ def test_a_training_goes_on_with_its_own_pictures_wherever_they_are(folder, tmp_
     renamed(folder)
     picture(folder / "cup/new.png", 7)
     assert contents(load_folder(folder).train_images) & contents(before.test_images), "the split by name is another"
+    folder = folder.rename(tmp_path / "elsewhere, moved")
     trained(folder, path, "--epochs", 2, "--resume")
     torch.testing.assert_close(load(path).model.state_dict(), load(whole).model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_training_of_other_epochs_says_so_alone(folder, tmp_path):
+    path = tmp_path / "run.safetensors"
+    arguments = ("--dataset", folder, "--device", "cpu", "--output", path, "--epochs")
+    ok(train, *arguments, 1)
+    line, code = failure(train, *arguments, 2, "--resume")
+    assert (code, line.split(": ", 2)[2]) == (1, 'expected a run of "epochs": 2, found "epochs": 1')
 
 
 def exchanged(folder):

@@ -36,11 +36,17 @@ def test_temperature_comes_back(temperature):
     assert calibration_error(logits, labels, 1.5 * fitted) > 0.05, "a wrong temperature shows"
 
 
-@pytest.mark.parametrize(("answers", "limit"), [(torch.arange(10), 0), (torch.arange(10).roll(1), 1)])
-def test_temperature_keeps_its_limits(answers, limit):
-    """Without mistakes the best temperature is 0, without right answers infinity."""
-    fitted = fit_temperature(0.2 * torch.eye(10), answers)
-    assert fitted == pytest.approx(LIMITS[limit], rel=0.01)
+def test_temperature_keeps_its_limits():
+    """Without right answers the best temperature is infinity."""
+    assert fit_temperature(0.2 * torch.eye(10), torch.arange(10).roll(1)) == pytest.approx(LIMITS[1], rel=0.01)
+    assert fit_temperature(0.01 * torch.eye(1000), torch.arange(1000)) == pytest.approx(LIMITS[0], rel=0.01)
+
+
+@pytest.mark.parametrize(("count", "classes"), [(2, 2), (10, 10), (200, 5)])
+def test_few_images_without_a_mistake_make_no_answer_certain(count, classes):
+    logits = torch.eye(classes)[torch.arange(count) % classes]
+    fitted = fit_temperature(logits, torch.arange(count) % classes)
+    assert (logits / fitted).softmax(1).max().item() == pytest.approx((count + 1) / (count + 2), abs=1e-3)
 
 
 def test_error_is_the_formula():

@@ -33,7 +33,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """The best of the ready models. Raises ModelNotFound if none is ready or their labels differ."""
+    """The best of the ready models. Raises ModelNotFound if none is ready, which is best is unknown."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -43,15 +43,20 @@ async def choose(connection: Connection) -> ServedModel:
     candidates = [each.model for each in listed if each.model is not None]
     if not candidates:
         return await _describe(connection, ready[0])
-    check_labels(candidates, connection.url)
+    check_choice(candidates, connection.url)
     return best(candidates)
 
 
-def check_labels(models: Sequence[ServedModel], url: str) -> None:
-    """Raises ModelNotFound if models differ in labels: the caller must name the model."""
-    if len({frozenset(model.labels) for model in models}) > 1:
+def check_choice(models: Sequence[ServedModel], url: str) -> None:
+    """Raises ModelNotFound if models differ in labels, or one of another origin has no known accuracy: the caller must
+    name the model.
+    """
+    found = "different labels" if len({frozenset(model.labels) for model in models}) > 1 else ""
+    if len(models) > 1 and any(model.framing is not None and model.test_accuracy is None for model in models):
+        found = found or "models of unknown accuracy"
+    if found:
         names = ", ".join(map(_with_labels, models))
-        raise ModelNotFound(f"expected the name of a model (--model), found different labels at {url}: {names}")
+        raise ModelNotFound(f"expected the name of a model (--model), found {found} at {url}: {names}")
 
 
 def _with_labels(model: ServedModel) -> str:

@@ -10,7 +10,7 @@ from clients.classifier import Classifier, ListedModel, Prediction, ServedModel,
 from clients.errors import ModelNotFound
 from clients.images.prepare import Prepared
 from clients.options import Options
-from clients.served import best, check_labels
+from clients.served import best, check_choice
 from clients.web.decoding import Decoder
 
 
@@ -72,7 +72,7 @@ class Triton:
 
     def _default(self) -> str:
         models = self.models()
-        check_labels(_for_drawings(models.ready), self._options.addresses[0])
+        check_choice(_for_drawings(models.ready), self._options.addresses[0])
         return models.preferred
 
 

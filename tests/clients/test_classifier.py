@@ -20,8 +20,8 @@ from clients.web.asking import Triton
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
 
 
-def config(family="vitbn", accuracy=None, max_batch_size=3, labels="abc"):
-    description = {"model": family, "labels": list(labels), "image_size": [28, 28], "channels": 1}
+def config(family="vitbn", accuracy=None, max_batch_size=3, labels="abc", **others):
+    description = {"model": family, "labels": list(labels), "image_size": [28, 28], "channels": 1, **others}
     parameters = {"model_config": {"string_value": json.dumps(description)}}
     if accuracy is not None:
         parameters["test_accuracy"] = {"string_value": accuracy}
@@ -113,6 +113,17 @@ def test_the_page_does_not_choose_from_models_of_different_labels(monkeypatch):
     assert ([model.name for model in found.ready], found.preferred) == (["a", "b"], "a")
     with pytest.raises(ModelNotFound, match=r"--model\).*: a \(a b c\), b \(x y z\)$"):
         page.ask(b"", None)
+
+
+def test_a_model_of_another_origin_is_named_where_others_have_its_labels(connect):
+    """Nobody knows which is best, and "class 0" of two networks need not be the same."""
+    framing = {"fit": "squash", "size": [28, 28], "resample": "box", "like": "timm", "fill": []}
+    other = config("other", preprocessing="photo", framing=framing)
+    assert connect(Repository(a=other)).model.name == "a"
+    with pytest.raises(
+        ModelNotFound, match=r"--model\), found models of unknown accuracy at .*: a \(a b c\), b \(a b c\)$"
+    ):
+        connect(Repository(a=other, b=config(accuracy="0.9")))
 
 
 def test_the_order_of_labels_does_not_matter(connect):

@@ -197,9 +197,10 @@ def _check_split(split: bool, model: ServedModel) -> None:
 
 def _check_rejection(limit: Limit | None, model: ServedModel) -> None:
     if limit == "auto" and model.least_evidence is None:
+        fitted = "vitbn calibrate CHECKPOINT fits it, then export again"
         raise click.UsageError(
             f"--reject-below auto: expected a model with a fitted threshold, found {model.name!r} without; "
-            "vitbn calibrate CHECKPOINT fits it, then export again"
+            + (fitted if model.framing is None else "one from elsewhere takes a probability, such as 0.5")
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial, wraps
 from pathlib import Path
@@ -78,7 +78,9 @@ def picture_options(command: Command) -> Command:
     @click.option(
         "--resize", type=click.Choice(FILTERS), help="In place of --processor: the filter.  [default: bicubic]"
     )
-    @click.option("--labels", type=_FILE, help="With --pictures: a text file with a class a line.")
+    @click.option(
+        "--labels", type=_FILE, help="With --pictures: a text file with a class a line, or the network's config.json."
+    )
     @click.option(
         "--temperature",
         type=click.FloatRange(0, 1000, min_open=True),
@@ -106,6 +108,7 @@ def _check(pictures: bool, options: PictureOptions) -> None:
 
 def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, str, int]:
     """With the model's default name, and the largest number of pictures in a request. Raises ExportError."""
+    from export.pictures.labels_file import read_labels
     from export.pictures.make import make
 
     labels = None if options.labels is None else read_labels(options.labels)
@@ -142,18 +145,6 @@ def _processor(file: Path, options: PictureOptions, found: Interface) -> Process
     return from_options(
         options.mean or (0.0,), options.std or (1.0,), options.crop or 1.0, options.resize or FILTERS[0], found.size
     )
-
-
-def read_labels(file: Path) -> Sequence[str]:
-    """Without the empty lines at the end. Raises PublishError."""
-    from common.files import reason
-    from export.errors import PublishError
-
-    try:
-        lines = file.read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PublishError(f"{file}: expected a class a line, found {reason(error)}") from error
-    return [line.strip() for line in lines]
 
 
 def _print(made: Made) -> None:

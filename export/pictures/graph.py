@@ -19,6 +19,7 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 NO_SCORES = ("embed", "hidden", "pooler", "feature", "attention", "attn")
 PASSING = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze")
+CHANNELS_FIRST = "tf2onnx has --inputs-as-nchw for it"
 DYNAMIC = "torch.onnx.export has dynamic_shapes, or dynamic_axes, for it"
 
 
@@ -42,7 +43,8 @@ def interface(model: ir.Model, named: bool) -> Interface:
     dims = [dim if isinstance(dim, int) else None for dim in given.shape.dims] if given.shape is not None else []
     if len(dims) != 4 or dims[1] not in (1, 3, None) or given.dtype not in (*FLOATS, ir.DataType.UINT8):
         expected = "float or uint8 pictures (batch, 1 or 3 channels, height, width)"
-        raise PublishError(f"input {given.name}: expected {expected}, found {given.dtype} {given.shape}")
+        last = f"; {CHANNELS_FIRST}" if len(dims) == 4 and dims[3] in (1, 3) and dims[1] not in (1, 3) else ""
+        raise PublishError(f"input {given.name}: expected {expected}, found {given.dtype} {given.shape}{last}")
     if dims[0] is not None:
         raise PublishError(f"input {given.name}: expected a free batch, found {dims[0]}; {DYNAMIC}")
     height, width = dims[2:]

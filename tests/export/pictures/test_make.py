@@ -200,6 +200,7 @@ def test_names_that_two_classes_share_get_their_number(tmp_path: Path) -> None:
             {"channels": 4},
             "input pixels: expected float or uint8 pictures (batch, 1 or 3 channels, height, width), found",
         ),
+        ({"channels": SIDE, "sides": (SIDE, 3)}, "found FLOAT [batch,16,16,3]; tf2onnx has --inputs-as-nchw for it"),
         ({"dtype": TensorProto.DOUBLE}, "found DOUBLE"),
         ({"end": "Sigmoid"}, "output scores: expected scores of classes that exclude each other, found Sigmoid"),
         ({"outputs": ("a", "b")}, "expected one output, the scores of classes, found a, b; vitbn rewrite --read NAME"),

@@ -124,6 +124,8 @@ def test_page_probe_bulk_and_rejection_go_the_same_road(place: Path, server: str
     code, lines, _ = infer(place / "large.jpg", "--url", server, "--model", "net", "--reject-below", min(limit, 1))
     assert code == 4
     assert "rejected" in lines[0]
+    code, _, errors = infer(place / "large.jpg", "--url", server, "--model", "net", "--reject-below", "auto")
+    assert (code, errors[-1].endswith("; one from elsewhere takes a probability, such as 0.5")) == (2, True)
 
 
 @pytest.mark.live

@@ -1,0 +1,48 @@
+"""The names of classes, in the order of a network's scores.
+
+In: the user's `--labels` file: a class a line; or JSON, a list of names or the config.json of transformers (`id2label`)
+or timm (`label_names`). Out: names; PublishError for other files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.files import reason
+from export.errors import PublishError
+
+
+def read_labels(file: Path) -> list[str]:
+    """Without the empty lines at the end. Raises PublishError."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PublishError(f"{file}: expected a class a line, found {reason(error)}") from error
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    return _of_json(file, held) if isinstance(held, dict | list) else _of_lines(file, text)
+
+
+def _of_lines(file: Path, text: str) -> list[str]:
+    names = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in names:
+        raise PublishError(f"{file}: expected a class a line, found line {names.index('') + 1} empty")
+    return names
+
+
+def _of_json(file: Path, held: dict[str, Any] | list[Any]) -> list[str]:
+    names = held
+    if isinstance(held, dict):
+        numbered = held.get("id2label")
+        names = held.get("label_names", [])
+        if isinstance(numbered, dict) and {*numbered} == {str(number) for number in range(len(numbered))}:
+            names = [numbered[str(number)] for number in range(len(numbered))]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise PublishError(
+            f"{file}: expected a class a line, a list of names, id2label or label_names, found other JSON"
+        )
+    return names

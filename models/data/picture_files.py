@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -63,8 +63,7 @@ def find_files(folder: Path) -> PictureFiles:
     for part, found in names.items():
         if found != classes:
             differ = sorted(set(found) ^ set(classes))
-            look_alike = len({normalize("NFC", name) for name in differ}) < len(differ)
-            shown = ", ".join(map(ascii, differ) if look_alike else differ)
+            shown = ", ".join(map(ascii, differ) if _told_apart(differ) is ascii else differ)
             raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {shown}")
     files = {
         part: [
@@ -215,7 +214,12 @@ def _look_alike(classes: Collection[str]) -> str:
     spelled: dict[str, list[str]] = defaultdict(list)
     for name in sorted(classes):
         spelled[normalize("NFKC", name).casefold().strip()].append(name)
-    return ", ".join(" and ".join(map(repr, names)) for names in spelled.values() if len(names) > 1)
+    return ", ".join(" and ".join(map(_told_apart(names), names)) for names in spelled.values() if len(names) > 1)
+
+
+def _told_apart(names: Sequence[str]) -> Callable[[str], str]:
+    """How each of the names is shown: escaped if some look the same."""
+    return ascii if len({normalize("NFC", name) for name in names}) < len(names) else repr
 
 
 def _kinds(paths: Iterable[Path]) -> str:

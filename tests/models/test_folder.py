@@ -392,6 +392,9 @@ def test_classes_of_nearly_one_name_are_said(folder):
     shutil.copytree(folder / "stripes", folder / "Stripes")
     told = "Classes of nearly one name: 'Stripes' and 'stripes'; if they are the same, move their pictures together"
     assert told in load_folder(folder).notes
+    shutil.move(folder / "Stripes", folder / "e\u0301toffe")
+    (note,) = [note for note in load_folder(folder).notes if note.startswith("Classes of nearly one name: ")]
+    assert r"'e\u0301toffe' and '\xe9toffe'" in note
 
 
 def test_parts_below_the_classes_are_refused(folder, tmp_path):

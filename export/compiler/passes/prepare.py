@@ -22,11 +22,12 @@ from onnx_ir.passes.common import (
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
-from export.compiler.graph.readers import is_read, made_of, remove_unused
+from export.compiler.graph.readers import is_read, made_by, made_of, remove_unused
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
 from export.compiler.operators.table import RESHAPES, UNKNOWN, Trait, operator_of
+from export.compiler.passes.choose_by_masks import choose_by_masks
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.unflatten import unflatten
@@ -51,6 +52,8 @@ def prepare(model: ir.Model) -> None:
     _drop_identities(model.graph)
     name_free_dimensions(model.graph)
     fold_constants(model)
+    _check_norms(model.graph)
+    choose_by_masks(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
@@ -99,13 +102,13 @@ def check_supported(model: ir.Model) -> None:
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")
     for node in model.graph:
-        reason = next(_unsupported(node, version), None)
+        reason = next(_unsupported(node), None)
         if reason:
             name = node.name or (node.outputs[0].name if node.outputs else "")
             raise NotSupported(f"node {name!r}: {reason}")
 
 
-def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
+def _unsupported(node: ir.Node) -> Iterator[str]:
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
@@ -115,9 +118,16 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
         yield f"expected a graph that always gives the same, found {operator}"
     if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):
         yield f"expected tensors, found {operator}"
-    trained = any(map(is_read, node.outputs[1:])) or attribute_int(node, "training_mode", 0)
-    if node.op_type == "BatchNormalization" and trained:
-        yield f"expected BatchNormalization in inference, found statistics among its outputs (opset {version})"
+
+
+def _check_norms(graph: ir.Graph) -> None:
+    """Once constants are folded: TorchScript standardises the weights of a convolution by a BatchNormalization."""
+    for node in graph:
+        if made_by(node.outputs[0], "BatchNormalization") is None:
+            continue
+        if any(output.name for output in node.outputs[1:]) or attribute_int(node, "training_mode", 0):
+            found = f"statistics among its outputs (opset {graph.opset_imports['']})"
+            raise NotSupported(f"node {node.name!r}: expected BatchNormalization in inference, found {found}")
 
 
 def _drop_dropout(graph: ir.Graph) -> None:

@@ -25,7 +25,7 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 class Masked(Encoder):
     """`form`: absolute positions, positions counted by the mask, rotary, a table of relative positions, causal, or
     local windows. `pool`: mean, cls, last, shown (the last token that the mask shows), gathered, max, filled, put,
-    sparse, or hidden.
+    placed, sparse, or hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
@@ -95,6 +95,10 @@ class Masked(Encoder):
                     x[hidden] = -1e9
                 else:
                     x = torch.where(hidden, torch.full_like(x, -1e9), x)
+                made = x.max(1)[0]
+            case "placed":
+                x = x.clone()
+                x[mask == 0] = -1e9
                 made = x.max(1)[0]
             case "sparse":
                 made = (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)

@@ -60,7 +60,7 @@ class RMSNormalization(SimplifiedLayerNormalization):
 
 
 class BatchNormalization(OpRun):
-    """Inference only, over axis 1."""
+    """Over axis 1, with the given statistics; in training_mode with those of x, which join the given."""
 
     def _run(
         self,
@@ -70,11 +70,19 @@ class BatchNormalization(OpRun):
         mean: Array,
         variance: Array,
         epsilon: float | None = None,
+        momentum: float | None = None,
+        training_mode: int | None = None,
         **unread: object,
-    ) -> tuple[Array]:
+    ) -> tuple[Array, ...]:
+        given, kept = (mean, variance), 0.9 if momentum is None else momentum
+        if training_mode:
+            others = tuple(axis for axis in range(x.ndim) if axis != 1)
+            mean, variance = x.mean(others), x.var(others)
         shape = [1, -1] + [1] * (x.ndim - 2)
         size = np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
-        return ((x - mean.reshape(shape)) / size.reshape(shape) * scale.reshape(shape) + bias.reshape(shape),)
+        normal = (x - mean.reshape(shape)) / size.reshape(shape) * scale.reshape(shape) + bias.reshape(shape)
+        mixed = (old * kept + new * (1 - kept) for old, new in zip(given, (mean, variance), strict=True))
+        return (normal, *mixed)[: len(self.onnx_node.output)]
 
 
 class GroupNormalization(OpRun):

@@ -1,0 +1,129 @@
+"""Forms of exporters that no pass would follow are written plainly before the passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from foreign_networks import check_equal, export, parse, proved
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.operators.evaluate import evaluate_node
+from export.compiler.passes import choose_by_masks, prepare
+from export.compiler.pipeline import prepared
+from export.rewrite_file import Request, rewrite_file
+
+HEAD = '<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, bool[n, s] mask) => (float[n, s, 4] y) '
+WHOLE = "wide = Unsqueeze(mask, last) form = Shape(x) true = Expand(wide, form)"
+SPREAD = "flat = Reshape(true, all) ones = Cast<to = 7>(flat) sum = ReduceSum(ones, none) v = Expand(c, sum)"
+PUT = "p = NonZero({mask}) t = Transpose(p) put = ScatterND{how}(x, t, {fill})"
+RNG = np.random.default_rng(0)
+
+Array = NDArray[Any]
+
+
+def put(body: str, mask: str = "true", fill: str = "v", how: str = "") -> ir.Model:
+    nodes = f"{WHOLE} {SPREAD} {body} {PUT.format(mask=mask, fill=fill, how=how)} y = MatMul(put, w)"
+    axes = {"last": np.array([-1]), "all": np.array([-1]), "none": np.array([0]), "four": np.array([4])}
+    return parse(f"{HEAD} {{ {nodes} }}", c=np.array(-1e4, np.float32), w=np.ones((4, 4), np.float32), **axes)
+
+
+def feeds(texts: int = 3, length: int = 5) -> dict[str, Array]:
+    return {"x": RNG.standard_normal((texts, length, 4)), "mask": RNG.integers(0, 2, (texts, length)).astype(bool)}
+
+
+ROWS = "flags = Cast<to = 7>(mask) count = ReduceSum<keepdims = 0>(flags) size = Unsqueeze(count, none)"
+
+
+@pytest.mark.parametrize(
+    ("body", "mask", "fill"),
+    [("", "true", "v"), (f"{ROWS} sizes = Concat<axis = 0>(size, four) rows = Expand(c, sizes)", "mask", "rows")],
+    ids=["each number", "each row"],
+)
+def test_a_number_put_where_a_mask_is_true_is_a_choice(body: str, mask: str, fill: str) -> None:
+    original = put(body, mask, fill)
+    plain = prepared(original).model
+    assert [node.op_type for node in plain.graph if node.op_type in ("ScatterND", "NonZero")] == []
+    for size in ((3, 5), (1, 1), (0, 5), (2, 0)):
+        check_equal(original, plain, feeds(*size))
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ("u = Mul(v, v)", {"fill": "u"}),  # computed numbers
+        ("turned = Cast<to = 7>(true)", {"mask": "turned"}),  # a mask of numbers
+        ("", {"how": '<reduction = "add">'}),
+    ],
+)
+def test_what_is_no_such_choice_stays(body: str, options: dict[str, str]) -> None:
+    plain = prepared(put(body, **options)).model
+    assert [node.op_type for node in plain.graph][-2:] == ["ScatterND", "MatMul"]
+
+
+class Standardised(nn.Conv2d):
+    """As timm writes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, momentum=0.0, eps=1e-6)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias, self.stride)
+
+
+def standardised(opset: int = 17) -> ir.Model:
+    torch.manual_seed(0)
+    layers = Standardised(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    network = nn.Sequential(*layers).eval()
+    return ir.from_proto(export(network, opset=opset))
+
+
+def test_a_standardised_weight_is_a_constant() -> None:
+    original = standardised()
+    assert any("training_mode" in node.attributes and len(node.outputs) == 3 for node in original.graph)
+    plain = prepared(original).model
+    assert [node.op_type for node in plain.graph] == ["Conv", "BatchNormalization", "Relu", "Conv"]
+    assert proved(original, plain).error < 1e-12
+
+
+def test_a_standardised_convolution_takes_up_its_norm(tmp_path: Path) -> None:
+    ir.save(standardised(), tmp_path / "in.onnx")
+    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request())
+    assert [node.op_type for node in written.rewritten.model.graph] == ["Conv", "Relu", "Conv"]
+
+
+def test_a_wrong_constant_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(node: ir.Node, values: dict[ir.Value, Array], true: Any = evaluate_node) -> dict[ir.Value, Array]:
+        factor = 1.001 if node.op_type == "BatchNormalization" else 1
+        return {value: array * factor for value, array in true(node, values).items()}
+
+    monkeypatch.setattr(prepare, "evaluate_node", wrong)
+    ir.save(standardised(), tmp_path / "in.onnx")
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request())
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_a_norm_in_training_is_refused_where_it_is_computed(opset: int) -> None:
+    outputs, how = ("y, a, b", "<training_mode = 1>") if opset > 13 else ("y, a, b, c, d", "")
+    text = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[n, 4] x) => (float[n, 4] y) '
+    network = parse(f"{text} {{ {outputs} = BatchNormalization{how}(x, w, w, w, w) }}", w=np.ones(4, np.float32))
+    with pytest.raises(NotSupported, match="expected BatchNormalization in inference, found statistics"):
+        prepared(network)
+
+
+def test_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(node: ir.Node, true: Any = choose_by_masks._number) -> Array | None:
+        number = true(node)
+        return None if number is None else -number
+
+    monkeypatch.setattr(choose_by_masks, "_number", another)
+    ir.save(put(""), tmp_path / "in.onnx")
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))

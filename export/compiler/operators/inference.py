@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -82,10 +82,27 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
         return
     pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
     dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
+    dims = _of_free_starts(context, node, source.shape.dims, dims)
     for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
         if start == -1 and end >= FAR and step == 1 and isinstance(number(source.shape[axis]), ir.SymbolicDim):
             dims[axis] = 1
     rows.shape = ir.Shape(dims)
+
+
+def _of_free_starts(context: ShapeInferenceContext, node: ir.Node, old: Sequence[Dim], new: Sequence[Dim]) -> list[Dim]:
+    """The library then knows no axis, not even those that are not cut; [-n:] of n elements, or fewer, are all."""
+    starts, ends = (context.get_symbolic_value(value) if value is not None else None for value in node.inputs[1:3])
+    axes, steps = (integers(optional(node, position)) for position in (3, 4))
+    numbers = starts is not None and all(isinstance(start, int) for start in starts)
+    if axes is None or (numbers and ends is not None):
+        return [*new]
+    cuts = zip(starts or [0] * len(axes), ends or [0] * len(axes), steps or [1] * len(axes), strict=True)
+    dims = [*old]
+    for axis, (start, end, step) in zip(axes, cuts, strict=True):
+        far = isinstance(end, int) and end >= FAR
+        if not far or step != 1 or isinstance(start, int) or not agree((0 - start).simplify(), old[axis]):
+            dims[axis] = new[axis]
+    return dims
 
 
 def _cut(old: Dim, new: Dim) -> bool:

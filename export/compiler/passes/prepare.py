@@ -54,6 +54,7 @@ def prepare(model: ir.Model) -> None:
     fold_constants(model)
     _check_norms(model.graph)
     choose_by_masks(model.graph)
+    _drop_whole_slices(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
@@ -163,6 +164,18 @@ def _expand_fills(graph: ir.Graph) -> None:
             held = node.attributes.get("value")
             fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
             _put_instead(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
+
+
+def _drop_whole_slices(graph: ir.Graph) -> None:
+    """A part as long as its axis, cut in steps of 1, is the axis: x[:, -n:] of n tokens, which no rule could place."""
+    shapes = Shapes(graph)
+    for node in list(graph):
+        source, part = node.inputs[0] if node.inputs else None, node.outputs[0]
+        steps = integers(optional(node, 4)) if optional(node, 4) is not None else [1]
+        if made_by(part, "Slice") is None or source is None or part.is_graph_output() or {*(steps or [])} != {1}:
+            continue
+        if None not in (source.shape, part.shape) and same_shape(shapes.dims(source), shapes.dims(part)):
+            ir.convenience.replace_all_uses_with(part, source)
 
 
 def _expand_tiles(graph: ir.Graph) -> None:

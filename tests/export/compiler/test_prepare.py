@@ -127,3 +127,39 @@ def test_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.Monk
     ir.save(put(""), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+
+
+def cut(body: str) -> ir.Model:
+    """Of x (n, s, 4) a Slice along s, from `start` to `end` by `step`, where m is -s."""
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x) => (float[n, t, 4] y) '
+    nodes = f"form = Shape(x) s = Gather<axis = 0>(form, one) m = Neg(s) {body} y = MatMul(part, w)"
+    numbers = {"one": [1], "two": [2], "far": [2**63 - 1], "last": [-1]}
+    arrays = {name: np.array(number) for name, number in numbers.items()}
+    return parse(f"{text} {{ {nodes} }}", w=np.eye(4, dtype=np.float32), **arrays)
+
+
+@pytest.mark.parametrize(
+    ("body", "whole"),
+    [
+        ("part = Slice(x, m, far, one)", True),
+        ("part = Slice(x, m, far, one, one)", True),
+        ("part = Slice(x, m, far, one, two)", False),
+        ("part = Slice(x, m, last, one)", False),
+        ("part = Slice(x, m, m, one)", False),
+        ("l = Add(m, one) part = Slice(x, l, far, one)", False),
+        ("h = Div(m, two) part = Slice(x, h, far, one)", False),
+        ("part = Slice(x, one, s, one)", False),
+    ],
+)
+def test_a_part_as_long_as_its_axis_is_the_axis(body: str, whole: bool) -> None:
+    plain = prepared(original := cut(body)).model
+    assert all(node.op_type != "Slice" for node in plain.graph) == whole
+    for size in ((3, 5), (1, 1), (2, 0)):
+        check_equal(original, plain, {"x": RNG.standard_normal((*size, 4))})
+
+
+def test_an_axis_that_a_part_leaves_is_known() -> None:
+    plain = prepared(cut("h = Div(m, two) part = Slice(x, h, far, one)")).model
+    shape = next(node.outputs[0].shape for node in plain.graph if node.op_type == "Slice")
+    assert shape is not None
+    assert [str(shape[0]), shape[2]] == ["n", 4]

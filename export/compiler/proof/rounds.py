@@ -31,6 +31,10 @@ from export.compiler.proof.inputs import (
 from export.compiler.proof.masks import KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
 from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers, picked
+from export.compiler.proof.tolerances import FILL
+
+SMALL = 0.1  # of an output's largest number in the rounds before
+DRAWS, FAR_SEED = 4, 1000  # tries to draw more, and how far apart their seeds are
 
 
 @dataclass(frozen=True)
@@ -118,15 +122,14 @@ class _Original:
         self.model, self.graph, self.asked, self.say, self.leave = model, graph, asked, say, leave
         self.runner = Runner(path, weight_bytes(model))
         self.plain = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
+        self.sizes: list[float] = []  # the largest of each output
         self.reason = ""  # of the first attempt that failed
         self.unsupported: ForeignError | None = None
 
     def attempt(self, sizes: Sizes, seed: int, given: Mapping[str, Array] | None = None) -> Round | None:
         """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
-        feeds = draw(self.graph, sizes, seed)
-        feeds |= {name: array.astype(feeds[name].dtype) for name, array in (given or {}).items()}
         try:
-            answers = self.answers(feeds)
+            feeds, answers = self._drawn(sizes, seed, given or {})
         except ForeignError as error:
             self.reason = self.reason or str(error)
             return None
@@ -135,6 +138,21 @@ class _Original:
         except ForeignError as error:  # no output for a window larger than the image
             self.unsupported = self.unsupported or error
             return None
+
+    def _drawn(self, sizes: Sizes, seed: int, given: Mapping[str, Array]) -> tuple[Feeds, Arrays]:
+        """Drawn anew where an output is small beside those of the rounds before: rounding is large beside a single
+        logit that happens to lie near 0.
+        """
+        for other in range(DRAWS):
+            feeds = draw(self.graph, sizes, seed + other * FAR_SEED)
+            feeds |= {name: array.astype(feeds[name].dtype) for name, array in given.items()}
+            answers = self.answers(feeds)
+            found = [np.abs(array.astype(np.float64)) for array in answers]
+            drawn = [float(array.max(where=array < FILL, initial=0.0)) for array in found]
+            self.sizes = np.maximum(self.sizes or drawn, drawn).tolist()
+            if all(size >= SMALL * usual for size, usual in zip(drawn, self.sizes, strict=True)):
+                break
+        return feeds, answers
 
     def masked(self, sizes: Sizes) -> Iterator[Round]:
         """Masks of every kind; raises NotSupported if the original answers none."""

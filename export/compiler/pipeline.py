@@ -29,7 +29,7 @@ from export.compiler.passes.read_rows import read_rows
 from export.compiler.passes.split_products import split_products
 from export.compiler.passes.tidy import tidy
 from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
-from export.compiler.proof.masks import mask_input, masked_feeds
+from export.compiler.proof.masks import mask_input, masked_feeds, possible_masks
 
 PASSES: Mapping[str, Pass] = {
     "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
@@ -166,7 +166,8 @@ def rewrite(
     quicker = [step.name for step in done.steps for site in step.sites if step.name in QUICKER or site.operator == NORM]
     if not quicker and (not done.steps or done.steps[-1].work.total >= done.work.total):
         told = [step for step in done.steps if step.sites or step.stopped] or done.steps
-        raise NothingToRewrite("; ".join(f"{step.name}: {_outcome(step)}" for step in told))
+        hint = [f"--packed {name} leaves out the tokens that it hides" for name in possible_masks(done.model.graph)]
+        raise NothingToRewrite("; ".join([*(f"{step.name}: {_outcome(step)}" for step in told), *hint[:1]]))
     return done
 
 

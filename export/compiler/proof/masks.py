@@ -69,6 +69,12 @@ def mask_input(graph: ir.Graph, name: str) -> ir.Value:
     return mask
 
 
+def possible_masks(graph: ir.Graph) -> list[str]:
+    """Inputs that are named so, with free axes of texts and tokens."""
+    named = [value for value in graph.inputs if "mask" in str(value.name).lower() and value.shape is not None]
+    return [str(value.name) for value in named if [isinstance(dim, int) for dim in value.shape or ()] == [False, False]]
+
+
 def masked_feeds(graph: ir.Graph, mask: ir.Value) -> list[Feeds]:
     """None of a mask without two axes of a free size. Raises NotSupported for inputs that are no numbers."""
     dims = [dim.value for dim in mask.shape.dims if isinstance(dim, ir.SymbolicDim)] if mask.shape is not None else []

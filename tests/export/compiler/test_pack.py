@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import VOCABULARY, Encoder, export, model, run
+from foreign_networks import VOCABULARY, Encoder, export, model, parse, run
 from masked_networks import Biased, Convolved, Filled, Masked, Viewed
 from numpy.typing import NDArray
 
@@ -181,6 +181,24 @@ REFUSED = [
 def test_what_reads_hidden_tokens_is_refused_by_name(network: Encoder, named: str) -> None:
     with pytest.raises(NothingToRewrite, match=named):
         rewrite(model(export(network)), sizes=SIZES, packed=MASK)
+
+
+def test_a_file_without_gain_names_the_option_that_leaves_out_tokens(tmp_path: Path) -> None:
+    onnx.save(export(Masked(depth=1)), tmp_path / "mean.onnx")
+    refused = run(tmp_path / "mean.onnx", "-o", tmp_path / "o.onnx", "--only", "read-rows")
+    assert refused.exit_code == 3
+    assert "; --packed attention_mask leaves out the tokens that it hides; nothing written" in refused.output
+
+
+def test_an_axis_whose_size_is_computed_is_refused_as_unknown() -> None:
+    original = parse(
+        f"""<ir_version: 8, opset_import: ["": 18]> g (int64[n, s] ids, int64[n, s] {MASK}) => (float[n, t, 4] y) {{
+            e = Gather(w, ids) p = NonZero({MASK}) t = Transpose(p) h = GatherND(e, t) y = Unsqueeze(h, one) }}""",
+        w=np.ones((VOCABULARY, 4), np.float32),
+        one=np.array([1]),
+    )
+    with pytest.raises(NothingToRewrite, match="an axis of unknown size tells no texts from tokens"):
+        rewrite(original, packed=MASK)
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13])

@@ -109,10 +109,7 @@ class HiddenEntries:
 
     def texts_in(self, dim: Dim) -> int | None:
         """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""
-        if isinstance(dim, int):
-            return None
-        each = Shapes(self.shapes.graph, {str(self.batch): 1}).nominal(dim)
-        return each if same(dim, self.batch * each) else None
+        return self.shapes.times(dim, self.batch)
 
     def _facts(self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int) -> Facts:
         """Unknown if an operator has no kernel."""

@@ -143,6 +143,13 @@ class Shapes:
         """Whether the graph's inputs have this size."""
         return isinstance(dim, int) or self.source(dim) is not None
 
+    def times(self, dim: Dim, unit: Dim) -> int | None:
+        """How many free sizes `unit` it is, as texts and heads on a single axis; None of another size."""
+        if isinstance(dim, int) or isinstance(unit, int):
+            return None
+        each = Shapes(self.graph, {str(unit): 1}).nominal(dim)
+        return each if same(dim, unit * each) else None
+
     def is_positive(self, dim: Dim) -> bool:
         """Whether an input of integers has this size: of the others a cache may be empty."""
         if isinstance(dim, int):

@@ -213,10 +213,17 @@ class Materialiser:
         """As a vector of length 1."""
         source = self.shapes.source(size)
         if source is None:
-            raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
+            return self._product(size)
         if source not in self._sizes_read:
             self._sizes_read[source] = self.nodes.sizes(source[0], [source[1]])
         return self._sizes_read[source]
+
+    def _product(self, size: Dim) -> ir.Value:
+        """Of an input's axis and a number."""
+        for unit in (dim for value in self.shapes.graph.inputs for dim in self.shapes.dims(value)):
+            if (each := self.shapes.times(size, unit)) is not None:
+                return self.nodes.add("Mul", [self._size(unit), self.nodes.integers([each])])
+        raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")
 
     def _shape(self, node: ir.Node) -> None:
         """Rebuilds a Shape whose value is not computed whole."""

@@ -135,6 +135,20 @@ class Viewed(Masked):
         return super().forward(input_ids, attention_mask.view(input_ids.shape[0], -1))
 
 
+class Joined(Masked):
+    """Texts and heads on a single axis, as decoders for pictures and speech have them."""
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2).flatten(0, 1) for layer in block.qkv.children())
+        scores = (torch.bmm(q, k.transpose(1, 2)) * 0.35).view(b, self.heads, n, k.size(1)) + bias
+        weights = F.softmax(scores.view(b * self.heads, n, k.size(1)), -1)
+        joined = torch.bmm(weights, v).view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, d)
+        x = block.norm1(x + block.out(joined))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+
 class Convolved(Masked):
     """Reads of a token its neighbours."""
 
@@ -147,4 +161,4 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Masked", "Viewed"]
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Joined", "Masked", "Viewed"]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import VOCABULARY, Encoder, export, model, parse, run
-from masked_networks import Biased, Convolved, Filled, Masked, Viewed
+from masked_networks import Biased, Convolved, Filled, Joined, Masked, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
@@ -145,6 +145,12 @@ def test_a_maximum_over_what_a_mask_fills_is_packed(pool: str, exporter: str) ->
 def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
     proto = export(Viewed("causal"), "new", 20)
     assert any(node.op_type == "Div" and "floordiv" in node.output[0] for node in proto.graph.node)
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_texts_and_heads_may_share_an_axis(pool: str) -> None:
+    proto = export(Joined("causal", pool))
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 

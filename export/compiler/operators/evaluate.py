@@ -52,6 +52,8 @@ def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
     if node.op_type == "Loop" and node.domain == "":
         return _loop(node, values)
+    if node.op_type == "If" and node.domain == "":
+        return _branch(node, values)
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
         return {node.outputs[0]: _given(values, node.inputs[0]).astype(np.float64)}
     read = stored if node.op_type == "Gather" else constant  # of a table only the rows that it picks become doubles
@@ -84,6 +86,14 @@ def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Arr
         again, *held = (inside[value] if value in inside else values[value] for value in body.outputs)
         more, count = bool(again.all()), count + 1
     return dict(zip(node.outputs, held, strict=True))
+
+
+def _branch(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    name = "then_branch" if _given(values, node.inputs[0]).all() else "else_branch"
+    graph, inside = node.attributes[name].as_graph(), dict[ir.Value, Array]()
+    for each in graph:
+        inside |= evaluate_node(each, ChainMap(inside, dict(values)))
+    return {made: _given(inside, value) for made, value in zip(node.outputs, graph.outputs, strict=True)}
 
 
 def _runner(node: ir.Node) -> ReferenceEvaluator:

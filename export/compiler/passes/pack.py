@@ -2,7 +2,8 @@
 
 In: a prepared graph and its mask (texts, tokens). Out: the same outputs. The longest texts come first:
 
-    for a part of the texts, sorted by length:  y = network(its kept tokens)         outputs in the texts' own order
+    if the mask shows every token:                   y = network(texts)
+    else, for a part of the texts sorted by length:  y = network(its kept tokens)    outputs in the texts' own order
 
 Within a part an operator on single tokens sees packed rows; attention sees n texts of s tokens, the longest's number.
 A part has about AREA tokens, so that its values stay in the caches and a long text makes no short one longer.
@@ -10,7 +11,7 @@ A part has about AREA tokens, so that its values stay in the caches and a long t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -52,11 +53,12 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     if not outputs or not products:
         raise Refused(mask.name or "", "graph input", "no output is a product of tokens of texts")
     loop = _Loop(tokens, mask, outputs)
+    _rebuild_shapes(tokens, loop.constants)
+    for old, new in zip(outputs, loop.results, strict=True):
+        _show(graph, old, new, loop.constants.name(f"{old.name}_padded"))
+    loop.choose()
     for node in loop.outer.list:
         graph.append(node)
-    for old, new in zip(outputs, loop.results, strict=True):
-        loop.constants.replace(old, new, "padded")
-    _rebuild_shapes(tokens)
     remove_unused(model)
     graph.sort()
     return tuple(
@@ -65,50 +67,107 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     )
 
 
+def _show(graph: ir.Graph, old: ir.Value, new: ir.Value, name: str) -> None:
+    """`new` takes the place of `old` among the outputs; nodes that read `old` go on doing so."""
+    new.name, old.name, new.type, new.shape = old.name, name, old.type, old.shape
+    for position, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[position] = new
+
+
 class _Loop:
-    """`outer` has the nodes, `results` the outputs in the order of the texts."""
+    """`before`: nodes that number the texts, `outer` those that choose and loop; `results`: the outputs in the order of
+    the texts; `answers`: what the loop hands on from the start, if every token is shown.
+    """
 
     def __init__(self, tokens: Tokens, mask: ir.Value, outputs: Sequence[ir.Value]) -> None:
-        self.tokens, self.outputs = tokens, outputs
+        self.tokens, self.mask, self.outputs = tokens, mask, outputs
         self.constants = Constants(tokens.shapes.graph)
-        self.outer, self.inner = (Nodes(self.constants, "packed") for _ in range(2))
+        self.outer, self.before, self.inner, self.whole = (Nodes(self.constants, "packed") for _ in range(4))
+        self.answers: dict[ir.Value, ir.Value] = {}
         picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
-        self.texts = number_texts(self.outer, self._at_the_inputs(mask), [*picks])
+        self.texts = number_texts(self.before, self._at_the_inputs(), [*picks])
         self.results = self._results(self._run())
 
-    def _at_the_inputs(self, mask: ir.Value) -> ir.Value:
+    def choose(self) -> None:
+        """An If before the loop: the network as it was if the mask shows every token, else the texts' numbers.
+
+        Its nodes move there. A loop in a branch would be slower: ONNX Runtime packs no weights two graphs below theirs.
+        """
+        before = {*self.before.list}
+        used = [value for node in self.before.list for value in node.outputs if _others(value, before)]
+        graph, opsets = self.tokens.shapes.graph, dict(self.tokens.shapes.graph.opset_imports)
+        graph.remove(inside := [*self.tokens.inside])
+        for value in (value for node in inside for value in node.outputs):
+            value.shape = None  # with shapes ONNX Runtime joins Add and LayerNormalization to a slower operator
+        answers = [self.answers.get(value) or self._empty(self.whole, value.dtype, []) for value in used]
+        branches = {
+            "then_branch": ir.Graph([], answers, nodes=[*inside, *self.whole.list], opset_imports=opsets, name="whole"),
+            "else_branch": ir.Graph([], used, nodes=self.before.list, opset_imports=opsets, name="numbers"),
+        }
+        chosen = Nodes(self.constants, "packed")
+        given = [self._is_whole(chosen)]
+        attributes = [ir.AttrGraph(name, branch) for name, branch in branches.items()]
+        node = ir.Node("", "If", given, attributes, num_outputs=len(used))
+        chosen.put(node, "packed_chosen", used[0].dtype)
+        for old, new in zip(used, node.outputs, strict=True):
+            of_type(new, old.dtype).name = self.constants.name(f"{old.name}_chosen")
+            for reader, position in _others(old, before):
+                reader.replace_input_with(position, new)
+        self.outer.list[:0] = chosen.list
+
+    def _is_whole(self, nodes: Nodes) -> ir.Value:
+        """Whether the mask shows as many tokens as another input has, and one at least: of no text some of ONNX
+        Runtime's kernels end the process.
+        """
+        peer, shown = next(iter(self._peers()), self.mask), nodes.add("Size", [nodes.add("NonZero", [self.mask])])
+        if self.tokens.shapes.rank(peer) == 2:
+            tokens = nodes.add("Size", [peer])
+        else:
+            tokens = nodes.add("ReduceProd", [nodes.sizes(peer, [0, 1])], INT64, {"keepdims": 0})
+        places = nodes.add("Mul", [tokens, nodes.scalar(2)])  # of a text and a token, each
+        return nodes.add("Equal", [shown, nodes.larger(places, nodes.scalar(1))], BOOL)
+
+    def _peers(self) -> list[ir.Value]:
+        """Other inputs whose first axes are texts and tokens."""
+        shapes, entries = self.tokens.shapes, self.tokens.entries
+        sizes = entries.batch, entries.length
+        others = [value for value in shapes.graph.inputs if value is not entries.mask]
+        return [each for each in others if len(dims := shapes.dims(each)) > 1 and all(map(same, dims, sizes))]
+
+    def _at_the_inputs(self) -> ir.Value:
         """The mask, of as many texts and tokens as the other inputs.
 
         Without it a call with fewer rows in the mask would answer for these alone; now it ends with an error.
         """
-        shapes, entries = self.tokens.shapes, self.tokens.entries
-        for value in shapes.graph.inputs:
-            dims = shapes.dims(value)
-            if value is not entries.mask and len(dims) > 1 and all(map(same, dims, (entries.batch, entries.length))):
-                mask = self.outer.add("Expand", [mask, self.outer.sizes(value, [0, 1])], mask.dtype)
+        mask, nodes = self.mask, self.before
+        for value in self._peers():
+            mask = nodes.add("Expand", [mask, nodes.sizes(value, [0, 1])], mask.dtype)
         return mask
 
     def _run(self) -> list[ir.Value]:
         """What the loop joins: of each output the texts in sorted order, or the tokens and their places."""
-        inner, outer = self.inner, self.outer
+        inner, before = self.inner, self.before
         number, more, start = self._value(INT64, []), self._value(BOOL, []), self._value(INT64, [1])
         part, end = number_part(inner, self.texts, start)
-        body = Body(self.tokens, self.texts, part, inner)
+        body = Body(self.tokens, self.texts, part, inner, self.outer)
         body.run()
         made = [each for output in self.outputs for each in self._made(body, part, output)]
         held = [self._value(value.dtype) for value, _ in made]
         pairs = zip(held, made, strict=True)
-        joined = [inner.add("Concat", [before, value], value.dtype, {"axis": 0}) for before, (value, _) in pairs]
+        joined = [inner.add("Concat", [first, value], value.dtype, {"axis": 0}) for first, (value, _) in pairs]
         rest = inner.scalar_of(inner.add("Less", [end, self.texts.count], BOOL))
         opsets = dict(self.tokens.shapes.graph.opset_imports)
         graph = ir.Graph(
             [number, more, start, *held], [rest, end, *joined], nodes=inner.list, opset_imports=opsets, name="part"
         )
-        some = outer.scalar_of(outer.add("Greater", [self.texts.count, outer.integers([0])], BOOL))
-        none = [self._empty(value.dtype, features) for value, features in made]
-        given = [None, some, outer.integers([0]), *none]
+        some = before.scalar_of(before.add("Greater", [self.texts.count, before.integers([0])], BOOL))
+        self.answers[some] = self.whole.add("Constant", [], BOOL, {"value": ir.AttrTensor("value", ir.tensor(False))})
+        none = [self._empty(before, value.dtype, features) for value, features in made]
+        self.answers |= zip(none, [each for output in self.outputs for each in self._whole(output)], strict=True)
+        given = [None, some, before.integers([0]), *none]
         node = ir.node("Loop", given, {"body": ir.AttrGraph("body", graph)}, num_outputs=1 + len(held))
-        outer.put(node, "packed_end", INT64)
+        self.outer.put(node, "packed_end", INT64)
         for result, (value, _) in zip(node.outputs[1:], made, strict=True):
             of_type(result, value.dtype).name = self.constants.name("packed_joined")
         return [*node.outputs[1:]]
@@ -129,35 +188,64 @@ class _Loop:
         value = ir.Value(name=self.constants.name("packed_held"), shape=None if shape is None else ir.Shape(shape))
         return of_type(value, dtype)
 
-    def _empty(self, dtype: ir.DataType | None, features: Sequence[int]) -> ir.Value:
-        kind = (dtype or ir.DataType.FLOAT).numpy()
-        return self.constants.add(np.zeros((0, *features), kind), "packed_none", dtype)
+    def _whole(self, output: ir.Value) -> list[ir.Value]:
+        """What the loop would join, of the network as it was."""
+        if not self.tokens.roles[output].tokens:
+            return [output]
+        rows = self.whole.reshape(output, [-1, *self._features(output)])
+        return [rows, self._numbers(self.whole.scalar_of(self.whole.sizes(rows, [0])))]
+
+    def _numbers(self, size: ir.Value) -> ir.Value:
+        return self.whole.add("Range", [self.whole.scalar(0), size, self.whole.scalar(1)])
+
+    def _empty(self, nodes: Nodes, dtype: ir.DataType | None, features: Sequence[int]) -> ir.Value:
+        kind = dtype or ir.DataType.FLOAT
+        value = ir.tensor(np.zeros((0, *features), kind.numpy()), kind)
+        return nodes.add("Constant", [], dtype, {"value": ir.AttrTensor("value", value)})
 
     def _results(self, joined: Sequence[ir.Value]) -> list[ir.Value]:
-        waiting, results, places = iter(joined), [], unsorted(self.texts)
+        waiting, results = iter(joined), []
         for output in self.outputs:
             value = next(waiting)
             if self.tokens.roles[output].tokens:
                 results.append(self._padded(value, next(waiting), self._features(output)))
             else:
-                results.append(self.outer.gather(value, places))
+                results.append(self.outer.gather(value, self._places()))
         return results
+
+    def _places(self) -> ir.Value:
+        """Of each text among what the loop joins."""
+        places = unsorted(self.texts)
+        size = self.whole.gather(self.whole.add("Shape", [self.mask]), self.whole.scalar(0))
+        self.answers[places] = self._numbers(size)
+        return places
 
     def _padded(self, rows: ir.Value, places: ir.Value, features: Sequence[int]) -> ir.Value:
         """Zeros where the mask hides."""
-        outer, texts = self.outer, self.texts
+        outer = self.outer
         number = self.constants.add(np.zeros((), (rows.dtype or ir.DataType.FLOAT).numpy()), "packed_zero", rows.dtype)
-        zeros = outer.add("Expand", [number, outer.vector([texts.count, texts.length, *features])], rows.dtype)
-        text = outer.add("Div", [places, outer.larger(texts.length, outer.integers([1]))])
-        token = outer.add("Sub", [places, outer.add("Mul", [text, texts.length])])
+        count, length = (outer.sizes(self.mask, [axis]) for axis in (0, 1))
+        zeros = outer.add("Expand", [number, outer.vector([count, length, *features])], rows.dtype)
+        text = outer.add("Div", [places, outer.larger(length, outer.integers([1]))])
+        token = outer.add("Sub", [places, outer.add("Mul", [text, length])])
         pairs = outer.add("Concat", [outer.unsqueeze(text, [1]), outer.unsqueeze(token, [1])], INT64, {"axis": 1})
         return outer.add("ScatterND", [zeros, pairs, rows], rows.dtype)
 
 
-def _rebuild_shapes(tokens: Tokens) -> None:
+def _others(value: ir.Value, nodes: Container[ir.Node]) -> list[tuple[ir.Node, int]]:
+    """Where other nodes read it."""
+    return [use for use in value.uses() if use.node not in nodes]
+
+
+def _rebuild_shapes(tokens: Tokens, constants: Constants) -> None:
     """Sizes that the loop and what is before it read of padded values come from the graph's inputs."""
     shapes = tokens.shapes
     building = Materialiser(shapes, {})
     for node in list(shapes.graph):
-        if reads_shape_alone(node) and node.inputs[0] in tokens.roles and node.op_type == "Shape":
-            ir.convenience.replace_all_uses_with(node.outputs[0], building.vector(sizes_read(shapes, node)))
+        if reads_shape_alone(node) and node.inputs[0] in tokens.roles:
+            sizes = building.vector(sizes_read(shapes, node))
+            if node.op_type == "Size":
+                sizes = Nodes(constants, "packed", shapes.graph.append).add(
+                    "ReduceProd", [sizes], INT64, {"keepdims": 0}
+                )
+            ir.convenience.replace_all_uses_with(node.outputs[0], sizes)

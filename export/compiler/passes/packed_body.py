@@ -27,11 +27,11 @@ TAIL_ALIGNED = BROADCASTING | {"MatMul"}
 
 
 class Body:
-    """`outer` adds nodes before the loop, `nodes` those in it."""
+    """`nodes` adds nodes in the loop, `outer` before it, and `views` those before it that move nothing."""
 
-    def __init__(self, tokens: Tokens, texts: Texts, part: Part, nodes: Nodes) -> None:
+    def __init__(self, tokens: Tokens, texts: Texts, part: Part, nodes: Nodes, views: Nodes) -> None:
         self.tokens, self.shapes = tokens, tokens.shapes
-        self.texts, self.part, self.nodes, self.outer = texts, part, nodes, texts.nodes
+        self.texts, self.part, self.nodes, self.outer, self.views = texts, part, nodes, texts.nodes, views
         self._grids: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self._packed: dict[ir.Value, ir.Value] = {}
         self._flat: dict[ir.Value, ir.Value] = {}
@@ -108,7 +108,7 @@ class Body:
     def _flattened(self, value: ir.Value) -> ir.Value:
         """The first two axes as a single axis: of a grid, or of an original value, before the loop."""
         inside = value in self.tokens.roles
-        nodes = self.nodes if inside else self.outer
+        nodes = self.nodes if inside else self.views
         if value not in self._flat:
             source, size = (self.grid(value), self._size) if inside else (value, self._fixed)
             self._flat[value] = nodes.reshape(source, [-1, *map(size, self.shapes.dims(value)[2:])])
@@ -159,9 +159,12 @@ class Body:
         front = [at, *(axis + apart for axis in roles.tokens)]
         rest = [axis for axis in range(rank) if axis not in front]
         order = [*front, *rest]
-        wide = self.outer.unsqueeze(value, [*range(apart)]) if apart else value
-        turned = self.outer.transpose(wide, order)
-        flat = self.outer.reshape(turned, [-1, *(self._fixed(dims[axis]) for axis in rest)])
+        sizes = [-1, *(self._fixed(dims[axis]) for axis in rest)]
+        if (long := [axis for axis in order if not same(dims[axis], 1)]) == sorted(long):
+            flat = self.views.reshape(value, sizes)
+        else:
+            wide = self.outer.unsqueeze(value, [*range(apart)]) if apart else value
+            flat = self.outer.reshape(self.outer.transpose(wide, order), sizes)
         chosen = self.nodes.gather(flat, self._numbers(len(roles.tokens), roles.batch is not None))
         return self.nodes.transpose(chosen, [order.index(axis) for axis in range(rank)])
 

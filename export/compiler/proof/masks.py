@@ -50,6 +50,7 @@ def _empty(length: int, rng: np.random.Generator) -> Mask:
 
 SEEN: tuple[Kind, ...] = (_right, _left, _holes, _one_token, _whole)  # a token at least
 KINDS: tuple[Kind, ...] = (*SEEN, _empty)
+WHOLE: tuple[Kind, ...] = (_whole,)
 
 MANY = (96, 8)  # texts and tokens: more than a part of a packed graph has
 

@@ -28,7 +28,7 @@ from export.compiler.proof.inputs import (
     free_dimensions,
     size_rounds,
 )
-from export.compiler.proof.masks import KINDS, MANY, SEEN, draw_masks
+from export.compiler.proof.masks import KINDS, MANY, SEEN, WHOLE, draw_masks
 from export.compiler.proof.memory import check_memory
 from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers, picked
 from export.compiler.proof.tolerances import FILL
@@ -161,7 +161,8 @@ class _Original:
             return
         texts, length = (str(dim) for dim in mask.shape.dims)
         tokens, made = sizes.get(length, MANY[1]), []
-        wanted = [(len(KINDS), tokens, KINDS), (len(SEEN), tokens, SEEN), (*MANY, SEEN), (1, tokens, SEEN[2:3])]
+        every = [(len(KINDS), tokens, KINDS), (len(SEEN), tokens, SEEN), (*MANY, SEEN)]
+        wanted = [*every, (1, tokens, SEEN[2:3]), (len(SEEN), tokens, WHOLE)]
         for seed, (many, long, kinds) in enumerate(wanted):
             drawn = {str(mask.name): draw_masks(many, long, seed, kinds)}
             made.append(self.attempt(sizes | {texts: many, length: long}, seed, drawn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import packed_body, packed_texts
+from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import KINDS, MANY, draw_masks
 from export.rewrite_file import Request, rewrite_file
@@ -154,6 +155,18 @@ def test_texts_and_heads_may_share_an_axis(pool: str) -> None:
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 
+def test_a_network_that_reads_the_number_of_elements_is_packed() -> None:
+    proto = export(Masked())
+    first = next(node for node in proto.graph.node if node.op_type == "LayerNormalization")
+    hidden, first.output[0] = first.output[0], "normed"
+    operators = ("Size", ["normed"], "size"), ("Sub", ["size", "size"], "none"), ("Cast", ["none"], "zero")
+    made = [onnx.helper.make_node(name, inputs, [output]) for name, inputs, output in operators]
+    made[-1].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
+    for node in reversed([*made, onnx.helper.make_node("Add", ["normed", "zero"], [hidden])]):
+        proto.graph.node.insert([*proto.graph.node].index(first) + 1, node)
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_each_input_may_name_its_axes_apart(pool: str, tmp_path: Path) -> None:
     """So does torch.onnx with dynamic axes without names."""
@@ -164,6 +177,27 @@ def test_each_input_may_name_its_axes_apart(pool: str, tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "apart.onnx")
     written = rewrite_file(tmp_path / "apart.onnx", tmp_path / "o.onnx", Request(packed=MASK))
     check(proto, written.rewritten.model, rounds=6)
+
+
+@pytest.mark.parametrize(("pool", "read"), [("mean", []), ("cls", []), ("hidden", ["y[mask]"])])
+def test_texts_without_padding_run_the_network_as_it_was(pool: str, read: list[str], tmp_path: Path) -> None:
+    """No text is sorted, and no part of the texts is looped over. Of no text the network does not run."""
+    proto = export(Masked("absolute", pool))
+    packed = ir.to_proto(rewrite(model(proto), read, sizes=SIZES, packed=MASK).model)
+    texts, length = 40, 16  # more than a part
+    whole = np.ones((texts, length), np.int64)
+    hidden = np.where(np.arange(texts * length).reshape(whole.shape) == 17, 0, whole)
+    for mask, sorts in ((whole, False), (hidden, True), (whole[:1], False), (whole[:0], True)):
+        options = ort.SessionOptions()
+        options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+        session, given = ort.InferenceSession(packed.SerializeToString(), options), feeds(len(mask), length, 0, mask)
+        found = session.run(None, given)[0]
+        events = json.loads(Path(session.end_profiling()).read_text())
+        assert any(event.get("args", {}).get("op_name") == "TopK" for event in events) is sorts
+        assert len(found) == len(mask)
+        if len(mask):  # the original cannot answer for none
+            before = sessions(proto, ir.from_proto(packed))[0].run(None, given)[0]
+            assert np.allclose(found, np.where(mask[..., None] == 1, before, 0) if read else before, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [(1, 5), (3, 5), (5, 5), (4, 4), (4, 6)])
@@ -239,6 +273,15 @@ def believe_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hidden_entries, "SUNK", 0.5)
 
 
+def forget_order(patch: pytest.MonkeyPatch) -> None:
+    def first(loop: Any, size: ir.Value) -> ir.Value:
+        made: ir.Value = loop.whole.add("Sub", [numbers(loop, size), numbers(loop, size)])
+        return made
+
+    numbers = pack._Loop._numbers
+    patch.setattr(pack._Loop, "_numbers", first)
+
+
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packed_body.Body, "hides", lambda self, value: False)
 
@@ -249,6 +292,7 @@ def forget_zeros(patch: pytest.MonkeyPatch) -> None:
         (Masked("absolute", "cls"), forget_first_token),
         (Biased(), believe_weights),
         (Masked(), forget_zeros),
+        (Masked(), forget_order),
     ],
 )
 def test_a_planted_fault_fails_the_proof(

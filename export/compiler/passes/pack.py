@@ -100,7 +100,7 @@ class _Loop:
         graph.remove(inside := [*self.tokens.inside])
         for value in (value for node in inside for value in node.outputs):
             value.shape = None  # with shapes ONNX Runtime joins Add and LayerNormalization to a slower operator
-        answers = [self.answers.get(value) or self._empty(self.whole, value.dtype, []) for value in used]
+        answers = [self.answers.get(value) or self._unread(value) for value in used]
         branches = {
             "then_branch": ir.Graph([], answers, nodes=[*inside, *self.whole.list], opset_imports=opsets, name="whole"),
             "else_branch": ir.Graph([], used, nodes=self.before.list, opset_imports=opsets, name="numbers"),
@@ -163,7 +163,7 @@ class _Loop:
         )
         some = before.scalar_of(before.add("Greater", [self.texts.count, before.integers([0])], BOOL))
         self.answers[some] = self.whole.add("Constant", [], BOOL, {"value": ir.AttrTensor("value", ir.tensor(False))})
-        none = [self._empty(before, value.dtype, features) for value, features in made]
+        none = [self._zeros(before, value.dtype, [0, *features]) for value, features in made]
         self.answers |= zip(none, [each for output in self.outputs for each in self._whole(output)], strict=True)
         given = [None, some, before.integers([0]), *none]
         node = ir.node("Loop", given, {"body": ir.AttrGraph("body", graph)}, num_outputs=1 + len(held))
@@ -198,9 +198,14 @@ class _Loop:
     def _numbers(self, size: ir.Value) -> ir.Value:
         return self.whole.add("Range", [self.whole.scalar(0), size, self.whole.scalar(1)])
 
-    def _empty(self, nodes: Nodes, dtype: ir.DataType | None, features: Sequence[int]) -> ir.Value:
+    def _unread(self, value: ir.Value) -> ir.Value:
+        """Of its rank: without a rank ONNX Runtime joins no operators of the loop."""
+        dims = value.shape.dims if value.shape is not None else ()
+        return self._zeros(self.whole, value.dtype, [dim if isinstance(dim, int) else 0 for dim in dims])
+
+    def _zeros(self, nodes: Nodes, dtype: ir.DataType | None, shape: Sequence[int]) -> ir.Value:
         kind = dtype or ir.DataType.FLOAT
-        value = ir.tensor(np.zeros((0, *features), kind.numpy()), kind)
+        value = ir.tensor(np.zeros(shape, kind.numpy()), kind)
         return nodes.add("Constant", [], dtype, {"value": ir.AttrTensor("value", value)})
 
     def _results(self, joined: Sequence[ir.Value]) -> list[ir.Value]:

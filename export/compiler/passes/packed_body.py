@@ -165,6 +165,7 @@ class Body:
         else:
             wide = self.outer.unsqueeze(value, [*range(apart)]) if apart else value
             flat = self.outer.reshape(self.outer.transpose(wide, order), sizes)
+            flat.shape = ir.Shape([None, *sizes[1:]])
         chosen = self.nodes.gather(flat, self._numbers(len(roles.tokens), roles.batch is not None))
         return self.nodes.transpose(chosen, [order.index(axis) for axis in range(rank)])
 

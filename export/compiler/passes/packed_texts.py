@@ -61,6 +61,12 @@ def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] |
     counts = nodes.sum(kept, 1, keepdims=0)
     longest, texts = _top(nodes, counts, count, largest=1)
     ranks = {pick: nodes.add("GatherElements", [rank, place], INT64, {"axis": 1}) for pick, place in places.items()}
+    for value in (count, length):
+        value.shape = ir.Shape([1])
+    for value in (texts, longest):
+        value.shape = ir.Shape([None])
+    for value in (order, *ranks.values()):
+        value.shape = ir.Shape([None, None])
     return Texts(nodes, count, length, order, texts, longest, ranks)
 
 

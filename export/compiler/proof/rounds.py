@@ -128,31 +128,36 @@ class _Original:
 
     def attempt(self, sizes: Sizes, seed: int, given: Mapping[str, Array] | None = None) -> Round | None:
         """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
-        try:
-            feeds, answers = self._drawn(sizes, seed, given or {})
-        except ForeignError as error:
-            self.reason = self.reason or str(error)
+        drawn = self._drawn(sizes, seed, given or {})
+        if drawn is None:
             return None
+        feeds, answers = drawn
         try:
             return self.answered(_text(sizes) + (" with masks of every kind" if given else ""), feeds, answers)
         except ForeignError as error:  # no output for a window larger than the image
             self.unsupported = self.unsupported or error
             return None
 
-    def _drawn(self, sizes: Sizes, seed: int, given: Mapping[str, Array]) -> tuple[Feeds, Arrays]:
+    def _drawn(self, sizes: Sizes, seed: int, given: Mapping[str, Array]) -> tuple[Feeds, Arrays] | None:
         """Drawn anew where an output is small beside those of the rounds before: rounding is large beside a single
         logit that happens to lie near 0.
         """
+        made = None
         for other in range(DRAWS):
             feeds = draw(self.graph, sizes, seed + other * FAR_SEED)
             feeds |= {name: array.astype(feeds[name].dtype) for name, array in given.items()}
-            answers = self.answers(feeds)
+            try:
+                answers = self.answers(feeds)
+            except ForeignError as error:
+                self.reason = self.reason or str(error)
+                break
+            made = feeds, answers
             found = [np.abs(array.astype(np.float64)) for array in answers]
             drawn = [float(array.max(where=array < FILL, initial=0.0)) for array in found]
             self.sizes = np.maximum(self.sizes or drawn, drawn).tolist()
             if all(size >= SMALL * usual for size, usual in zip(drawn, self.sizes, strict=True)):
                 break
-        return feeds, answers
+        return made
 
     def masked(self, sizes: Sizes) -> Iterator[Round]:
         """Masks of every kind; raises NotSupported if the original answers none."""

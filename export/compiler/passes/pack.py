@@ -22,7 +22,7 @@ from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, of_type
 from export.compiler.graph.nodes import BOOL, INT64, Nodes
-from export.compiler.graph.readers import remove_unused
+from export.compiler.graph.readers import is_read, remove_unused
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.materialise import Materialiser
@@ -97,7 +97,7 @@ class _Loop:
         before = {*self.before.list}
         used = [value for node in self.before.list for value in node.outputs if _others(value, before)]
         graph, opsets = self.tokens.shapes.graph, dict(self.tokens.shapes.graph.opset_imports)
-        graph.remove(inside := [*self.tokens.inside])
+        graph.remove(inside := self._read_by_network())
         for value in (value for node in inside for value in node.outputs):
             value.shape = None  # with shapes ONNX Runtime joins Add and LayerNormalization to a slower operator
         answers = [self.answers.get(value) or self._unread(value) for value in used]
@@ -115,6 +115,15 @@ class _Loop:
             for reader, position in _others(old, before):
                 reader.replace_input_with(position, new)
         self.outer.list[:0] = chosen.list
+
+    def _read_by_network(self) -> list[ir.Node]:
+        """The network's nodes, and those before it that no other node reads."""
+        graph, inside = self.tokens.shapes.graph, {*self.tokens.inside, *self.whole.list}
+        for node in reversed(graph):
+            read = any(map(is_read, node.outputs)) and not any(value.is_graph_output() for value in node.outputs)
+            if read and not any(_others(value, inside) for value in node.outputs):
+                inside.add(node)
+        return [node for node in graph if node in inside]
 
     def _is_whole(self, nodes: Nodes) -> ir.Value:
         """Whether the mask shows as many tokens as another input has, and one at least: of no text some of ONNX

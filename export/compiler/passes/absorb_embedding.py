@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.alike import alike
 from export.compiler.analyses.embedded import Embedded, embedded
+from export.compiler.analyses.few_queries import weight_of
 from export.compiler.errors import Refusal, Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
@@ -53,9 +54,7 @@ class OneAttention:
 
     def weights(self) -> Array:
         """V_h, (heads, features, columns)."""
-        weight = constant(self.output.inputs[1])
-        if weight is None:
-            raise Refused.at(self.output, "expected a constant weight")
+        weight = weight_of(self.output)
         return weight.reshape(self.heads, -1, weight.shape[1])
 
 
@@ -149,9 +148,7 @@ class _Builder:
 
     def _scores(self) -> ir.Value:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
-        tokens, query = self.attention.tokens, constant(self.attention.scores.inputs[1])
-        if query is None:
-            raise Refused.at(self.attention.scores, "expected a constant query")
+        tokens, query = self.attention.tokens, weight_of(self.attention.scores)
         scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
         around = tokens.start, len(tokens.table) - tokens.start - tokens.rows
         if any(around):

@@ -87,13 +87,9 @@ class _Squeezed:
         if is_constant(value):
             return value
         if value not in self.made:
-            self.made[value] = self._edge(value)
+            wide = self.shapes.static(value, 2)
+            self.made[value] = self._shaped(self.nodes.reshape(value, [0, -1 if wide is None else wide]), value)
         return self.made[value]
-
-    def _edge(self, value: ir.Value) -> ir.Value:
-        """Of a value that others compute."""
-        wide = self.shapes.static(value, 2)
-        return self._shaped(self.nodes.reshape(value, [0, -1 if wide is None else wide]), value)
 
     def _shaped(self, made: ir.Value, of: ir.Value) -> ir.Value:
         dims = self.shapes.dims(of)

@@ -77,7 +77,7 @@ def _timed(
     from export.compiler.graph.reads import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw, first_dimensions
-    from export.compiler.proof.runs import picked
+    from export.compiler.proof.rounds import picked
 
     model = prepared(ir.load(files[PLAIN])).model
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})

@@ -30,7 +30,7 @@ from export.compiler.proof.inputs import (
 )
 from export.compiler.proof.masks import KINDS, MANY, SEEN, WHOLE, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers, picked
+from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers
 from export.compiler.proof.tolerances import FILL
 
 SMALL = 0.1  # of an output's largest number in the rounds before
@@ -251,6 +251,11 @@ class _Original:
         except ForeignError:
             return False
         return True
+
+
+def picked(outputs: Mapping[str, Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
+    """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
+    return [read.of(outputs[read.output], mask).copy() for read in reads] if reads else [*outputs.values()]
 
 
 def _text(sizes: Sizes) -> str:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
@@ -22,7 +22,6 @@ import onnxruntime as ort
 from export.compiler.errors import NoReference, NotSupported, ProcessEnded
 from export.compiler.graph.constants import Array
 from export.compiler.graph.inside import LARGE, outline
-from export.compiler.graph.reads import Read
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 
@@ -172,11 +171,6 @@ def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
             return evaluate(model, feeds)
     except UnknownOperator as unknown:
         raise NoReference(f"proof in double: {unknown}; --proof float32 goes without") from unknown
-
-
-def picked(outputs: Mapping[str, Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
-    """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
-    return [read.of(outputs[read.output], mask).copy() for read in reads] if reads else [*outputs.values()]
 
 
 def _line(error: Exception) -> str:

@@ -28,7 +28,8 @@ from export.compiler.passes.prepare import prepare
 from export.compiler.proof.compare import Comparison, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
 from export.compiler.proof.inputs import size_rounds
-from export.compiler.proof.runs import double_answers, picked
+from export.compiler.proof.rounds import picked
+from export.compiler.proof.runs import double_answers
 from export.rewrite import rewrite
 
 run = partial(invoke, rewrite)

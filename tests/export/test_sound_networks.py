@@ -1,4 +1,4 @@
-"""Networks whose rounding absolute tolerances of 1e-10 and 1e-4 refused, though nothing was wrong with them."""
+"""A network whose rounding absolute tolerances of 1e-10 and 1e-4 refused, though nothing was wrong with it."""
 
 import copy
 from collections.abc import Callable
@@ -17,36 +17,33 @@ from export.equivalence import EquivalenceError
 from export.graph import Exported, Form, export
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import load_digits
-from models.networks.config import ModelConfig
-from models.train import TrainingOptions
-from models.training.loop import train
 
-CASES = [("all", None), ("bn", None), ("all", 51.0), ("all", 2e4)]
-NAMES = ["all rewrites", "folded norms", "logits of 51", "logits of 20,000"]
+CASES = [("all", 40.0), ("bn", 40.0), ("all", 2e4)]
+NAMES = ["all rewrites", "folded norms", "logits of 20,000"]
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def diverged(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Checkpoint:
-    """Two blocks, trained at too high a rate: activations of thousands, logits below 10."""
+def sharp() -> Checkpoint:
+    """Scores and hidden features so large that each block enlarges the rounding of the blocks before it."""
+    checkpoint = load(Path("models/pretrained/vit.safetensors"))
+    with torch.no_grad():
+        for block in checkpoint.model.get_submodule("blocks").children():
+            block.get_submodule("attention.qkv").weight *= 2.5
+            for layer in block.get_submodule("ffn").modules():
+                if isinstance(layer, torch.nn.Linear):
+                    layer.weight *= 2.5**0.5
+    return checkpoint
 
-    def make(path: Path) -> None:
-        options = TrainingOptions(epochs=3, batch_size=50, lr=0.03, seed=1, device="cpu")
-        for _ in train(ModelConfig(model="vit", depth=2), load_digits(), options, path):
-            pass
 
-    return load(made_once("checkpoints/diverged.safetensors", make))
-
-
-def with_logits(checkpoint: Checkpoint, largest: float | None) -> Checkpoint:
+def with_logits(checkpoint: Checkpoint, largest: float) -> Checkpoint:
     model = copy.deepcopy(checkpoint.model)
-    if largest:
-        images = load_digits().test_images[:64]
-        with torch.no_grad():
-            factor = largest / float(model(torch.tensor(images) / 255).abs().max())
-            model.get_submodule("head").weight *= factor
-            model.get_submodule("head").bias *= factor
+    images = load_digits().test_images[:64]
+    with torch.no_grad():
+        factor = largest / float(model(torch.tensor(images) / 255).abs().max())
+        model.get_submodule("head").weight *= factor
+        model.get_submodule("head").bias *= factor
     return replace(checkpoint, model=model)
 
 
@@ -56,9 +53,9 @@ def exported(checkpoint: Checkpoint, rewrites: str) -> Exported:
 
 @pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
 def test_rounding_is_judged_by_the_size_of_the_answers_and_the_networks_own(
-    rewrites: str, largest: float | None, diverged: Checkpoint
+    rewrites: str, largest: float, sharp: Checkpoint
 ) -> None:
-    double, single = exported(with_logits(diverged, largest), rewrites).comparisons
+    double, single = exported(with_logits(sharp, largest), rewrites).comparisons
     assert single.own is not None
     assert single.own > 1e-4, "so two float32 programs of this network differ by more than the old tolerance"
     assert single.max_abs_error <= single.tolerance
@@ -81,9 +78,9 @@ def slightly_wrong(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
 def test_a_wrong_rewrite_of_them_is_refused(
     rewrites: str,
-    largest: float | None,
+    largest: float,
     fault: Callable[[np.ndarray], np.ndarray],
-    diverged: Checkpoint,
+    sharp: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = graph.rewrite
@@ -98,12 +95,12 @@ def test_a_wrong_rewrite_of_them_is_refused(
 
     monkeypatch.setattr(graph, "rewrite", wrong)
     with pytest.raises(EquivalenceError, match=r"rewritten, float64: expected an error of at most 1\.0e-10"):
-        exported(with_logits(diverged, largest), rewrites)
+        exported(with_logits(sharp, largest), rewrites)
 
 
 @pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
 def test_a_wrong_graph_of_them_is_refused(
-    rewrites: str, largest: float | None, diverged: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    rewrites: str, largest: float, sharp: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = graph.to_onnx
 
@@ -115,4 +112,4 @@ def test_a_wrong_graph_of_them_is_refused(
 
     monkeypatch.setattr(graph, "to_onnx", wrong)
     with pytest.raises(EquivalenceError, match="ONNX, float32: expected an error of at most"):
-        exported(with_logits(diverged, largest), rewrites)
+        exported(with_logits(sharp, largest), rewrites)

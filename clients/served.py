@@ -33,7 +33,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """The best of the ready models. Raises ModelNotFound if none is ready, which is best is unknown."""
+    """The best of the ready models. Raises ModelNotFound if none is ready, or nobody knows which is best."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -48,8 +48,8 @@ async def choose(connection: Connection) -> ServedModel:
 
 
 def check_choice(models: Sequence[ServedModel], url: str) -> None:
-    """Raises ModelNotFound if models differ in labels, or one of another origin has no known accuracy: the caller must
-    name the model.
+    """Raises ModelNotFound if the caller must name the model: labels differ, or the accuracy of a foreign model is
+    unknown.
     """
     found = "different labels" if len({frozenset(model.labels) for model in models}) > 1 else ""
     if len(models) > 1 and any(model.framing is not None and model.test_accuracy is None for model in models):

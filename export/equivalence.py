@@ -36,7 +36,7 @@ class EquivalenceError(ExportError):
 class Comparison:
     """Absolute errors of logits up to `largest`; `relative`: the tolerance, relative to them.
 
-    `own`: the error of the expected answers themselves beside exact answers; None where they are the reference.
+    `own`: the error of the network itself in float32; None where the expected answers are the reference.
     """
 
     stages: str
@@ -64,11 +64,12 @@ def compare(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     exact: Classifier | None = None,
+    own: float = 0.0,
 ) -> Comparison:
     """Images (n, C, H, W); `tolerance` relative to the largest logit.
 
-    `exact`: the same network in float64, the reference of both; found answers may err twice as much as the expected.
-    Raises EquivalenceError.
+    `exact`: the same network in float64, the reference of both; found answers may err twice as much as the expected, or
+    as another program of the network, whose error is `own`. Raises EquivalenceError.
     """
     answers: list[tuple[int, Logits, Logits, Logits]] = []
     for size in batch_sizes:
@@ -80,18 +81,31 @@ def compare(
         answers.append((size, want if exact is None else exact(batch), want, have))
     if not answers:
         raise EquivalenceError(f"{stages}: expected images to compare, found none")
-    own = max(relative_error(known, want) for _, known, want, _ in answers)
-    if not own <= WORST["float32"]:  # NaN fails too
-        limit = f"expected the network itself within {WORST['float32']:.0e} of its answers in float64"
-        raise EquivalenceError(f"{stages}: {limit}, found {own:.1e} of the largest logit")
+    own = max(own, *(_own(stages, known, want) for _, known, want, _ in answers))
     relative = allowed(tolerance, own)
     for size, known, want, have in answers:
         _check_error(stages, known, have, relative, f" at batch {size}")
         check_classes(stages, want, have, max(TIE, 2 * own))
     largest = max(float(np.abs(known).max()) for _, known, _, _ in answers)
     worst = max(largest_error(known, have) for _, known, _, have in answers)
-    worst_own = None if exact is None else max(largest_error(known, want) for _, known, want, _ in answers)
-    return Comparison(stages, worst, worst_own, relative, largest, max(size for size, *_ in answers))
+    return Comparison(
+        stages, worst, None if exact is None else own * largest, relative, largest, max(size for size, *_ in answers)
+    )
+
+
+def own_error(stages: str, exact: Classifier, single: Classifier, images: Images) -> float:
+    """How far a network's float32 is from its float64, relative to the largest logit.
+
+    Raises EquivalenceError where float32 does not hold the network.
+    """
+    return _own(stages, exact(images), single(images))
+
+
+def _own(stages: str, exact: Logits, single: Logits) -> float:
+    if not (own := relative_error(exact, single)) <= WORST["float32"]:  # NaN fails too
+        limit = f"expected the network itself within {WORST['float32']:.0e} of its answers in float64"
+        raise EquivalenceError(f"{stages}: {limit}, found {own:.1e} of the largest logit")
+    return own
 
 
 def check(stages: str, expected: Logits, found: Logits, tolerance: float) -> float:

@@ -29,6 +29,7 @@ from export.equivalence import (
     compare,
     double_classifier,
     onnx_classifier,
+    own_error,
     torch_classifier,
 )
 from export.errors import RewriteError
@@ -110,14 +111,17 @@ def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages
     plain = to_onnx(Served(checkpoint.model), checkpoint.config, form.opset)
     rewritten = rewrite(plain, form)
     proto, compared = plain, []
+    before = double_classifier(without_functions(ir.from_proto(plain)))
     if rewritten.steps:
-        before, after = double_classifier(without_functions(ir.from_proto(plain))), double_classifier(rewritten.model)
+        after = double_classifier(rewritten.model)
         compared = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])]
         proto = finished(plain, rewritten)
     check_interface(proto, checkpoint.config)
     trained, exact = (Served(model) for model in (checkpoint.model, copy.deepcopy(checkpoint.model).double()))
+    # PyTorch and ONNX Runtime round in other orders: on few images the error of one may be a third of the other's.
+    own = own_error("ONNX, float32", before, onnx_classifier(plain.SerializeToString()), images.images)
     stages = "ONNX, float32", torch_classifier(trained), onnx_classifier(proto.SerializeToString())
-    compared.append(compare(*stages, images.images, TOLERANCES["float32"], exact=torch_classifier(exact)))
+    compared.append(compare(*stages, images.images, TOLERANCES["float32"], exact=torch_classifier(exact), own=own))
     network, origin = _describe(checkpoint, rewritten.applied, form.opset, compared[-1], images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
     return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, tuple(compared), images)

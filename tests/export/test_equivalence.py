@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from linear import IMAGES, LARGEST, right
 
-from export.equivalence import Comparison, EquivalenceError, compare
+from export.equivalence import Comparison, EquivalenceError, compare, own_error
 
 
 def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:
@@ -44,6 +44,16 @@ def test_an_error_may_be_twice_the_networks_own_beside_exact_answers() -> None:
     for own, error in ((5e-5, -3e-4), (1e-6, 3e-5), (0.0, 3e-5)):
         with pytest.raises(EquivalenceError, match=r"own: expected an error of at most .*, found [23]"):
             compare("own", off_by(own), off_by(error), IMAGES, 1e-5, exact=exact)
+
+
+def test_the_own_error_is_the_larger_of_two_programs_of_the_network() -> None:
+    own = own_error("own", exact, off_by(4e-5), IMAGES)
+    assert own == pytest.approx(4e-5, rel=0.01)
+    assert compare("own", off_by(1e-6), off_by(7e-5), IMAGES, 1e-5, exact=exact, own=own).relative == 2 * own
+    with pytest.raises(EquivalenceError, match=r"own: expected an error of at most 8.0e-05 .*, found 9"):
+        compare("own", off_by(1e-6), off_by(9e-5), IMAGES, 1e-5, exact=exact, own=own)
+    with pytest.raises(EquivalenceError, match=r"own: expected the network itself within 3e-04"):
+        own_error("own", exact, off_by(4e-4), IMAGES)
 
 
 @pytest.mark.parametrize("own", [1e-3, float("nan")])

@@ -14,7 +14,11 @@ class ExportError(Exception):
 
 
 class ForeignError(ExportError):
-    """The message names the value or the file."""
+    """`reason` names the value or the file; `hint`: options of `vitbn rewrite` and `vitbn compare` that help."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(f"{reason}; {hint}" if hint else reason)
+        self.reason = reason
 
 
 class BadRequest(ForeignError):

@@ -155,7 +155,11 @@ def _print(made: Made) -> None:
             click.echo(line)
     else:
         click.echo(f"Not rewritten: {made.left}")
-    kept = f"stay before the network: {', '.join(made.normalises)}" if made.normalises else "are in its first layer"
-    click.echo(f"The processor's numbers {kept}")
+    if made.normalises is None:
+        click.echo("The network reads bytes, no processor's numbers")
+    else:
+        before = ", ".join(made.normalises)
+        kept = f"stay before the network: {before}" if before else "are in its first layer"
+        click.echo(f"The processor's numbers {kept}")
     for proof in made.proofs:
         click.echo(f"Proved {proof}")

@@ -7,6 +7,7 @@ or timm (`label_names`). Out: names; PublishError for other files.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,23 @@ def _of_lines(file: Path, text: str) -> list[str]:
     names = [line.strip() for line in text.rstrip().splitlines()]
     if "" in names:
         raise PublishError(f"{file}: expected a class a line, found line {names.index('') + 1} empty")
+    _check_order(file, names)
     return names
+
+
+def _check_order(file: Path, names: list[str]) -> None:
+    """Raises PublishError for lines that number themselves in another order."""
+    numbers = [int(found[1]) for name in names if (found := re.match(r"(\d{1,6})[\s:;,.]+\S", name))]
+    ordered = sorted(numbers)
+    if (
+        len(numbers) == len(names)
+        and ordered != numbers
+        and ordered in ([*range(len(names))], [*range(1, len(names) + 1)])
+    ):
+        line = next(i for i, pair in enumerate(zip(ordered, numbers, strict=True)) if pair[0] != pair[1])
+        raise PublishError(
+            f"{file}: expected the classes in the order of their numbers, found line {line + 1} {names[line]!r}"
+        )
 
 
 def _of_json(file: Path, held: dict[str, Any] | list[Any]) -> list[str]:

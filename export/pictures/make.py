@@ -43,12 +43,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Made:
-    """`normalises`: the nodes that still do so before the network. `left`: why no pass ran, empty if they did."""
+    """`normalises`: the nodes that still do so before the network; None: it reads bytes. `left`: why no pass ran."""
 
     artifact: Artifact
     rewritten: Rewritten | None
     proofs: tuple[Proof, ...]
-    normalises: tuple[str, ...]
+    normalises: tuple[str, ...] | None
     left: str
 
 
@@ -63,8 +63,10 @@ def make(
     original = read_model(file)
     try:
         return _make(file, original, choose, labels, temperature, say)
-    except (PublishError, ForeignError, OSError):
+    except (PublishError, OSError):
         raise
+    except ForeignError as error:  # its hints are another command's
+        raise type(error)(error.reason) from error
     except ConfigError as error:
         raise PublishError(f"{file}: {error}") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
@@ -110,7 +112,7 @@ def _make(
         },
     )
     artifact = onnx_artifact(_described(proto, len(names)), smooth(config.input_shape)[np.newaxis], network, origin)
-    return Made(artifact, rewritten, proved.proofs, _normalises(model), left)
+    return Made(artifact, rewritten, proved.proofs, None if found.reads_bytes else _normalises(model), left)
 
 
 def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir.Model, Rewritten | None, Proved, str]:
@@ -122,7 +124,7 @@ def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir
         proved = prove_bytes(source, clean(rewritten.model, wrapped, ()), dtype, True, say)
         return rewritten.model, rewritten, proved, ""
     except ForeignError as error:
-        return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), str(error)
+        return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), error.reason
 
 
 def _check_fits(file: Path, processor: Processor, found: Interface) -> None:

@@ -79,7 +79,7 @@ class Comparison:
                 self.own = np.maximum(self.own or own, own).tolist()
             except ProofFailed as failed:
                 hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
-                raise NotSupported(f"the file itself, beside its answers in float64: {failed}; {hint}") from failed
+                raise NotSupported(f"the file itself, beside its answers in float64: {failed}", hint) from failed
         errors = _errors(expected, found, self.precision, empty)
         self.errors = np.maximum(self.errors or errors, errors).tolist()  # NaN stays
         self.precisions = precisions
@@ -92,7 +92,7 @@ class Comparison:
         try:
             _check(self.errors, self.precisions, limits)
         except ProofFailed as failed:
-            raise failed if self.precision == "float64" else ProofFailed(f"{failed}; {OWN_INPUTS}") from failed
+            raise failed if self.precision == "float64" else ProofFailed(failed.reason, OWN_INPUTS) from failed
         worst = max(range(len(limits)), key=lambda output: self.errors[output] / limits[output])
         own = self.own[worst] if self.own else None
         return Proof(self.precisions[worst], self.errors[worst], limits[worst], self.rounds, self.beside, own)
@@ -157,8 +157,7 @@ def _add_empty(own: Comparison, each: Round, found: Sequence[Array]) -> None:
         alone.add(each.answers, found, empty=True)
         alone.proof()
     except ProofFailed as failed:
-        reason = str(failed).removesuffix(f"; {OWN_INPUTS}")
-        raise ProofFailed(f"{each.source}: {reason}; --dims NAME=SIZE draws a size other than 0") from failed
+        raise ProofFailed(f"{each.source}: {failed.reason}", "--dims NAME=SIZE draws a size other than 0") from failed
     own.add(each.answers, found, empty=True)
 
 

@@ -224,8 +224,8 @@ class _Original:
         if isinstance(self.unsupported, NoReference):
             return self.unsupported
         if self.unsupported:
-            hint = f"; --dims {dims} sets other sizes" if dims else ""
-            return type(self.unsupported)(f"{self.unsupported}{hint}")
+            hint = f"--dims {dims} sets other sizes" if dims else ""
+            return type(self.unsupported)(str(self.unsupported), hint)
         if " that is stale, " in self.reason:
             return BadRequest(self.reason)
         if alone := self._alone():

@@ -170,7 +170,7 @@ def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
             warnings.simplefilter("ignore", RuntimeWarning)  # non-finite values are reported later
             return evaluate(model, feeds)
     except UnknownOperator as unknown:
-        raise NoReference(f"proof in double: {unknown}; --proof float32 goes without") from unknown
+        raise NoReference(f"proof in double: {unknown}", "--proof float32 goes without") from unknown
 
 
 def _line(error: Exception) -> str:

@@ -32,9 +32,17 @@ def test_names_that_are_numbers_stay_names(tmp_path: Path) -> None:
     assert read_labels(tmp_path / "labels.txt") == ["7", "8"]
 
 
+@pytest.mark.parametrize("content", ["0 cat\n1 dog\n", "1: cat\n2: dog\n", "3 series\n1 series\n", "2 up\n1\n"])
+def test_lines_that_do_not_number_the_classes_otherwise_are_names(content: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text(content)
+    assert read_labels(tmp_path / "labels.txt") == content.split("\n")[:-1]
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [
+        ("2 cat\n0 dog\n1 bird\n", "expected the classes in the order of their numbers, found line 1 '2 cat'"),
+        ("1: cat\n3: dog\n2: bird\n", "expected the classes in the order of their numbers, found line 2 '3: dog'"),
         ("cat\n\ndog\n", "found line 2 empty"),
         ("\ncat\n", "found line 1 empty"),
         ('{"id2label": {"0": "cat", "2": "dog"}}', "found other JSON"),

@@ -102,8 +102,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
 
 def test_a_wrong_fold_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 1.01)
-    with pytest.raises(ProofFailed, match="float32: output 0"):
+    with pytest.raises(ProofFailed, match="float32: output 0") as failed:
         made(tmp_path)
+    assert "--" not in str(failed.value), "an option of vitbn rewrite"
 
 
 def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,12 @@ def test_bytes_take_no_mean(tmp_path: Path) -> None:
     assert (code, "expected no --mean: the network reads bytes, found (0.5,)" in line) == (1, True)
 
 
+def test_a_network_of_bytes_has_no_processor(tmp_path: Path) -> None:
+    file = network(tmp_path / "net.onnx", dtype=TensorProto.UINT8)
+    printed = publish(ok, tmp_path / "models", file, "--pictures").output
+    assert "The network reads bytes, no processor's numbers\nProved float64: " in printed
+
+
 def test_a_damaged_file_is_refused_in_a_line(tmp_path: Path) -> None:
     model = onnx.load(network(tmp_path / "net.onnx"))
     model.graph.node[1].input[1] = "nothing"

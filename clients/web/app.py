@@ -21,7 +21,7 @@ from clients.connection import connection, connection_options
 @connection_options(timeout_s=5.0)  # the browser waits longer, and retries
 def web(host: str, port: int, behind_proxy: str | None, model: str | None, **options: Any) -> None:
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
-    from clients.errors import CannotListen
+    from clients.errors import CannotListen, ClientError
     from clients.web.asking import Triton
     from clients.web.guards import RateLimit
     from clients.web.listening import address_of, is_loopback, open_server
@@ -40,6 +40,10 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
         click.echo(
             "Others reach this page: only a proxy keeps slow senders from filling it (vitbn proxy --page)", err=True
         )
+    try:
+        triton.models()
+    except ClientError as error:
+        click.echo(f"The page has no answers yet: {error}", err=True)
     server.run()
     triton.close()
 

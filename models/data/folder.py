@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from common.decoding import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
-from models.data.picture_files import PictureFile, find_files, pictures
+from models.data.picture_files import PictureFile, find_files, pictures, shown
 from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
 from models.networks.config import ModelConfig
 
@@ -42,9 +42,10 @@ def load_folder(
     files = find_files(folder)
     files = split_again(files, record) if record else split(files, held_out)
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
-    paths = [file.path for part in parts for file in part]
+    paths, several = [file.path for part in parts for file in part], list[Path]()
     try:
-        images = _of_equal_channels(_read_all(folder, paths, lambda path: _own_channels(path, size)))  # (n, C, H, W)
+        read = _read_all(folder, paths, lambda path: _own_channels(path, size, lambda _: several.append(path)))
+        images = _of_equal_channels(read)  # (n, C, H, W)
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
         raise DataError(f"{folder}: expected pictures that fit the memory, found {found} pixels") from error
@@ -61,9 +62,14 @@ def load_folder(
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=kept,
-        notes=(*files.notes, *_copies(kept)),
+        notes=(*files.notes, *_first_frames(folder, several), *_copies(kept)),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
+
+
+def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
+    first = shown(str(several[0].relative_to(folder))) if several else ""
+    return (f"Read of several frames or pages, the first: {len(several)} pictures, such as {first}",) * bool(several)
 
 
 def _copies(record: Record) -> tuple[str, ...]:
@@ -143,9 +149,9 @@ def _as_model_reads(path: Path, config: ModelConfig) -> NDArray[np.uint8]:
     return photo_pixels(picture, (config.channels, height, width))
 
 
-def _own_channels(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W)."""
-    picture = read_picture(path)
+def _own_channels(path: Path, size: tuple[int, int], noted: Callable[[str], object]) -> NDArray[np.uint8]:
+    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W). `noted`: as of `read_picture`."""
+    picture = read_picture(path, noted)
     return photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
 
 

@@ -87,7 +87,7 @@ def _instead(folder: Path) -> str:
     if below:
         return f"; name {inner}, which holds {len(below)} folders"
     beside = sorted(_files(folder, below=False))
-    return f" and {len(beside)} files, such as {_shown(beside[0].name)}" if beside else ""
+    return f" and {len(beside)} files, such as {shown(beside[0].name)}" if beside else ""
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -196,15 +196,15 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         notes.append(f"Left out, as their suffix is of no picture that is read here: {others}")
     beside = list(_files(folder, below=False))
     if beside:
-        named = _shown(beside[0].name)
+        named = shown(beside[0].name)
         notes.append(f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {named}")
     if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_hidden(path)):
-        notes.append(f"Left out, as hidden: {', '.join(map(_shown, hidden))}")
+        notes.append(f"Left out, as hidden: {', '.join(map(shown, hidden))}")
     if linked := sorted(link for place in places for link in _linked(place)):
-        first = _shown(str(linked[0].relative_to(folder)))
+        first = shown(str(linked[0].relative_to(folder)))
         notes.append(f"Left out, as links to folders: {len(linked)} in the classes, such as {first}")
     if deeper:
-        first = _shown(str(min(deeper).relative_to(folder)))
+        first = shown(str(min(deeper).relative_to(folder)))
         notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
     return tuple(notes)
 
@@ -229,6 +229,6 @@ def _kinds(paths: Iterable[Path]) -> str:
     return f"{others.total()} files ({kinds})" if others else ""
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A name that any terminal can show: bytes that are no text are escaped."""
     return os.fsencode(name).decode(errors="backslashreplace")

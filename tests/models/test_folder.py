@@ -128,16 +128,18 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
     striped(1, 3).convert("1").save(folder / "stripes/y.pbm")
     (folder / "stripes/phone.heic").write_bytes(b"no picture that is read here")
     (folder / "labels.csv").write_text("beside")
+    striped(1, 3).save(folder / "stripes/moving.gif", save_all=True, append_images=[striped(1, 5)])
     data = load_folder(folder)
     *notes, copies = data.notes  # the stripes are a few pictures, repeated
     assert copies.startswith("8 of 12 test pictures are copies")
     assert (len(data.train_labels) + len(data.test_labels), tuple(notes)) == (
-        62,
+        63,
         (
             "Left out, as their suffix is of no picture that is read here: 4 files (.heic 1, .txt 3)",
             "Left out, as they are in no class: 1 files beside the classes, such as labels.csv",
             "Left out, as hidden: .hidden",
             "Read from sub-folders of classes: 1 pictures in 1, such as stripes/2024/may",
+            "Read of several frames or pages, the first: 1 pictures, such as stripes/moving.gif",
         ),
     )
     told = ok(train, "--dataset", folder, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "x.safetensors")

@@ -16,7 +16,7 @@ from export.compiler.graph.files import dtype_of, read_model, weight_bytes
 from export.compiler.graph.reads import resolve
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import cost_sizes, prepared
-from export.compiler.proof.compare import Comparison, Proof, prove
+from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import rounds
 from export.compiler.proof.runs import Runner
@@ -66,7 +66,7 @@ def compare_files(
         runner.outputs = kept
     narrow = "float16" if "float16" in (dtype_of(original), dtype_of(other)) else "float32"
     try:
-        own = Comparison(narrow, beside)
+        own = Errors(narrow, beside)
         proof = prove(rounds(plain, graph, first, asked, say), None, runner, own, say).proofs[0]
     except ProofFailed as failed:
         return Compared(None, str(failed), ())

@@ -129,7 +129,7 @@ def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages
 
 def rewrite(plain: onnx.ModelProto, form: Form) -> Rewritten:
     """Raises RewriteError for a BatchNormalization that no linear layer takes up."""
-    done = optimise(plain, form.passes, sizes=ONE_IMAGE)
+    done = optimise(plain, passes=form.passes, sizes=ONE_IMAGE)
     left = [node.name for node in done.model.graph if node.op_type == "BatchNormalization"]
     if left and form.passes:
         raise RewriteError(f"{left[0]}: expected a linear layer beside this BatchNormalization, found none")

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from common.files import sha256
 from common.repository import ONNX_FILE
 from common.sample import Sample
-from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Slower
+from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import (
     check_apart,
@@ -32,7 +32,7 @@ from export.compiler.graph.reads import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
-from export.compiler.proof.compare import Comparison, Proof, Proved, prove
+from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.rounds import Asked, rounds
@@ -113,7 +113,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         save_model(model, written)
         release(plain)  # computed weights have read the original's
         runner = _runner(written, path, weight_bytes(model))
-        own = Comparison(dtype, beside, bounded=not integer)
+        own = Errors(dtype, beside, bounded=not integer)
         drawn = rounds(plain, graph, path, asked, say, left.append)
         proved = prove(drawn, model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
@@ -203,10 +203,14 @@ def describe(
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
         "macs_not_counted": list(rewritten.work.uncounted),
-        "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
-        "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
+        "sites": {step.name: _places(step.sites, "change") for step in rewritten.steps},
+        "refusals": {step.name: _places(step.refusals, "reason") for step in rewritten.steps},
     }
     return Origin(rewritten.applied, packed=request.packed, facts=facts)
+
+
+def _places(sites: Sequence[Site], told: str) -> list[dict[str, str]]:
+    return [{"value": site.value, "operator": site.operator, told: site.told} for site in sites]
 
 
 def source_facts(path: Path, original: ir.Model, proved: Proved) -> dict[str, Any]:

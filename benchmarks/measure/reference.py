@@ -122,7 +122,7 @@ def with_fused_attention(model: nn.Module, config: ModelConfig) -> nn.Module:
 
 def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
     """The ONNX file after these passes, in the compiler's order, and its multiply-accumulates an image."""
-    rewritten = optimise(of.plain, passes, sizes=ONE_IMAGE)
+    rewritten = optimise(of.plain, passes=passes, sizes=ONE_IMAGE)
     macs = rewritten.steps[-1].macs if passes else rewritten.macs
     return _file(of, finished(of.plain, rewritten), precision, "onnxruntime"), macs
 

@@ -53,8 +53,8 @@ class Refused(Exception):
     """The pass records the reason and leaves the site."""
 
     def __init__(self, value: str, operator: str, reason: str) -> None:
-        super().__init__(f"{value} ({operator}): {reason}")
-        self.refusal = Refusal(value, operator, reason)
+        self.refusal = Site(value, operator, reason)
+        super().__init__(str(self.refusal))
 
     @classmethod
     def at(cls, node: ir.Node, reason: str) -> Refused:
@@ -71,20 +71,16 @@ def operator(value: ir.Value) -> str:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    value: str
-    operator: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.value} ({self.operator}): {self.reason}"
-
-
-@dataclass(frozen=True)
 class Site:
+    """A place of the graph. `told`: what a pass changed there, or why it did not."""
+
     value: str
     operator: str
-    change: str
+    told: str
+
+    @classmethod
+    def at(cls, node: ir.Node, told: str) -> Site:
+        return cls(node.outputs[0].name or "", node.op_type, told)
 
     def __str__(self) -> str:
-        return f"{self.value} ({self.operator}): {self.change}"
+        return f"{self.value} ({self.operator}): {self.told}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Refusal, Site
+from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Site
 from export.compiler.graph.defaults import restore_defaults, split_defaults
 from export.compiler.graph.reads import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
@@ -53,7 +53,7 @@ class Step:
     name: str
     work: Work
     sites: tuple[Site, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Site, ...]
 
     @property
     def macs(self) -> int:
@@ -107,17 +107,17 @@ def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
 
 def optimise(
     model: ir.Model | onnx.ModelProto | Prepared,
-    passes: Sequence[str] = tuple(PASSES),
     reads: Sequence[str | Read] = (),
+    passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
 ) -> Rewritten:
     """The same answers with less work; the caller's model stays as it is.
 
-    passes: some of PASSES; they run in its order, whatever theirs. reads: parts of the outputs that the user reads,
-    `hidden[:,0]`; by default all. sizes: of free dimensions, for counting costs. packed: the input of 0 and 1 that
-    hides tokens, which the last step, "pack", leaves out; costs count them. The result has a Step for each pass:
-    `macs` left after it, `sites` that it rewrote, `refusals` that name the operator where it stopped.
+    reads: parts of the outputs that the user reads, `hidden[:,0]`; by default all. passes: some of PASSES; they run in
+    its order, whatever theirs. sizes: of free dimensions, for counting costs. packed: the input of 0 and 1 that hides
+    tokens, which the last step, "pack", leaves out; costs count them. The result has a Step for each pass: `macs` left
+    after it, `sites` that it rewrote, `refusals` that name the operator where it stopped.
 
     New weights are computed in float64 and cast once; `proof.runs.double_answers` computes with them as they were
     before the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or
@@ -158,7 +158,7 @@ def rewrite(
     """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes, or if tokens
     cannot be left out.
     """
-    done = optimise(model, passes, reads, sizes, packed)
+    done = optimise(model, reads, passes, sizes, packed)
     if packed is not None:
         if done.steps[-1].left_out:
             raise NothingToRewrite(f"pack: {done.steps[-1].left_out}")

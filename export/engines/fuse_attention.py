@@ -33,7 +33,7 @@ def fuse_attention(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
         try:
             _Attention(model.graph, softmax, Shapes(model.graph, sizes)).fuse()
-            sites.append(Site(softmax.outputs[0].name or "", "Softmax", CHANGE))
+            sites.append(Site.at(softmax, CHANGE))
         except Refused as reason:
             refusals.append(reason.refusal)
     settle(model)

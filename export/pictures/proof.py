@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.files import save_model, weight_bytes
-from export.compiler.proof.compare import Comparison, Proved, prove
+from export.compiler.proof.compare import Errors, Proved, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
 from export.compiler.proof.runs import Arrays, Runner, double_answers
@@ -98,7 +98,7 @@ class Source:
 def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool, say: Callable[[str], None]) -> Proved:
     """`double`: in float64, too. Raises ProofFailed, NotSupported or PublishError."""
     save_model(model, source.served)
-    own = Comparison(dtype, "the original in float64" if double else "the original")
+    own = Errors(dtype, "the original in float64" if double else "the original")
     return prove(source.rounds(double, say), model if double else None, Runner(source.served), own, say)
 
 

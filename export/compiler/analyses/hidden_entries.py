@@ -39,7 +39,7 @@ class Facts(NamedTuple):
     high: bool = False
 
 
-UNKNOWN = Facts()
+NO_FACTS = Facts()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Roles:
         return (*(() if self.batch is None else (self.batch,)), *self.tokens)
 
     def at(self, axis: int) -> Facts:
-        return self.facts.get(axis, UNKNOWN)
+        return self.facts.get(axis, NO_FACTS)
 
 
 class HiddenEntries:
@@ -98,7 +98,7 @@ class HiddenEntries:
         if len(batch) > 1:
             raise Refused(value.name or "", "two axes", "expected one axis of texts")
         if not batch or not tokens:
-            return Roles(batch[0] if batch else None, dict.fromkeys(tokens, UNKNOWN))
+            return Roles(batch[0] if batch else None, dict.fromkeys(tokens, NO_FACTS))
         return Roles(batch[0], {axis: self._facts(value, batch[0], tokens, axis) for axis in tokens})
 
     def check(self, value: ir.Value, dim: Dim) -> None:
@@ -135,7 +135,7 @@ class HiddenEntries:
             )
             drawn.append(facts)
         if not drawn:
-            return UNKNOWN
+            return NO_FACTS
         zero, true, sunk, low, high = zip(*drawn, strict=True)
         return Facts(all(zero), all(true), all(sunk), any(low), any(high))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.hidden_entries import SUNK, UNKNOWN, Facts, Roles
+from export.compiler.analyses.hidden_entries import NO_FACTS, SUNK, Facts, Roles
 from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.graph.readers import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of
@@ -27,8 +27,8 @@ COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {
 def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
     """Of products the other factors, of sums the other terms are taken for finite, as the proof checks."""
     if node.domain:
-        return UNKNOWN
-    given = [roles[k].at(axes[k]) if k in roles and k in axes else UNKNOWN for k in range(len(node.inputs))]
+        return NO_FACTS
+    given = [roles[k].at(axes[k]) if k in roles and k in axes else NO_FACTS for k in range(len(node.inputs))]
     if node.op_type == "Where":
         return _where(node, given)
     if node.op_type == "Not":
@@ -76,7 +76,7 @@ def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
             pair = np.zeros_like(number), number
             answer = COMPARING[node.op_type](*(pair if position == 0 else pair[::-1]))
             return Facts(zero=not answer.any(), true=bool(answer.all()))
-    return UNKNOWN
+    return NO_FACTS
 
 
 def _where(node: ir.Node, given: Sequence[Facts]) -> Facts:

@@ -1,6 +1,6 @@
 """Says where the cut of unread rows stops, and which operator stops it.
 
-In: the demands of a graph. Out: a `Refusal` for each place, the most telling last.
+In: the demands of a graph. Out: a `Site` for each place, the most telling last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
-from export.compiler.errors import Refusal
+from export.compiler.errors import Site
 from export.compiler.graph.attributes import optional, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.shapes import Shapes
@@ -23,9 +23,9 @@ FOLLOWED = (
 )
 
 
-def stops(shapes: Shapes, demands: Demands) -> list[Refusal]:
+def stops(shapes: Shapes, demands: Demands) -> list[Site]:
     unknown = [
-        Refusal(value.name or "", node.op_type, "its shape does not follow from the graph")
+        Site(value.name or "", node.op_type, "its shape does not follow from the graph")
         for node in shapes.graph
         for value in node.outputs
         if value.shape is None
@@ -33,7 +33,7 @@ def stops(shapes: Shapes, demands: Demands) -> list[Refusal]:
     return [*_read_whole(shapes, demands), *_widened(shapes, demands), *_picked(shapes, demands), *unknown[:1]]
 
 
-def _read_whole(shapes: Shapes, demands: Demands) -> list[Refusal]:
+def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
     """Products of which a part is computed that need the whole of a computed value: an attention, of its keys."""
     found = []
     for node in shapes.graph:
@@ -44,11 +44,11 @@ def _read_whole(shapes: Shapes, demands: Demands) -> list[Refusal]:
         for position, value in enumerate(node.inputs):
             if value is not None and read.get(position) == WHOLE and not is_constant(value) and value.producer():
                 name, parts = node.outputs[0].name or "", " and ".join(map(in_words, boxes))
-                found.append(Refusal(name, node.op_type, f"for {parts} it reads all of {value.name}"))
+                found.append(Site(name, node.op_type, f"for {parts} it reads all of {value.name}"))
     return found[:1]
 
 
-def _widened(shapes: Shapes, demands: Demands) -> list[Refusal]:
+def _widened(shapes: Shapes, demands: Demands) -> list[Site]:
     """Operators that are computed whole though their readers need a part."""
     asked: dict[ir.Value, list[Box]] = {output: [WHOLE] for output in shapes.graph.outputs}
     found = []
@@ -64,11 +64,11 @@ def _widened(shapes: Shapes, demands: Demands) -> list[Refusal]:
             if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE:
                 parts = " and ".join(map(in_words, boxes))
                 rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
-                found.append(Refusal(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
+                found.append(Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
     return found[::-1]
 
 
-def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
+def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
     """Rows that are picked at run time, in a form that nobody follows, or that are no fewer than there are."""
     found = []
     known = {choice.node: choice for choice in choices(shapes)}
@@ -82,7 +82,7 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Refusal]:
             if (choice := known.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
-            found.append(Refusal(node.outputs[0].name or "", node.op_type, reason))
+            found.append(Site.at(node, reason))
     return found
 
 

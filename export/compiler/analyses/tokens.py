@@ -27,7 +27,7 @@ from export.compiler.operators.table import RESIZING
 
 
 @dataclass(frozen=True)
-class Pick:
+class PickedTokens:
     """Tokens of `value`, along `axis`, by number or by a value of the graph with a number for each text."""
 
     value: ir.Value
@@ -45,7 +45,7 @@ class Tokens:
     entries: HiddenEntries
     roles: dict[ir.Value, Roles] = field(default_factory=dict)
     inside: dict[ir.Node, None] = field(default_factory=dict)
-    rows: dict[ir.Node, Pick] = field(default_factory=dict)
+    rows: dict[ir.Node, PickedTokens] = field(default_factory=dict)
     joining: set[ir.Node] = field(default_factory=set)
 
     def leads(self, value: ir.Value) -> bool:
@@ -98,7 +98,7 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
 def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     given = [None if value is None or is_shape_input(node, k) else value for k, value in enumerate(node.inputs)]
     if choice is not None:
-        join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), Pick(choice.whole, choice.chosen)
+        join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), PickedTokens(choice.whole, choice.chosen)
         given = [choice.whole]
         if not tokens.leads(choice.whole):
             raise Refused.at(node, "expected texts and tokens as the first axes of what it picks")
@@ -107,7 +107,7 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
         if join.rows is not None and given[0] is not None:
             if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
                 raise Refused.at(node, "expected an axis of texts alone of what it picks")
-            tokens.rows[node] = Pick(given[0], join.rows, join.axis)
+            tokens.rows[node] = PickedTokens(given[0], join.rows, join.axis)
     if join.zero or join.done:
         tokens.joining.add(node)
     for output in node.outputs:

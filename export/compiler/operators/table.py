@@ -139,11 +139,11 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     ("QEmbedLayerNormalization QLinearAveragePool QLinearConcat QLinearGlobalAveragePool", Operator()),
 )
 TABLE = {"": STANDARD, DOMAIN: OF_MICROSOFT}
-UNKNOWN = Operator()
+UNLISTED = Operator()
 
 
 def operator_of(node: ir.Node) -> Operator:
-    return TABLE.get(node.domain, {}).get(node.op_type, UNKNOWN)
+    return TABLE.get(node.domain, {}).get(node.op_type, UNLISTED)
 
 
 def _named(chosen: Callable[[Operator], bool]) -> frozenset[str]:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from export.compiler.analyses.alike import alike
 from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.analyses.few_queries import weight_of
-from export.compiler.errors import Refusal, Refused, Site, operator
+from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.nodes import Nodes
@@ -60,7 +60,7 @@ class OneAttention:
 
 def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
-    refusals: list[Refusal] = []
+    refusals: list[Site] = []
     for node in list(model.graph):
         if node.op_type != "Softmax" or node.domain:
             continue
@@ -73,7 +73,7 @@ def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             refusals.append(refused.refusal)
             continue
         change = f"the patches are its keys and values, {before:,} -> {after:,} MACs an image"
-        sites.append(Site(node.outputs[0].name or "", node.op_type, change))
+        sites.append(Site.at(node, change))
         _Builder(model.graph, attention).run()
     return Outcome(tuple(sites), tuple(refusals))
 

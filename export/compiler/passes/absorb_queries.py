@@ -22,7 +22,7 @@ from export.compiler.analyses.attention import pooled_of, scores_of, take_apart,
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.few_queries import FewQueries, Parts, plan, traced
 from export.compiler.analyses.without_tokens import may_be_empty
-from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import given, mixed_axes
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.absorbed_heads import Absorber
@@ -33,7 +33,7 @@ from export.compiler.passes.outcome import Outcome
 
 def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
-    refusals: list[Refusal] = []
+    refusals: list[Site] = []
     shapes = Shapes(model.graph, sizes)
     for node in list(model.graph):
         if node.domain or node.op_type not in ("Softmax", "Attention"):

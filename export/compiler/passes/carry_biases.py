@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import is_normalised
 from export.compiler.analyses.shifts import Shifts
-from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
 from export.compiler.graph.readers import made_by, made_of, readers, remove_unused
 from export.compiler.graph.shapes import Shapes
@@ -29,7 +29,7 @@ SOME = 1e-3  # a constant that stands for any
 
 def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
-    refusals: list[Refusal] = []
+    refusals: list[Site] = []
     for attempt in (_without_wide_bias, _without_bias):
         nodes = list(model.graph)
         for position, node in enumerate(nodes):

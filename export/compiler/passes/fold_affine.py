@@ -19,7 +19,7 @@ from export.compiler.analyses.affine import Affine, Affines
 from export.compiler.analyses.downstream import after
 from export.compiler.analyses.neighbours import Change, outputs_of
 from export.compiler.analyses.upstream import before
-from export.compiler.errors import Refusal, Refused, Site
+from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
 from export.compiler.graph.nodes import Nodes, nodes_before
 from export.compiler.graph.readers import readers, remove_unused
@@ -42,13 +42,13 @@ class Folding:
 
 def fold_affine(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
-    refusals: dict[ir.Value, Refusal] = {}
+    refusals: dict[ir.Value, Site] = {}
     while folded := _sweep(model, Shapes(model.graph, sizes), refusals):
         sites += folded
     return Outcome(tuple(sites), tuple(refusals.values()))
 
 
-def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> list[Site]:
+def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Site]) -> list[Site]:
     """Folds each map that no fold before it has changed; refused maps come last."""
     sites: list[Site] = []
     changed: set[ir.Node | None] = set()

@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, sizes_read
-from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, stored
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
+from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
@@ -32,9 +32,9 @@ class Materialiser:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
         self.constants = Constants(shapes.graph)
         self.nodes = Nodes(self.constants, put=shapes.graph.append)
+        self.sizes = Sizes(shapes, self.nodes)
         self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
-        self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
         self._emitted: dict[tuple[ir.Node, Box, tuple[ir.Value | None, ...]], ir.Node] = {}
 
@@ -138,7 +138,7 @@ class Materialiser:
 
     def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
         """The rows of a Slice from `start` on that an axis of this size has."""
-        nodes, length = self.nodes, self.vector([size])
+        nodes, length = self.nodes, self.sizes.vector([size])
         if start < 0:
             return nodes.cut(rows, nodes.add("Neg", [length]), nodes.integers([FAR]), axis)
         if start > 0:
@@ -148,7 +148,7 @@ class Materialiser:
     def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:
         """No row if an axis of this size lacks `place`, so that the Gather of the row fails."""
         nodes = self.nodes
-        end = nodes.add("Add", [self.vector([size]), nodes.integers([-place if place >= 0 else place + 1])])
+        end = nodes.add("Add", [self.sizes.vector([size]), nodes.integers([-place if place >= 0 else place + 1])])
         return nodes.cut(row, nodes.integers([0]), end, axis)
 
     def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
@@ -203,27 +203,7 @@ class Materialiser:
         return None
 
     def _sizes(self, node: ir.Node, value: ir.Value, wanted: Box) -> ir.Value:
-        return self.vector(shape_plan(self.shapes, node, value, {axis: len(rows) for axis, rows in wanted}) or [])
-
-    def vector(self, sizes: Sequence[Dim]) -> ir.Value:
-        """Reads unknown sizes from the graph's inputs."""
-        return self.nodes.vector([size if isinstance(size, int) else self._size(size) for size in sizes])
-
-    def _size(self, size: Dim) -> ir.Value:
-        """As a vector of length 1."""
-        source = self.shapes.source(size)
-        if source is None:
-            return self._product(size)
-        if source not in self._sizes_read:
-            self._sizes_read[source] = self.nodes.sizes(source[0], [source[1]])
-        return self._sizes_read[source]
-
-    def _product(self, size: Dim) -> ir.Value:
-        """Of an input's axis and a number."""
-        for unit in (dim for value in self.shapes.graph.inputs for dim in self.shapes.dims(value)):
-            if (each := self.shapes.times(size, unit)) is not None:
-                return self.nodes.add("Mul", [self._size(unit), self.nodes.integers([each])])
-        raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")
+        return self.sizes.vector(shape_plan(self.shapes, node, value, {axis: len(rows) for axis, rows in wanted}) or [])
 
     def _shape(self, node: ir.Node) -> None:
         """Rebuilds a Shape whose value is not computed whole."""
@@ -232,4 +212,4 @@ class Materialiser:
             return
         if self.demands.get(value) == WHOLE_VALUE:
             return
-        self._whole[output] = self.vector(sizes_read(self.shapes, node))
+        self._whole[output] = self.sizes.vector(sizes_read(self.shapes, node))

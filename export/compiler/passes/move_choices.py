@@ -16,14 +16,15 @@ from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.nodes import INT64
+from export.compiler.graph.constants import Constants
+from export.compiler.graph.nodes import INT64, Nodes
 from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.moves import shape_plan
 from export.compiler.operators.table import BROADCASTING, RESHAPES
 from export.compiler.passes.drop_unread import refresh
-from export.compiler.passes.materialise import Materialiser
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
 ATTENTION = {"Attention", "MultiHeadAttention"}  # whose rules follow no batch
@@ -67,15 +68,16 @@ WHOLE_INPUT = Operand()
 class _Moved:
     def __init__(self, shapes: Shapes, choice: Choice) -> None:
         self.shapes, self.choice, self.count = shapes, choice, choice.count or 1
-        self.building = Materialiser(shapes, {})
-        self.nodes = self.building.nodes
+        self.constants = Constants(shapes.graph)
+        self.nodes = Nodes(self.constants, put=shapes.graph.append)
+        self.sizes = Sizes(shapes, self.nodes)
         self.places = self._places()
         self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
         self.copies: dict[ir.Node, ir.Node] = {}
         makers = [value.producer() for value in self.places]
         what = "a row that is" if self.count == 1 else f"{choice.count} rows that are"
         self.sites = [
-            Site(maker.outputs[0].name or "", maker.op_type, f"computed only for {what} chosen at run time")
+            Site.at(maker, f"computed only for {what} chosen at run time")
             for maker in makers
             if maker is not None and is_multiplying(maker)
         ]
@@ -92,7 +94,7 @@ class _Moved:
         if self.choice.count is None:
             new = self.nodes.squeeze(new, [1])
         new.shape = value.shape
-        self.building.constants.replace(value, new, "of_all")
+        self.constants.replace(value, new, "of_all")
 
     def _places(self) -> dict[ir.Value, Place]:
         """The values of which nobody but the choice reads more than one row."""
@@ -175,7 +177,7 @@ class _Moved:
         if source is not None and (node.op_type in RESHAPES or node.op_type == "Expand"):
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
             plan = shape_plan(self.shapes, node, value, {place[0]: self.count}) or []
-            inputs = [self._operand(value, source, read[0]), self.building.vector(plan)]
+            inputs = [self._operand(value, source, read[0]), self.sizes.vector(plan)]
             return self.nodes.add(operator, inputs, value.dtype)
         if node not in self.copies:
             given = enumerate(node.inputs)
@@ -226,7 +228,7 @@ class _Moved:
             chosen = nodes.cast(self.choice.chosen, INT64)
             one = self.choice.count is None or self.shapes.rank(self.choice.chosen) < 3
             return None, nodes.reshape(chosen, [-1, 1]) if one else nodes.squeeze(chosen, [2])
-        batch, rows = (self.building.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
+        batch, rows = (self.sizes.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
         end = nodes.scalar_of(nodes.add("Mul", [batch, rows]))
         every = nodes.add("Range", [nodes.scalar(0), end, nodes.scalar(1)])
         places = nodes.gather(every, nodes.reshape(flat, [-1]))

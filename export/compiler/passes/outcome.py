@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.errors import Refusal, Site
+from export.compiler.errors import Site
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Outcome:
     """Without `sites` the model is as it was."""
 
     sites: tuple[Site, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Site, ...] = ()
 
 
 Pass = Callable[[ir.Model, Mapping[str, int]], Outcome]

@@ -24,8 +24,8 @@ from export.compiler.graph.constants import Array, Constants, of_type
 from export.compiler.graph.nodes import BOOL, INT64, Nodes
 from export.compiler.graph.readers import is_read, remove_unused
 from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.packed_body import Body
 from export.compiler.passes.packed_texts import Part, number_part, number_texts, unsorted
@@ -61,10 +61,7 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
         graph.append(node)
     remove_unused(model)
     graph.sort()
-    return tuple(
-        Site(node.outputs[0].name or "", node.op_type, "computed only for tokens that the mask shows")
-        for node in products
-    )
+    return tuple(Site.at(node, "computed only for tokens that the mask shows") for node in products)
 
 
 def _show(graph: ir.Graph, old: ir.Value, new: ir.Value, name: str) -> None:
@@ -254,12 +251,11 @@ def _others(value: ir.Value, nodes: Container[ir.Node]) -> list[tuple[ir.Node, i
 def _rebuild_shapes(tokens: Tokens, constants: Constants) -> None:
     """Sizes that the loop and what is before it read of padded values come from the graph's inputs."""
     shapes = tokens.shapes
-    building = Materialiser(shapes, {})
+    nodes = Nodes(constants, "packed", shapes.graph.append)
+    held = Sizes(shapes, nodes)
     for node in list(shapes.graph):
         if reads_shape_alone(node) and node.inputs[0] in tokens.roles:
-            sizes = building.vector(sizes_read(shapes, node))
+            sizes = held.vector(sizes_read(shapes, node))
             if node.op_type == "Size":
-                sizes = Nodes(constants, "packed", shapes.graph.append).add(
-                    "ReduceProd", [sizes], INT64, {"keepdims": 0}
-                )
+                sizes = nodes.add("ReduceProd", [sizes], INT64, {"keepdims": 0})
             ir.convenience.replace_all_uses_with(node.outputs[0], sizes)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.tokens import Pick, Tokens, is_shape_input
+from export.compiler.analyses.tokens import PickedTokens, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
@@ -192,13 +192,13 @@ class Body:
         made = (self._of_rows if self.tokens.leads(pick.value) else self._of_grid)(pick, ranks, single)
         self._grids[output, self.shapes.rank(output), 0] = made
 
-    def _of_rows(self, pick: Pick, ranks: ir.Value, single: bool) -> ir.Value:
+    def _of_rows(self, pick: PickedTokens, ranks: ir.Value, single: bool) -> ir.Value:
         nodes, rest = self.nodes, [self._size(dim) for dim in self.shapes.dims(pick.value)[2:]]
         rows = nodes.add("Add", [ranks, self.part.starts])
         picked = nodes.gather(nodes.reshape(self.packed(pick.value), [-1, *rest]), rows)
         return nodes.reshape(picked, [-1, *rest]) if single else picked
 
-    def _of_grid(self, pick: Pick, ranks: ir.Value, single: bool) -> ir.Value:
+    def _of_grid(self, pick: PickedTokens, ranks: ir.Value, single: bool) -> ir.Value:
         if self.shapes.graph.opset_imports.get("", 0) < OLDEST_OPSET:
             raise Refused(pick.value.name or "", "opset", f"expected at least {OLDEST_OPSET} to pick a token's scores")
         nodes, batch = self.nodes, self.tokens.role(pick.value).batch or 0

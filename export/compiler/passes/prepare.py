@@ -26,7 +26,7 @@ from export.compiler.graph.readers import is_read, made_by, made_of, remove_unus
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
-from export.compiler.operators.table import RESHAPES, UNKNOWN, Trait, operator_of
+from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
 from export.compiler.passes.choose_by_masks import choose_by_masks
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
@@ -113,7 +113,7 @@ def _unsupported(node: ir.Node) -> Iterator[str]:
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
-    if operator_of(node) is UNKNOWN and (node.domain or not onnx.defs.has(node.op_type)):
+    if operator_of(node) is UNLISTED and (node.domain or not onnx.defs.has(node.op_type)):
         yield f"expected an operator of ONNX, or of ONNX Runtime that is known, found {operator}"
     if Trait.RANDOM in operator_of(node).traits:
         yield f"expected a graph that always gives the same, found {operator}"

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, share
 from export.compiler.analyses.stops import in_words, stops
-from export.compiler.errors import Refusal, Site
+from export.compiler.errors import Site
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.passes.materialise import Materialiser
@@ -42,9 +42,9 @@ def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:
             parts = " and ".join(in_words(part) for part in boxes)
             computed = sum(share(shapes, node.outputs[0], part) for part in boxes)
             if computed < 1 and node_macs(shapes, node):
-                yield Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}")
+                yield Site.at(node, f"computed only for {parts}")
 
 
-def _obstacle(graph: ir.Graph) -> Refusal:
+def _obstacle(graph: ir.Graph) -> Site:
     reason = "no multiplying operator computes more than the outputs read"
-    return Refusal(graph.outputs[0].name or "", "graph output", reason)
+    return Site(graph.outputs[0].name or "", "graph output", reason)

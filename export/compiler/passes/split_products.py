@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, knows_sizes
 from export.compiler.analyses.neighbours import linear_weight
-from export.compiler.errors import Refusal, Site
+from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.readers import only_reader, readers
@@ -39,15 +39,15 @@ def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
         if parts:
             parted |= parts
             count = len(parts[node.outputs[0]])
-            sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed as {count} layers"))
+            sites.append(Site.at(node, f"computed as {count} layers"))
     if sites:
         values = [value for node in model.graph for value in node.outputs]
         Materialiser(shapes, dict.fromkeys([*model.graph.inputs, *values], WHOLE_VALUE) | parted).run()
     return Outcome(tuple(sites), () if sites else (_obstacle(model.graph),))
 
 
-def _obstacle(graph: ir.Graph) -> Refusal:
-    return Refusal(graph.outputs[0].name or "", "graph output", "no reader separates the output of a linear layer")
+def _obstacle(graph: ir.Graph) -> Site:
+    return Site(graph.outputs[0].name or "", "graph output", "no reader separates the output of a linear layer")
 
 
 def _chain(value: ir.Value) -> list[ir.Value]:

@@ -43,8 +43,8 @@ class Proof:
 
 
 @dataclass
-class Comparison:
-    """Keeps the largest error of each output over all rounds.
+class Errors:
+    """The largest error of each output over all rounds.
 
     The tolerance of an output is that of its precision or, if larger, twice the error of the original itself. A
     float16 output has the precision float16 whatever the weights have. `bounded`: the original's error has a limit.
@@ -112,7 +112,7 @@ def prove(
     rounds: Iterable[Round],
     rewritten: ir.Model | None,
     runner: Runner,
-    own: Comparison,
+    own: Errors,
     say: Callable[[str], None] = lambda _: None,
     leave: Callable[[str], None] = lambda _: None,
 ) -> Proved:
@@ -121,10 +121,10 @@ def prove(
     Rounds without double that have answers `as_written` are compared without ONNX Runtime's optimiser, too. `leave` is
     told of an answer that the file owes.
 
-    Raises as `Comparison` and its `proof`.
+    Raises as `Errors` and its `proof`.
     """
-    double, sources = Comparison("float64", "the original"), []
-    written = Comparison(own.precision, "the original, both without ONNX Runtime's optimiser")
+    double, sources = Errors("float64", "the original"), []
+    written = Errors(own.precision, "the original, both without ONNX Runtime's optimiser")
     plain = None
     samples: list[tuple[Feeds, dict[str, Array]]] = []
     for each in rounds:
@@ -150,9 +150,9 @@ def prove(
     return Proved(proofs, "; ".join(sources), *samples[0])
 
 
-def _add_empty(own: Comparison, each: Round, found: Sequence[Array]) -> None:
+def _add_empty(own: Errors, each: Round, found: Sequence[Array]) -> None:
     """Raises ProofFailed, also for a number: a sum over no tokens has no bias."""
-    alone = Comparison(own.precision, own.beside, own=[*own.own])
+    alone = Errors(own.precision, own.beside, own=[*own.own])
     try:
         alone.add(each.answers, found, empty=True)
         alone.proof()

@@ -25,7 +25,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.prepare import prepare
-from export.compiler.proof.compare import Comparison, Proof
+from export.compiler.proof.compare import Errors, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
 from export.compiler.proof.inputs import size_rounds
 from export.compiler.proof.rounds import picked
@@ -195,7 +195,7 @@ def with_read_rows_alone(original: ir.Model) -> ir.Model:
 def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:
     """Both in float64, on inputs of three sizes."""
     prepare(drawn := original.clone())
-    double, parts = Comparison("float64", "the original"), [parse_read(read) for read in reads]
+    double, parts = Errors("float64", "the original"), [parse_read(read) for read in reads]
     names = [str(value.name) for value in original.graph.outputs]
     for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed):
         feeds = draw_feeds(drawn.graph, sizes, seed)

@@ -65,7 +65,7 @@ def network(nodes: str, features: int = 16) -> ir.Model:
 
 
 def absorbed(original: ir.Model) -> Rewritten:
-    return optimise(original, ["absorb-embedding"])
+    return optimise(original, passes=["absorb-embedding"])
 
 
 @pytest.mark.parametrize("nodes", ABSORBED.values(), ids=ABSORBED)

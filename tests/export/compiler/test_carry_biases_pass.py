@@ -94,7 +94,7 @@ def network(nodes: str) -> ir.Model:
 
 
 def carried(original: ir.Model) -> Rewritten:
-    return optimise(original, ["carry-biases"])
+    return optimise(original, passes=["carry-biases"])
 
 
 @pytest.mark.parametrize(("nodes", "gone"), CARRIED.values(), ids=CARRIED)

@@ -17,7 +17,7 @@ from export.compiler.analyses import shifts
 from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
 from export.compiler.passes import absorb_queries
 from export.compiler.proof import compare
-from export.compiler.proof.compare import Comparison, prove
+from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner, answers_apart
@@ -136,12 +136,12 @@ def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkey
     assert "n=0: float32" in wrong.output
 
 
-def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tuple[Comparison, list[str]]:
+def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tuple[Errors, list[str]]:
     """Compares two graphs; also returns what was left."""
     original, rewritten = parse(before, **weights), parse(after, **weights)
     ir.save(original, folder / "before.onnx")
     ir.save(rewritten, folder / "after.onnx")
-    own, left = Comparison("float32", "the original"), list[str]()
+    own, left = Errors("float32", "the original"), list[str]()
     drawn = rounds(original, original.graph, folder / "before.onnx", Asked(), leave=left.append)
     prove(drawn, rewritten, Runner(folder / "after.onnx"), own, leave=left.append)
     return own, left

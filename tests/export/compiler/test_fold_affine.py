@@ -140,7 +140,7 @@ def network(nodes: str) -> ir.Model:
 
 
 def fold(model: ir.Model) -> Rewritten:
-    return optimise(model, ["fold-affine"])
+    return optimise(model, passes=["fold-affine"])
 
 
 def norms(model: ir.Model) -> int:
@@ -177,7 +177,7 @@ def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> 
     model = network(nodes)
     folded = fold(model)
     assert norms(folded.model) == 1
-    assert any(re.search(reason, refusal.reason) for refusal in folded.steps[0].refusals)
+    assert any(re.search(reason, refusal.told) for refusal in folded.steps[0].refusals)
 
 
 def test_a_norm_without_variance_stays() -> None:
@@ -205,7 +205,7 @@ def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pyte
 def test_a_number_that_no_weight_or_norm_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
     folded = fold(network(nodes))
     assert scales(folded.model) == 1
-    assert any(reason in refusal.reason for refusal in folded.steps[0].refusals)
+    assert any(reason in refusal.told for refusal in folded.steps[0].refusals)
 
 
 @pytest.mark.parametrize("nodes", NORMED)

@@ -13,7 +13,7 @@ import pytest
 from foreign_networks import Encoder, export, run
 
 from export.compiler.errors import NotSupported, ProofFailed
-from export.compiler.proof.compare import Comparison, Proof
+from export.compiler.proof.compare import Errors, Proof
 from export.compiler.proof.runs import Array, session
 
 FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
@@ -52,7 +52,7 @@ def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelPr
 
 
 def compared(exact: Array, found: Array, original: Array, precision: str) -> Proof:
-    comparison = Comparison(precision, "the original in float64")
+    comparison = Errors(precision, "the original in float64")
     comparison.add([exact], [found], [original])
     return comparison.proof()
 

@@ -121,7 +121,7 @@ def test_the_answers_stay(inputs: str, nodes: str, shapes: list[dict[str, tuple[
         f'<ir_version: 10, opset_import: ["": 18]> g ({inputs}) => (float y) {{ {nodes} }}', **weights(rng)
     )
     ir.save(original, before := tmp_path / "before.onnx")
-    ir.save(optimise(original, list(PASSES)).model, after := tmp_path / "after.onnx")
+    ir.save(optimise(original, passes=list(PASSES)).model, after := tmp_path / "after.onnx")
     for sizes in shapes:
         feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
         expected, found = (answers_apart(Runner(path), feeds)["y"] for path in (before, after))

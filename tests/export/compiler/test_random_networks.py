@@ -175,7 +175,7 @@ def constants() -> dict[str, NDArray[Any]]:
 def check(net: Network, cost_sizes: tuple[int, int]) -> Counter[str]:
     """The passes that changed something."""
     model = parse(f"{HEAD} {{ {' '.join(net.nodes)} }}", **net.weights, **constants())
-    done = optimise(model, list(PASSES), sizes=dict(zip(("b", "n"), cost_sizes, strict=True)))
+    done = optimise(model, passes=list(PASSES), sizes=dict(zip(("b", "n"), cost_sizes, strict=True)))
     plain, rewritten = runner(ir.to_proto(model)), runner(ir.to_proto(done.model))
     held = {value.name for value in rewritten.get_inputs()}
     for seed, (texts, tokens) in enumerate(SIZES):

@@ -57,11 +57,11 @@ def test_a_read_of_an_output_makes_the_rest_superfluous(read: str) -> None:
 def test_the_given_model_stays_as_it_is() -> None:
     original = model(export(Encoder()))
     nodes = len(original.graph)
-    done = optimise(original, ["read-rows", "absorb-queries"], sizes=SIZES)
+    done = optimise(original, passes=["read-rows", "absorb-queries"], sizes=SIZES)
     assert len(original.graph) == nodes
     assert len(done.model.graph) != nodes
     with pytest.raises(BadRequest, match=r"passes: expected some of fold-affine, .*, found 'fold'"):
-        optimise(original, ["fold"])
+        optimise(original, passes=["fold"])
 
 
 RULES = [
@@ -296,8 +296,8 @@ def test_scores_that_another_node_reads_stay_as_they_are(nodes: str, outputs: st
 def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str, opset: int, reason: str) -> None:
     """Up to opset 12 a Softmax without an axis joins heads, queries and tokens."""
     original = attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)
-    (step,) = optimise(original, ["absorb-queries"]).steps
-    assert [refusal.reason for refusal in step.refusals] == [reason]
+    (step,) = optimise(original, passes=["absorb-queries"]).steps
+    assert [refusal.told for refusal in step.refusals] == [reason]
 
 
 def test_queries_that_an_input_picks_are_not_alike() -> None:

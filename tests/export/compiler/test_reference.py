@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from common.sample import Sample
 from export.compiler.errors import ProofFailed
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.proof.compare import Comparison
+from export.compiler.proof.compare import Errors
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -292,7 +292,7 @@ def test_a_float16_output_behind_float32_weights_has_float16_s_rounding(cast: st
 
 
 def test_the_other_outputs_of_such_a_file_keep_float32_s_rounding() -> None:
-    comparison, right = Comparison("float32", "the original"), np.linspace(0, 1, 9)
+    comparison, right = Errors("float32", "the original"), np.linspace(0, 1, 9)
     comparison.add([right, right], [right.astype(np.float16), right.astype(np.float32) + np.float32(1e-4)])
     with pytest.raises(ProofFailed, match=r"float32: output 1: expected an error of at most 1e-05, found 1\.0e-04"):
         comparison.proof()

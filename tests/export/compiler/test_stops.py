@@ -11,7 +11,7 @@ from export.compiler.pipeline import optimise
 
 
 def stopped(original: ir.Model) -> str:
-    return optimise(original, ["read-rows"], sizes={"batch": 1, "seq": 24}).steps[0].stopped
+    return optimise(original, passes=["read-rows"], sizes={"batch": 1, "seq": 24}).steps[0].stopped
 
 
 def graph(nodes: str) -> ir.Model:

@@ -71,7 +71,7 @@ def network(nodes: str) -> ir.Model:
 
 
 def tidied(nodes: str) -> Rewritten:
-    return optimise(network(nodes), ["tidy"])
+    return optimise(network(nodes), passes=["tidy"])
 
 
 def kinds(model: ir.Model) -> list[str]:
@@ -149,18 +149,18 @@ def test_patches_are_cut_in_the_order_of_the_picture(
     perm: str, behind: str, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = cut(perm, behind, channels)
-    done = optimise(original, ["tidy"])
+    done = optimise(original, passes=["tidy"])
     assert turns(done.model)[0][-1] == len(turns(done.model)[0]) - 1
     shapes = [(count, channels, 4, 6) for count in (1, 3)]
     assert apart(original, done.model, *shapes) < 1e-13
     if channels > 1:
         monkeypatch.setattr(order_patches, "_move", lambda *given: None)
-        assert apart(original, optimise(cut(perm, behind, channels), ["tidy"]).model, *shapes) > 1e-2
+        assert apart(original, optimise(cut(perm, behind, channels), passes=["tidy"]).model, *shapes) > 1e-2
 
 
 @pytest.mark.parametrize(("perm", "behind"), KEPT)
 def test_patches_whose_order_is_seen_or_cheap_stay(perm: str, behind: str) -> None:
     original = cut(perm, behind, 3)
-    done = optimise(original, ["tidy"])
+    done = optimise(original, passes=["tidy"])
     assert turns(done.model) == turns(original)
     assert apart(original, done.model, (3, 3, 4, 6)) == 0

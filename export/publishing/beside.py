@@ -96,8 +96,19 @@ def _check_replaced(output: Path) -> None:
             raise FileExistsError(f"{manifest}: expected nothing or the manifest of an export, found a file") from error
     if sample.exists() and not is_sample(sample):
         raise FileExistsError(f"{sample}: expected nothing or the sample of an export, found a file")
-    if weights.exists() and weights.name not in known:
+    if weights.exists() and weights.name not in known and weights.resolve() not in _weights_of(output):
         raise FileExistsError(f"{weights}: expected nothing or the weights of an export, found a file")
+
+
+def _weights_of(model: Path) -> list[Path]:
+    """Of an ONNX file that is replaced: they have no other use."""
+    from export.compiler.errors import ForeignError
+    from export.compiler.graph.files import read_model, weight_files
+
+    try:
+        return [path.resolve() for path in weight_files(read_model(model))]
+    except (ForeignError, OSError):
+        return []
 
 
 @contextmanager

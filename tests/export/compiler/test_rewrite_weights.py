@@ -28,6 +28,22 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
     assert ort.InferenceSession(out).get_outputs()[0].name == "y"
 
 
+@pytest.mark.slow
+def test_a_copied_folder_s_file_is_replaced_with_its_weights(encoder: Path, tmp_path: Path) -> None:
+    """As the page has it: cp -r model fast. Another's weights of that name are no part of the file."""
+    for folder in ("model", "fast", "strange"):
+        (tmp_path / folder).mkdir()
+        place = tmp_path / folder / "model.onnx"
+        where = "other" if folder == "strange" else "model.onnx.data"
+        onnx.save(onnx.load(encoder), place, save_as_external_data=True, location=where, size_threshold=0)
+    (tmp_path / "strange/model.onnx.data").write_bytes(b"a stranger's")
+    assert run(tmp_path / "model/model.onnx", "-o", tmp_path / "fast/model.onnx").exit_code == 0
+    assert ort.InferenceSession(tmp_path / "fast/model.onnx").get_outputs()[0].name == "y"
+    refused = run(tmp_path / "model/model.onnx", "-o", tmp_path / "strange/model.onnx")
+    assert "model.onnx.data: expected nothing or the weights of an export, found a file" in refused.output
+    assert (tmp_path / "strange/model.onnx.data").read_bytes() == b"a stranger's"
+
+
 @pytest.fixture
 def cached(encoder: Path, tmp_path: Path) -> Path:
     """As Hugging Face's cache: links to `blobs`."""

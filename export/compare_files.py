@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NotSupported, ProofFailed
-from export.compiler.graph.files import dtype_of, read_model, weight_bytes
+from export.compiler.graph.files import dtype_of, read_model
 from export.compiler.graph.reads import resolve
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import cost_sizes, prepared
@@ -57,8 +57,7 @@ def compare_files(
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
     plain = without_functions(original)
     asked, beside = asked_of(request, reads, plain.graph, graph)
-    weights = max(weight_bytes(original), weight_bytes(other))
-    runner = Runner(second, weights)
+    runner = Runner(second)
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):
         raise BadRequest(f"{second}: expected the inputs of {first}, found another, {unknown[0]!r}")
     kept = [read.output for read in reads] or [str(value.name) for value in original.graph.outputs]
@@ -72,7 +71,7 @@ def compare_files(
         return Compared(None, str(failed), ())
     say("timing both")
     sizes = cost_sizes(graph, request.dims)
-    return Compared(proof, "", time_both(first, second, graph, sizes, weights, batches, threads))
+    return Compared(proof, "", time_both(first, second, graph, sizes, batches, threads))
 
 
 def _drawable(model: ir.Model) -> ir.Graph:

@@ -25,7 +25,6 @@ from export.compiler.graph.files import (
     read_model,
     release,
     save_model,
-    weight_bytes,
     weight_files,
 )
 from export.compiler.graph.reads import Read, resolve
@@ -90,11 +89,11 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
-    dtype, weights = dtype_of(original), weight_bytes(original)
+    dtype = dtype_of(original)
     if request.packed is not None:
         name_free_dimensions(original.graph)
         mask = mask_input(original.graph, request.packed)
-        share_names(original.graph, path, weights, mask)
+        share_names(original.graph, path, mask)
     whole = prepared(original)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
@@ -112,7 +111,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         model = clean(rewritten.model, original, reads)
         save_model(model, written)
         release(plain)  # computed weights have read the original's
-        runner = _runner(written, path, weight_bytes(model))
+        runner = _runner(written, path)
         own = Errors(dtype, beside, bounded=not integer)
         drawn = rounds(plain, graph, path, asked, say, left.append)
         proved = prove(drawn, model, runner, own, say, left.append)
@@ -124,7 +123,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         artifact = any_artifact(contents, runner.session, sample, dtype, origin)
         artifact = artifact.telling({"not_compared": left})
         del runner  # holds all weights
-        timed = _timed(path, written, graph, sizes, weights) if request.time else ()
+        timed = _timed(path, written, graph, sizes) if request.time else ()
         lay(written, artifact)
     before = sum(file.stat().st_size for file in (path, *weight_files(original)))
     return Written(
@@ -132,9 +131,9 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     )
 
 
-def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int], weights: int) -> tuple[Timed, ...]:
+def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
     """Raises Slower."""
-    timed = time_both(path, written, graph, sizes, weights)
+    timed = time_both(path, written, graph, sizes)
     if slower := [each for each in timed if each.slower]:
         raise Slower(
             f"expected a file that is no slower than the original, found {slower[0]}; --only leaves passes out"
@@ -148,10 +147,10 @@ def _sample(runner: Runner, proved: Proved) -> Sample:
     return Sample(feeds, proved.answers if len(feeds) == len(proved.feeds) else runner(feeds))
 
 
-def _runner(written: Path, path: Path, weights: int) -> Runner:
+def _runner(written: Path, path: Path) -> Runner:
     """Raises NotSupported, for the original `path` if ONNX Runtime refuses that too."""
     try:
-        return Runner(written, weights)
+        return Runner(written)
     except NotSupported:
         session(path, lean=True)
         raise

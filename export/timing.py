@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from export.compiler.graph.inside import is_large
 from export.compiler.proof.inputs import Feeds, draw, first_dimensions
 from export.compiler.proof.runs import Runner
 from export.interleaved import Schedule, interleaved, turn_ns
@@ -51,14 +52,14 @@ def time_both(
     after: Path,
     graph: ir.Graph,
     sizes: Mapping[str, int],
-    weights: int = 0,
     batches: Sequence[int] = BATCHES,
     threads: int = 1,
 ) -> tuple[Timed, ...]:
-    """`graph`: of inputs that both take. `weights`: bytes of the larger file."""
+    """`graph`: of inputs that both take."""
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in batches] if first else [dict(sizes)]
-    runners = [Runner(path, weights, packed=True, threads=threads) for path in (before, after)]
+    large = any(map(is_large, (before, after)))
+    runners = [Runner(path, packed=True, threads=threads, large=large) for path in (before, after)]
     return tuple(_timed(runners, draw(graph, chosen), chosen, threads) for chosen in asked)
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.files import save_model, weight_bytes
+from export.compiler.graph.files import save_model
 from export.compiler.proof.compare import Errors, Proved, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
@@ -89,10 +89,10 @@ class Source:
     @cached_property
     def _runner(self) -> Runner:
         if any(value is self.found.scores for value in self.plain.graph.outputs):
-            return Runner(self.file, weight_bytes(self.plain))
+            return Runner(self.file)
         path = self.folder / "scores.onnx"
         save_model(self._scores.clone(), path)
-        return Runner(path, weight_bytes(self.plain))
+        return Runner(path)
 
 
 def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool, say: Callable[[str], None]) -> Proved:

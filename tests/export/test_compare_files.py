@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from commands import invoke
@@ -120,12 +121,15 @@ def test_branches_and_other_runtimes_operators_are_compared_by_the_files(tmp_pat
 
 
 def test_large_files_are_timed_in_sessions_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.compiler.proof.runs.LARGE", 1)
     path = write(tmp_path / "a.onnx")
+    apart = tmp_path / "b.onnx"
+    onnx.save(onnx.load(path), apart, save_as_external_data=True, location="b.data", size_threshold=64)
+    monkeypatch.setattr("export.compiler.graph.inside.LARGE", 1 + max(file.stat().st_size for file in (path, apart)))
+    assert (Runner(path, packed=True).large, Runner(apart, packed=True).large) == (False, True)
     graph = ir.load(path).graph
-    (timed,) = timing.time_both(path, path, graph, {"b": 1, "n": 3}, weights=2, batches=(2,))
+    (timed,) = timing.time_both(path, apart, graph, {"b": 1, "n": 3}, batches=(2,))
     assert timed.rounds == timing.LEAST
-    assert Runner(path, 2, packed=True).large
+    assert not timed.packed, "both alike"
 
 
 def test_a_speed_below_the_noise_is_not_slower() -> None:

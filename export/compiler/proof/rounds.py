@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotSupported
 from export.compiler.graph.constants import Array
-from export.compiler.graph.files import weight_bytes
 from export.compiler.graph.reads import Read
 from export.compiler.proof.inputs import (
     Feeds,
@@ -120,7 +119,7 @@ class _Original:
         leave: Callable[[str], None],
     ) -> None:
         self.model, self.graph, self.asked, self.say, self.leave = model, graph, asked, say, leave
-        self.runner = Runner(path, weight_bytes(model))
+        self.runner = Runner(path)
         self.plain = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
         self.sizes: list[float] = []  # the largest of each output
         self.reason = ""  # of the first attempt that failed

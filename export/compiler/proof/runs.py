@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from export.compiler.errors import NoReference, NotSupported, ProcessEnded
 from export.compiler.graph.constants import Array
-from export.compiler.graph.inside import LARGE, outline
+from export.compiler.graph.inside import LARGE, is_large, outline
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 
@@ -39,18 +39,23 @@ FOLDED = 1_000_000  # bytes of a constant that a large file's session computes a
 
 
 class Runner:
-    """Runs a file in ONNX Runtime. With more than LARGE bytes of `weights` each run gets a session of its own: weights
-    that a session has read or transposed stay in memory as long as it lives.
+    """Runs a file in ONNX Runtime. Each run of a `large` file gets a session of its own: weights that a session has
+    read or transposed stay in memory as long as it lives.
 
     `packed`, for smaller files, `threads` and `level`: see `session`. Raises NotSupported if ONNX Runtime refuses the
     file.
     """
 
     def __init__(
-        self, path: Path, weights: int = 0, packed: bool = False, threads: int = 1, level: Level = EVERYTHING
+        self,
+        path: Path,
+        packed: bool = False,
+        threads: int = 1,
+        level: Level = EVERYTHING,
+        large: bool | None = None,
     ) -> None:
-        self.path, self.weights, self.threads, self.level = path, weights, threads, level
-        self.large = weights > LARGE
+        self.path, self.threads, self.level = path, threads, level
+        self.large = is_large(path) if large is None else large
         self.packed = packed and not self.large
         self.session = session(path, self.packed, self.large, threads, level)
         self.inputs = [value.name for value in self.session.get_inputs()]
@@ -80,7 +85,7 @@ class Runner:
         return lambda: runner.run(None, own)
 
     def at(self, level: Level) -> Runner:
-        return Runner(self.path, self.weights, self.packed, self.threads, level)
+        return Runner(self.path, self.packed, self.threads, level, self.large)
 
     def _own(self, feeds: Feeds) -> Feeds:
         return {name: array for name, array in feeds.items() if name in self.taken}

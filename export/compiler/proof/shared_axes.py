@@ -18,11 +18,8 @@ from export.compiler.proof.runs import Runner
 TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 
 
-def share_names(graph: ir.Graph, path: Path, weights: int, mask: ir.Value) -> None:
-    """In place, for inputs whose first two axes are free. Raises NotSupported if ONNX Runtime refuses the file.
-
-    `weights`: the file's, in bytes.
-    """
+def share_names(graph: ir.Graph, path: Path, mask: ir.Value) -> None:
+    """In place, for inputs whose first two axes are free. Raises NotSupported if ONNX Runtime refuses the file."""
     own = _names(mask)
     others = [
         (name, shared)
@@ -32,7 +29,7 @@ def share_names(graph: ir.Graph, path: Path, weights: int, mask: ir.Value) -> No
     ]
     if not others:
         return
-    runner = Runner(path, weights)
+    runner = Runner(path)
     sizes = dict.fromkeys(free_dimensions(graph), TOKENS) | dict(zip(own, (TEXTS, TOKENS), strict=True))
     sizes |= {name: sizes[shared] for name, shared in others}
 

@@ -59,20 +59,6 @@ def outline(path: Path) -> bytes | None:
         return None
 
 
-def is_large(path: Path) -> bool:
-    """Whether a model's file and the weights beside it have more than LARGE bytes."""
-    if (size := path.stat().st_size) > LARGE:
-        return True
-    try:
-        tensors = onnx.load(path, load_external_data=False).graph.initializer
-    except DecodeError:
-        return False
-    beside = {
-        Path(path.parent, entry.value) for each in tensors for entry in each.external_data if entry.key == "location"
-    }
-    return size + sum(file.stat().st_size for file in beside if file.exists()) > LARGE
-
-
 def _part(data: int, begin: int, end: int) -> bytes:
     """Of an open file, by its descriptor. A map of it would bring 2 MB into memory at each touch."""
     return os.pread(data, end - begin, begin)

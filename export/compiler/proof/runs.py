@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from google.protobuf.message import DecodeError
 
 from export.compiler.errors import NoReference, NotSupported, ProcessEnded
 from export.compiler.graph.constants import Array
-from export.compiler.graph.inside import LARGE, is_large, outline
+from export.compiler.graph.inside import LARGE, outline
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 
@@ -36,6 +38,20 @@ AS_WRITTEN = Level.ORT_DISABLE_ALL
 
 EMPTY_S = 60  # for an answer on empty inputs
 FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
+
+
+def is_large(path: Path) -> bool:
+    """Whether a model's file and the weights beside it have more than LARGE bytes."""
+    if (size := path.stat().st_size) > LARGE:
+        return True
+    try:
+        tensors = onnx.load(path, load_external_data=False).graph.initializer
+    except DecodeError:
+        return False
+    beside = {
+        Path(path.parent, entry.value) for each in tensors for entry in each.external_data if entry.key == "location"
+    }
+    return size + sum(file.stat().st_size for file in beside if file.exists()) > LARGE
 
 
 class Runner:

@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,12 +30,12 @@ def draw() -> str:
     return secrets.token_urlsafe(24)
 
 
-def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
+def folders() -> list[Path]:
     """The folders where a key may lie, the first for new keys.
 
     There are several because a service and a shell of one user have different environments.
     """
-    runtime, state = environment.get("XDG_RUNTIME_DIR"), environment.get("XDG_STATE_HOME")
+    runtime, state = os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("XDG_STATE_HOME")
     parents = [Path(runtime)] if runtime and _is_ours(Path(runtime)) else []  # `su` keeps another user's variable
     parents += [Path(state)] if state else []
     return [*(parent / "vitbn" for parent in parents), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]

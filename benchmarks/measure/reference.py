@@ -17,7 +17,8 @@ from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.network import Network
 from export.compiler.pipeline import optimise
-from export.equivalence import Images, Logits, check, check_classes, torch_classifier
+from export.compiler.proof.tolerances import allowed
+from export.equivalence import TIE, Images, Logits, check, check_classes, own_error, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
 from export.images import COUNT
@@ -55,6 +56,12 @@ class Reference:
     def plain(self) -> onnx.ModelProto:
         return to_onnx(self.model, self.config, DEFAULT_OPSET)
 
+    @cached_property
+    def own(self) -> float:
+        """The network's own error in float32, relative to the largest logit. Raises EquivalenceError if too large."""
+        exact, single = (torch_classifier(model) for model in (copy.deepcopy(self.model).double(), self.model))
+        return own_error(self.network.name, exact, single, self.proof)
+
     def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
         """The rewritten float32 graph and its multiply-accumulates an image; each form is made once."""
         if form not in self._graphs:
@@ -71,10 +78,11 @@ class Reference:
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
         """The largest absolute error of the first `count` images' logits; raises EquivalenceError."""
-        expected = np.resize(self.logits, (count, self.logits.shape[1]))
-        error = check(name, expected, logits, PRECISIONS[precision].tolerance)
-        if precision == "fp32":
-            check_classes(name, expected, logits)
+        expected, tolerance = np.resize(self.logits, (count, self.logits.shape[1])), PRECISIONS[precision].tolerance
+        if precision != "fp32":
+            return check(name, expected, logits, tolerance)
+        error = check(name, expected, logits, allowed(tolerance, self.own))
+        check_classes(name, expected, logits, max(TIE, 2 * self.own))
         return error
 
 

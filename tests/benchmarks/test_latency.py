@@ -50,6 +50,16 @@ def run(path: Path, options: str = "", exit_code: int = 0) -> tuple[str, dict[st
     return printed, written | {"rows": rows, "missing": missing}
 
 
+def test_answers_may_err_twice_as_much_as_the_network_itself() -> None:
+    of = reference(Network("cnn", ModelConfig(model="cnn")))
+    assert 0 < of.own < 1e-6
+    off = of.logits + np.float32(3e-5 * np.abs(of.logits).max())
+    with pytest.raises(EquivalenceError, match=r"expected an error of at most 2.0e-05 of the largest logit, found 3"):
+        of.check("of a sound network", "fp32", len(off), off)
+    vars(of)["own"] = 2e-5
+    assert of.check("of a diverged network", "fp32", len(off), off) > 0
+
+
 @pytest.mark.slow
 def test_every_model_at_equal_depth(tmp_path: Path) -> None:
     printed, written = run(tmp_path / "latency.json")

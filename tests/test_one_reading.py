@@ -162,7 +162,7 @@ def test_grey_pictures_among_coloured_are_as_clients_send_them(tmp_path: Path) -
     assert len(images) == 2
 
 
-def frame(path: Path, number: int) -> Image.Image:
+def frame(path: Path, noted: object, number: int) -> Image.Image:
     with Image.open(path) as picture:
         picture.seek(number)
         return picture.copy()

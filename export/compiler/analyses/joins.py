@@ -134,7 +134,7 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     row, masking = shapes.rank(out) - 2, optional(node, 3)
     expected = (0, row)
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
-        raise Refused.at(node, "expected no past and no scores among its outputs")
+        raise Refused.at(node, "expected no past, no numbers of keys and no scores among its outputs")
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):

@@ -18,6 +18,7 @@ from export.compiler.operators.rules import (
     canonical,
     everything,
     matmul,
+    rotated,
     row_by_row,
 )
 
@@ -63,18 +64,10 @@ def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dema
 
 
 def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    value, places = given(node, 0), given(node, 1)
+    """Its rule takes the place of every row from its own input."""
     if attribute_int(node, "is_packed_batching", 0):
         return everything(node)
-    row = shapes.rank(value) - 2  # (batch, tokens, features) or (batch, heads, tokens, features)
-    apart = shapes.rank(places) == 2
-    if apart and not agree(shapes.dims(value)[row], shapes.dims(places)[1]):
-        return everything(node)
-    kept = {axis: chosen for axis, chosen in demand if axis == 0 or (axis == row and apart)}
-    placed = {0 if axis == 0 else 1: chosen for axis, chosen in kept.items()} if apart else {}
-    if apart and 0 in kept and not agree(shapes.dims(value)[0], shapes.dims(places)[0]):
-        return everything(node)
-    return Demand(box(kept), {**everything(node).inputs, 0: box(kept), 1: canonical(shapes, places, box(placed))})
+    return rotated(shapes, node, demand, (1,) if shapes.rank(given(node, 1)) == 2 else ())
 
 
 def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

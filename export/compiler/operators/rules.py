@@ -6,7 +6,7 @@ which operator has which rule; `moves` has the rules of operators that move elem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -201,3 +201,28 @@ def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
                 return everything(node)
             read[3] = box({axis: dict(kept)[rows]})
     return Demand(kept, read)
+
+
+def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Without numbers of places each row has its own cosines and sines."""
+    return rotated(shapes, node, demand, (1, 2) if optional(node, 3) is None else (3,))
+
+
+def rotated(shapes: Shapes, node: ir.Node, demand: Box, places: Sequence[int]) -> Demand:
+    """A row, (batch, tokens, features) or (batch, heads, tokens, features), reads its own row of the inputs `places`,
+    (batch, tokens, ...); without them tokens are counted.
+    """
+    out = given(node, 0)
+    row = shapes.rank(out) - 2
+    kept = {axis: chosen for axis, chosen in demand if axis == 0 or (axis == row and places)}
+    read = {**everything(node).inputs, 0: box(kept)}
+    for place in places:
+        value, own = given(node, place), {}
+        for axis, chosen in kept.items():
+            at = min(axis, 1)
+            if agree(shapes.dims(out)[axis], shapes.dims(value)[at]):
+                own[at] = chosen
+            elif not same(shapes.dims(value)[at], 1):
+                return everything(node)
+        read[place] = canonical(shapes, value, box(own))
+    return Demand(box(kept), read)

@@ -28,6 +28,7 @@ class Trait(Flag):
     NONE = 0
     MOVES = auto()  # its outputs' elements are its first input's, perhaps in another dtype
     PICKS = auto()  # rows whose numbers are an input
+    BOUND = auto()  # takes no more tokens of a text than the network does: its table has a row for each place
     RANDOM = auto()
     ZERO = auto()  # 0 where its first input is 0
     ZERO_IF_ANY = auto()  # 0 where an input is 0
@@ -105,6 +106,7 @@ STANDARD = _rows(
     ("Gemm", Operator(rules.gemm, macs=macs.gemm)),
     ("Einsum", Operator(rules.einsum, macs=macs.einsum)),
     ("Attention", Operator(rules.attention, macs=macs.attention)),
+    ("RotaryEmbedding", Operator(rules.rotary, Trait.BOUND)),
     ("Conv", Operator(rules.conv, macs=macs.filters(1))),
     ("ConvInteger", Operator(None, macs=macs.filters(1))),
     ("ConvTranspose", Operator(None, macs=macs.filters_of_input)),
@@ -127,7 +129,7 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     ("DynamicQuantizeMatMul", Operator(None, macs=macs.matrices(0, 1))),  # a scale from all rows
     ("MultiHeadAttention", Operator(contrib.multi_head, macs=macs.multi_head)),
     ("GroupQueryAttention", Operator(None, macs=macs.grouped)),  # takes its queries' positions from their number
-    ("RotaryEmbedding", Operator(contrib.rotary)),
+    ("RotaryEmbedding", Operator(contrib.rotary, Trait.BOUND)),
     ("GatherBlockQuantized", Operator(contrib.gather_blocks)),
     ("DequantizeLinear QuantizeLinear", Operator(contrib.scaled)),
     ("QLinearAdd QLinearMul QLinearWhere", Operator(broadcasting)),

@@ -18,7 +18,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
-from export.compiler.operators.table import BROADCASTING, RESIZING
+from export.compiler.operators.table import BROADCASTING, RESIZING, Trait, operator_of
 from export.compiler.passes.packed_texts import Part, Texts
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
@@ -63,8 +63,10 @@ class Body:
         return self._grids[value, rank, batch]
 
     def _is_packed(self, node: ir.Node) -> bool:
-        """Whether all its inputs and outputs can be packed; a softmax of tokens would join those of all texts."""
-        if node in self.tokens.joining:
+        """Whether all its inputs and outputs can be packed; a softmax of tokens would join those of all texts, and a
+        table of places may be shorter than the rows of a part.
+        """
+        if node in self.tokens.joining or Trait.BOUND in operator_of(node).traits:
             return False
         for output in node.outputs:
             if output in self.tokens.roles and not self.tokens.leads(output):

@@ -1,0 +1,177 @@
+"""Attention and RotaryEmbedding of opset 23: kernels in double, cut and packed; ONNX Runtime's answers decide."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import parse
+from numpy.typing import NDArray
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from export.compiler.errors import ProofFailed
+from export.compiler.operators import rules
+from export.compiler.operators.boxes import box
+from export.compiler.operators.kernels import KERNELS
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.masks import KINDS, draw_masks
+from export.rewrite_file import Request, rewrite_file
+
+Array = NDArray[Any]
+MASK, WORDS, WIDTH, PLACES = "attention_mask", 50, 16, 32
+HEADS, BATCH, TOKENS, PAST = 2, 2, 5, 3
+
+
+def answers(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    found: list[Array] = ort.InferenceSession(proto.SerializeToString(), options).run(None, feeds)
+    return found
+
+
+def attention(feeds: dict[str, Array], joined: bool, **attributes: Any) -> onnx.ModelProto:
+    names = [name if name in feeds else "" for name in ("q", "k", "v", "mask", "past_key", "past_value", "lengths")]
+    outputs = ["y", "key", "value"] if "past_key" in feeds else ["y"]
+    heads: dict[str, Any] = {"q_num_heads": 2 * HEADS, "kv_num_heads": HEADS} if joined else {}
+    kinds = {"f": onnx.TensorProto.FLOAT, "b": onnx.TensorProto.BOOL, "i": onnx.TensorProto.INT64}
+    graph = helper.make_graph(
+        [helper.make_node("Attention", names, outputs, **heads, **attributes)],
+        "node",
+        [helper.make_tensor_value_info(name, kinds[array.dtype.kind], array.shape) for name, array in feeds.items()],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+
+
+@pytest.mark.parametrize("extra", ["", "past", "lengths"])
+@pytest.mark.parametrize("mask", ["", "bool", "float"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_attention_in_double_is_that_of_onnx_runtime(joined: bool, mask: str, extra: str) -> None:
+    rng, keys = np.random.default_rng(0), TOKENS + (PAST if extra == "past" else 0)
+    for causal, softcap in itertools.product([0, 1], [0.0, 2.0]):
+        wide = {"q": 2 * HEADS, "k": HEADS, "v": HEADS}
+        shapes = {name: (BATCH, TOKENS, n * 8) if joined else (BATCH, n, TOKENS, 8) for name, n in wide.items()}
+        if extra == "past":
+            shapes |= dict.fromkeys(("past_key", "past_value"), (BATCH, HEADS, PAST, 8))
+        feeds: dict[str, Array] = {
+            name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        }
+        if mask:
+            drawn = rng.standard_normal((TOKENS, keys)).astype(np.float32)
+            feeds["mask"] = drawn > 0 if mask == "bool" else drawn
+        if extra == "lengths":
+            feeds["lengths"] = np.array([3, 5])
+        proto = attention(feeds, joined, is_causal=causal, softcap=softcap)
+        double = {
+            name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in feeds.items()
+        }
+        found = ReferenceEvaluator(proto, new_ops=KERNELS).run(None, double)
+        for expected, exact, made in zip(
+            answers(proto, feeds), ReferenceEvaluator(proto).run(None, double), found, strict=True
+        ):
+            np.testing.assert_allclose(made, expected, atol=1e-5)
+            np.testing.assert_allclose(made, exact, atol=1e-12)
+
+
+TURNS = {  # how q0 and k0 are turned, in three axes or four
+    "numbers": "q1 = RotaryEmbedding<num_heads = 2>(q0, cos, sin, p) "
+    "k1 = RotaryEmbedding<num_heads = 2>(k0, cos, sin, p)",
+    "rows": "q1 = RotaryEmbedding<num_heads = 2>(q0, c, s) k1 = RotaryEmbedding<num_heads = 2>(k0, c, s)",
+    "heads": "q1 = RotaryEmbedding<interleaved = 1>(q4, c, s) k1 = RotaryEmbedding<interleaved = 1>(k4, c, s)",
+    "own": "q1 = com.microsoft.RotaryEmbedding<num_heads = 2>(q0, p, cos, sin) "
+    "k1 = com.microsoft.RotaryEmbedding<num_heads = 2>(k0, p, cos, sin)",
+}
+
+
+def rotary(form: str) -> ir.Model:
+    """An encoder of one block, whose table has PLACES rows."""
+    split = " ".join(
+        f"{name}r = Reshape({name}0, apart) {name}4 = Transpose<perm = [0, 2, 1, 3]>({name}r)" for name in "qkv"
+    )
+    if form == "heads":
+        attend = (
+            "a4 = Attention<is_causal = 1>(q1, k1, v4, m) at = Transpose<perm = [0, 2, 1, 3]>(a4) a = Reshape(at, flat)"
+        )
+    else:
+        attend = "a = Attention<q_num_heads = 2, kv_num_heads = 2>(q1, k1, v0, m)"
+    rng = np.random.default_rng(0)
+    angles = np.arange(PLACES)[:, None] / 10.0 ** np.arange(WIDTH // HEADS // 2)
+    weights = {name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("wq", "wk", "wv", "wo")}
+    return parse(
+        f"""<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>
+        g (int64[batch, seq] ids, int64[batch, seq] {MASK}) => (float[batch, seq, {WIDTH}] y) {{
+            x = Gather(words, ids) n = RMSNormalization(x, scale)
+            q0 = MatMul(n, wq) k0 = MatMul(n, wk) v0 = MatMul(n, wv)
+            {split if form == "heads" else ""}
+            counted = CumSum({MASK}, axis) p = Sub(counted, {MASK}) c = Gather(cos, p) s = Gather(sin, p)
+            shown = Cast<to = 9>({MASK}) wide = Unsqueeze(shown, middle)
+            texts = Shape<start = 0, end = 1>(ids) tokens = Shape<start = 1, end = 2>(ids)
+            size = Concat<axis = 0>(texts, one, tokens, tokens) m = Expand(wide, size)
+            {TURNS[form]} {attend}
+            o = MatMul(a, wo) y = Add(x, o) }}""",
+        words=rng.standard_normal((WORDS, WIDTH)).astype(np.float32),
+        scale=rng.standard_normal(WIDTH).astype(np.float32),
+        cos=np.cos(angles).astype(np.float32),
+        sin=np.sin(angles).astype(np.float32),
+        apart=np.array([0, 0, HEADS, WIDTH // HEADS]),
+        flat=np.array([0, 0, WIDTH]),
+        middle=np.array([1, 2]),
+        one=np.array([1]),
+        axis=np.array(1),
+        **weights,
+    )
+
+
+def feeds(texts: int, length: int, seed: int) -> dict[str, Array]:
+    ids = np.random.default_rng(seed).integers(0, WORDS, (texts, length))
+    return {"ids": ids, MASK: draw_masks(texts, length, seed, KINDS)}
+
+
+SIZES = [(1, 1), (3, 1), (2, 9), (20, 25), (40, PLACES)]  # the last have more tokens than the table has rows
+
+
+@pytest.mark.parametrize("form", TURNS)
+def test_rows_of_a_rotary_embedding_are_cut(form: str) -> None:
+    """Its rule lets the row of the queries through, or their product would be computed whole."""
+    original = rotary(form)
+    cut = rewrite(original, ["y[:,-1]"], ["read-rows"])
+    places = {site.value for step in cut.steps for site in step.sites}
+    assert any(name.startswith("q0") for name in places) is (form != "heads"), (
+        places
+    )  # causal: its queries count each other
+    for seed, (texts, length) in enumerate(SIZES):
+        given = feeds(texts, length, seed)
+        before, after = (answers(ir.to_proto(each), given)[0] for each in (original, cut.model))
+        np.testing.assert_allclose(after, before[:, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize("form", TURNS)
+def test_a_rotary_embedding_is_packed(form: str) -> None:
+    original = rotary(form)
+    packed = ir.to_proto(rewrite(original, ["y[mask]"], packed=MASK).model)
+    for seed, (texts, length) in enumerate(SIZES):
+        given = feeds(texts, length, seed)
+        before = answers(ir.to_proto(original), given)[0] * given[MASK][..., None]
+        np.testing.assert_allclose(answers(packed, given)[0], before, atol=1e-4)
+
+
+def test_a_wrong_row_of_cosines_fails_the_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A planted fault."""
+
+    def first(*given: Any, true: Any = rules.rotated) -> rules.Demand:
+        demand = true(*given)
+        wrong = {k: box({axis: (0,) * len(rows) for axis, rows in demand.inputs[k]}) for k in (1, 2)}
+        return rules.Demand(demand.produced, {**demand.inputs, **wrong})
+
+    ir.save(rotary("rows"), tmp_path / "in.onnx")
+    rewrite_file(tmp_path / "in.onnx", tmp_path / "right.onnx", Request(("y[:,-1]",)))
+    monkeypatch.setattr(rules, "rotated", first)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "wrong.onnx", Request(("y[:,-1]",)))

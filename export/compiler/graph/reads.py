@@ -126,20 +126,26 @@ def _is_pattern(read: Read) -> bool:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None) -> None:
-    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs."""
+    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs.
+
+    `mask`: the input that hides tokens, of which a later pass leaves them out.
+    """
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
     nodes = Nodes(Constants(graph), put=graph.append)
     chosen = [
-        _seen(graph, outputs[read.output], mask, nodes) if read.masked else _part(outputs[read.output], read, nodes)
+        _seen(graph, outputs[read.output], mask, nodes)
+        if read.masked
+        else _part(outputs[read.output], read, nodes, packed=mask is not None)
         for read in reads
     ]
     graph.outputs.clear()
     graph.outputs.extend(chosen)
 
 
-def _part(value: ir.Value, read: Read, nodes: Nodes) -> ir.Value:
+def _part(value: ir.Value, read: Read, nodes: Nodes, packed: bool) -> ir.Value:
+    """`packed`: a token by number stays a list of one, which read-rows leaves to the pass that picks of each text."""
     if value.shape is not None:
         read.check(value.shape)
     part = value
@@ -148,8 +154,11 @@ def _part(value: ir.Value, read: Read, nodes: Nodes) -> ir.Value:
             if (index.start, index.stop) != (None, None):
                 stop = np.iinfo(np.int64).max if index.stop is None else index.stop
                 part = nodes.cut(part, nodes.integers([index.start or 0]), nodes.integers([stop]), axis)
+        elif isinstance(index, tuple) or (packed and index not in (0, -1)):
+            part = nodes.gather(part, nodes.integers([index] if isinstance(index, int) else index), axis)
+            part = nodes.squeeze(part, [axis]) if isinstance(index, int) else part
         else:
-            part = nodes.gather(part, nodes.scalar(index) if isinstance(index, int) else nodes.integers(index), axis)
+            part = nodes.gather(part, nodes.scalar(index), axis)
     if part is not value:
         if value.is_graph_input():
             raise BadRequest(f"read: expected an output that a node computes, found the input {read}")

@@ -71,13 +71,17 @@ def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] |
 
 
 def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, length: ir.Value) -> ir.Value:
-    """(texts, picks), at least 0."""
+    """(texts, picks), at least 0; beyond the end, which is an error, where a text is too short for one from its end."""
     if isinstance(pick, tuple):
         wanted = nodes.add("Expand", [nodes.integers(pick), nodes.vector([count, len(pick)])])
     else:
         wanted = nodes.cast(nodes.reshape(pick, [-1, 1]), INT64)
-    before = nodes.add("Less", [wanted, nodes.scalar(0)], BOOL)
-    return nodes.add("Where", [before, nodes.add("Add", [wanted, length]), wanted])
+    if isinstance(pick, tuple) and min(pick) >= 0:
+        return wanted
+    zero = nodes.scalar(0)
+    counted = nodes.add("Add", [wanted, length])
+    places = nodes.add("Where", [nodes.add("Less", [wanted, zero], BOOL), counted, wanted])
+    return nodes.add("Where", [nodes.add("Less", [places, zero], BOOL), length, places])
 
 
 def _whole(nodes: Nodes, seen: ir.Value, places: Sequence[ir.Value]) -> ir.Value:

@@ -247,6 +247,28 @@ def test_older_opsets_are_packed(opset: int) -> None:
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=4)
 
 
+@pytest.mark.parametrize(("read", "places"), [("y[:,1]", 1), ("y[:,-2]", -2), ("y[:,[-3,0,-1]]", [-3, 0, -1])])
+def test_tokens_by_number_are_packed(read: str, places: Any) -> None:
+    """A text of fewer tokens is an error, padded or not: -3 counted twice from its end would be another token."""
+    proto = export(Masked("absolute", "hidden", depth=1))
+    before, after = sessions(proto, rewrite(model(proto), [read], sizes=SIZES, packed=MASK).model)
+    for seed, (texts, length) in enumerate([(3, 3), (2, 9), (30, 20)]):
+        given = feeds(texts, length, seed)
+        np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0][:, places], atol=2e-5)
+    least = max(1 + place if place >= 0 else -place for place in np.ravel(places))
+    for mask in ([[1] * (least - 1)], [[1] * (least - 2) + [0]]):
+        with pytest.raises(Exception, match=r"out of data bounds|Out of range"):
+            after.run(None, feeds(1, least - 1, 0, np.array(mask, np.int64)))
+
+
+@pytest.mark.parametrize("read", ["y[:,-3:]", "y[:,:2]", "y[:,:-1]"])
+def test_tokens_of_a_range_are_refused_with_what_helps(read: str) -> None:
+    with pytest.raises(
+        NothingToRewrite, match=r"expected tokens by number, as --read 'NAME\[:,\[-2,-1\]\]' gives them"
+    ):
+        rewrite(model(export(Masked("absolute", "hidden", depth=1))), [read], sizes=SIZES, packed=MASK)
+
+
 def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:
     unknown = run(encoder, "-o", tmp_path / "o.onnx", "--packed", "mask")
     assert (unknown.exit_code, "expected one of the inputs input_ids, attention_mask" in unknown.output) == (2, True)

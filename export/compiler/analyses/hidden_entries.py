@@ -61,13 +61,16 @@ class Roles:
 
 
 class HiddenEntries:
-    """Of texts of which a token of `picks` (texts, ...) is hidden nothing is said: they are computed whole."""
+    """Of texts of which a token of `picks` (texts, ...), or of `places`, is hidden nothing is said: they are computed
+    whole. `places` may grow: what is known of more texts stays true.
+    """
 
     def __init__(
         self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value], drawn: Sequence[Mapping[str, Array]]
     ) -> None:
         """Raises Refused if the mask has other axes than free ones of texts and tokens."""
         self.shapes, self.mask, self.picks = shapes, mask, picks
+        self.places: list[tuple[int, ...]] = []
         self.batch, self.length = self._sizes()
         self._draws = [self._values(feeds) for feeds in drawn]
         self._known: dict[ir.Value, Roles] = {}
@@ -120,6 +123,8 @@ class HiddenEntries:
                 apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1).astype(np.int64), 1).all(
                     1, keepdims=True
                 )
+            for places in self.places:
+                apart &= _shows(seen, places)
             hidden = _along(~seen & apart, array, batch, axis)
             for other in tokens:
                 if other != axis:
@@ -192,6 +197,14 @@ def _makers(value: ir.Value) -> list[ir.Node]:
         read = [] if _reads_size(node) else [given for given in node.inputs if given is not None]
         waiting += [(node, True), *((given.producer(), False) for given in read)]
     return [*order]
+
+
+def _shows(seen: Mask, places: Sequence[int]) -> Mask:
+    """(texts, 1), whether the tokens of these numbers are seen; a text may be too short for them."""
+    length = seen.shape[1]
+    inside = [place for place in places if -length <= place < length]
+    shown: Mask = seen[:, inside].all(1, keepdims=True) & (len(inside) == len(places))
+    return shown
 
 
 def _along(flags: NDArray[np.bool_], array: Array, batch: int, axis: int) -> NDArray[np.bool_]:

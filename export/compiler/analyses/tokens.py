@@ -108,6 +108,8 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
             if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
                 raise Refused.at(node, "expected an axis of texts alone of what it picks")
             tokens.rows[node] = PickedTokens(given[0], join.rows, join.axis)
+            if isinstance(join.rows, tuple):
+                tokens.entries.places.append(join.rows)
     if join.zero or join.done:
         tokens.joining.add(node)
     for output in node.outputs:

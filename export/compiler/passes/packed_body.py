@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.tokens import PickedTokens, Tokens, is_shape_input
 from export.compiler.errors import Refused
+from export.compiler.graph.attributes import opset
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
@@ -22,6 +23,7 @@ from export.compiler.operators.table import BROADCASTING, RESIZING, Trait, opera
 from export.compiler.passes.packed_texts import Part, Texts
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
+ALLOWS_ZERO = 14  # before, a Reshape to no tokens copies the size of another axis
 NARROW = {ir.DataType.INT8, ir.DataType.UINT8}
 TAIL_ALIGNED = BROADCASTING | {"MatMul"}
 
@@ -217,7 +219,8 @@ class Body:
         if node.op_type in RESIZING and not node.domain:
             operator, kept = ("Expand", 1) if node.op_type == "Expand" else ("Reshape", -1)
             shape = self._shape(node.outputs[0], packed, kept)
-            outputs = [self.nodes.add(operator, [inputs[0], shape], node.outputs[0].dtype)]
+            zero = {"allowzero": 1} if operator == "Reshape" and not packed and opset(node) >= ALLOWS_ZERO else {}
+            outputs = [self.nodes.add(operator, [inputs[0], shape], node.outputs[0].dtype, zero)]
         else:
             outputs = [*self.nodes.copy(node, inputs, "packed").outputs]
         for old, made in zip(node.outputs, outputs, strict=True):

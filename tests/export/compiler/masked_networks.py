@@ -135,6 +135,26 @@ class Viewed(Masked):
         return super().forward(input_ids, attention_mask.view(input_ids.shape[0], -1))
 
 
+class Shallow(Masked):
+    """Hides by the lowest float16: a row that sees no token has the same number everywhere."""
+
+    def bias(self, mask: Tensor) -> Tensor:
+        return super().bias(mask).clamp(min=-65504.0)
+
+
+class Grouped(Masked):
+    """Queries share keys and values, which are repeated."""
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
+        k, v = (each[:, :1, None].expand(b, 1, self.heads, n, d // self.heads).reshape(q.shape) for each in (k, v))
+        weights = F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1)
+        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+
 class Joined(Masked):
     """Texts and heads on a single axis, as decoders for pictures and speech have them."""
 
@@ -161,4 +181,4 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Joined", "Masked", "Viewed"]
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Grouped", "Joined", "Masked", "Shallow", "Viewed"]

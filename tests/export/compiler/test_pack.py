@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import VOCABULARY, Encoder, export, model, parse, run
-from masked_networks import Biased, Convolved, Filled, Joined, Masked, Viewed
+from foreign_networks import DIM, VOCABULARY, Encoder, export, model, parse, run
+from masked_networks import Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
@@ -153,6 +153,22 @@ def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
 def test_texts_and_heads_may_share_an_axis(pool: str) -> None:
     proto = export(Joined("causal", pool))
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
+def test_a_row_that_sees_no_token_is_that_of_a_text_computed_whole(tmp_path: Path) -> None:
+    """The first token reads itself alone; where it is hidden, the lowest float16 hides nothing."""
+    onnx.save(export(Shallow("causal", "cls", depth=1)), tmp_path / "in.onnx")
+    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    assert written.proofs[0].error < 1e-12
+
+
+def test_grouped_queries_of_texts_without_tokens_give_no_rows() -> None:
+    proto = export(Grouped("causal", "hidden", depth=1), "new", 20)
+    packed = rewrite(model(proto), ["y[mask]"], sizes=SIZES, packed=MASK).model
+    check(proto, packed, rounds=6, shown=True)
+    before, after = sessions(proto, packed)
+    given = feeds(2, 0, 0, np.ones((2, 0), np.int64))
+    assert after.run(None, given)[0].shape == before.run(None, given)[0].shape == (2, 0, DIM)
 
 
 def test_a_network_that_reads_the_number_of_elements_is_packed() -> None:

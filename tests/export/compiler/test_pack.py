@@ -162,6 +162,7 @@ def test_a_row_that_sees_no_token_is_that_of_a_text_computed_whole(tmp_path: Pat
     assert written.proofs[0].error < 1e-12
 
 
+@pytest.mark.slow
 def test_grouped_queries_of_texts_without_tokens_give_no_rows() -> None:
     proto = export(Grouped("causal", "hidden", depth=1), "new", 20)
     packed = rewrite(model(proto), ["y[mask]"], sizes=SIZES, packed=MASK).model

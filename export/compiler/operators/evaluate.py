@@ -100,10 +100,9 @@ def _runner(node: ir.Node) -> ReferenceEvaluator:
     proto = serialize_node(node)
     for field in ("name", "doc_string", "metadata_props"):
         proto.ClearField(field)
-    for position, value in enumerate(node.inputs):
-        proto.input[position] = f"in{position}" if value is not None else ""
-    for position, output in enumerate(node.outputs):
-        proto.output[position] = f"out{position}" if output.name else ""
+    del proto.input[:], proto.output[:]  # serialised without the empty ones at their ends
+    proto.input.extend(f"in{position}" if value is not None else "" for position, value in enumerate(node.inputs))
+    proto.output.extend(f"out{position}" if output.name else "" for position, output in enumerate(node.outputs))
     _widen(proto, node)
     versions = dict(node.graph.opset_imports) if node.graph is not None else {"": onnx.defs.onnx_opset_version()}
     return _shared_runner(proto.SerializeToString(), tuple(versions.items()))

@@ -126,7 +126,10 @@ class _Loop:
         """Whether the mask shows as many tokens as another input has, and one at least: of no text some of ONNX
         Runtime's kernels end the process.
         """
-        peer, shown = next(iter(self._peers()), self.mask), nodes.add("Size", [nodes.add("NonZero", [self.mask])])
+        peer, shown = (
+            next(iter(self._peers()), self.mask),
+            nodes.add("Size", [nodes.add("NonZero", [nodes.cast(self.mask, BOOL)])]),
+        )
         if self.tokens.shapes.rank(peer) == 2:
             tokens = nodes.add("Size", [peer])
         else:

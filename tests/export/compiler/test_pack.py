@@ -217,6 +217,22 @@ def test_texts_without_padding_run_the_network_as_it_was(pool: str, read: list[s
             assert np.allclose(found, np.where(mask[..., None] == 1, before, 0) if read else before, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bool", "int8", "int32", "float16", "float64"])
+def test_a_mask_may_be_of_any_type(kind: str) -> None:
+    """ONNX Runtime's NonZero takes few of them."""
+    proto = export(Masked(depth=1))
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    next(value for value in proto.graph.input if value.name == MASK).type.tensor_type.elem_type = dtype
+    for node in proto.graph.node:
+        node.input[:] = ["whole" if name == MASK else name for name in node.input]
+    proto.graph.node.insert(0, onnx.helper.make_node("Cast", [MASK], ["whole"], to=onnx.TensorProto.INT64))
+    before, after = sessions(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model)
+    for texts, length in ((1, 1), (7, 20)):
+        given = feeds(texts, length, 0)
+        given[MASK] = given[MASK].astype(kind)
+        np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0], atol=2e-5)
+
+
 @pytest.mark.parametrize("mask", [(1, 5), (3, 5), (5, 5), (4, 4), (4, 6)])
 def test_a_mask_of_other_texts_or_tokens_than_the_ids_is_an_error(mask: tuple[int, int]) -> None:
     """Never fewer answers than texts."""

@@ -221,6 +221,20 @@ def test_grid_sample(mode: str, padding: str, corners: int) -> None:
     check("GridSample", 20, [drawn(2, 3, 6, 7), grid], mode=kind, padding_mode=padding, align_corners=corners)
 
 
+def test_outputs_that_are_left_out_are_not_asked_for() -> None:
+    node = helper.make_node("LayerNormalization", ["x", "scale", ""], ["y", "", ""])
+    values = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", (2, 3)), ("y", (2, 3)))
+    ]
+    scale = numpy_helper.from_array(np.ones(3, np.float32), "scale")
+    proto = helper.make_model(
+        helper.make_graph([node], "norm", values[:1], values[1:], [scale]), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    (found,) = evaluate(ir.from_proto(proto), {"x": np.array([[1.0, 2, 3]] * 2)})
+    np.testing.assert_allclose(found, [[-(1.5**0.5), 0, 1.5**0.5]] * 2, atol=1e-4)
+
+
 def test_picked_rows_of_a_table_are_doubles() -> None:
     check("Gather", 17, [drawn(9, 4), np.array([[0, -1], [3, 3]])], free=0)
 

@@ -55,6 +55,7 @@ def prepare(model: ir.Model) -> None:
     _check_norms(model.graph)
     choose_by_masks(model.graph)
     _drop_whole_slices(model.graph)
+    _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
@@ -176,6 +177,22 @@ def _drop_whole_slices(graph: ir.Graph) -> None:
             continue
         if None not in (source.shape, part.shape) and same_shape(shapes.dims(source), shapes.dims(part)):
             ir.convenience.replace_all_uses_with(part, source)
+
+
+def _drop_empty_parts(graph: ir.Graph) -> None:
+    """Of joined values those without elements: Phi-3 joins the features that it turns, all of them, to the others."""
+    shapes = Shapes(graph)
+    for node in list(graph):
+        joined = node.outputs[0]
+        if made_by(joined, "Concat") is None or joined.shape is None or joined.is_graph_output():
+            continue
+        axis = attribute_int(node, "axis", 0) % len(joined.shape)
+        held = [value for value in node.inputs if value is not None]
+        parts = [value for value in held if value.shape is None or not same(shapes.dims(value)[axis], 0)]
+        if len(parts) == 1:
+            ir.convenience.replace_all_uses_with(joined, parts[0])
+        elif 1 < len(parts) < len(held):
+            _put_instead(graph, node, ir.node("Concat", parts, {"axis": axis}))
 
 
 def _expand_tiles(graph: ir.Graph) -> None:

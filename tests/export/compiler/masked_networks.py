@@ -155,6 +155,20 @@ class Grouped(Masked):
         return made
 
 
+class Turned(Masked):
+    """Phi-3's: the features that are turned, all of them, are joined to the others."""
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
+        turned = d // self.heads
+        q, k = (torch.cat([each[..., :turned].tanh(), each[..., turned:]], -1) for each in (q, k))
+        weights = F.softmax(q @ k.transpose(2, 3) + bias, -1)
+        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+
 class Joined(Masked):
     """Texts and heads on a single axis, as decoders for pictures and speech have them."""
 
@@ -181,4 +195,4 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Grouped", "Joined", "Masked", "Shallow", "Viewed"]
+__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Grouped", "Joined", "Masked", "Shallow", "Turned", "Viewed"]

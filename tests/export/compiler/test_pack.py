@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import DIM, VOCABULARY, Encoder, export, model, parse, run
-from masked_networks import Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Viewed
+from masked_networks import Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Turned, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries
@@ -152,6 +152,12 @@ def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
 @pytest.mark.parametrize("pool", ["mean", "last"])
 def test_texts_and_heads_may_share_an_axis(pool: str) -> None:
     proto = export(Joined("causal", pool))
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
+
+
+def test_features_joined_to_none_are_packed() -> None:
+    proto = export(Turned("causal", "gathered", depth=1))
+    assert any(node.op_type == "Concat" and len(node.input) == 2 for node in proto.graph.node)
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 

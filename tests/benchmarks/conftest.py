@@ -13,8 +13,9 @@ def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
     monkeypatch.delenv(ROUNDS_VARIABLE)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's limits in an instant: no test judges them."""
     from benchmarks.measure import roofline
 
     monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})

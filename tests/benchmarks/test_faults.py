@@ -20,7 +20,7 @@ HEAL_S = 60.0
 class PacedBench(DrillBench):
     """Clients that never pause would cost more than all servers' starts."""
 
-    def traffic(self, server: Server, pause_s: float = 0.01) -> AbstractContextManager[Verdicts]:
+    def traffic(self, server: Server, pause_s: float = 0.03) -> AbstractContextManager[Verdicts]:
         return super().traffic(server, pause_s)
 
 

@@ -17,7 +17,6 @@ from models.networks.costs import absorbed_attention_macs, attention_macs
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_limits")
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(presets, "DEPTHS", (1,))

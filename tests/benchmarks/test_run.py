@@ -119,7 +119,6 @@ def test_ctrl_c_before_the_first_round_leaves_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_limits")
 def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, asked = time.sleep, []
 

@@ -9,7 +9,6 @@ from benchmarks.presets import sweep
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_limits")
 def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"BATCHES": (1, 4), "DEPTH": 1, "DEPTHS": (1, 2), "DIMS": (32, 64), "AXIS_BATCH": 2}
     for name, value in (small | {"COMPARED": ("vitbn", "cnn"), "RUNTIMES": ("torch",)}).items():
@@ -27,7 +26,6 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
     assert macs[0] < macs[1]
 
 
-@pytest.mark.usefixtures("small_limits")
 def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DEPTHS": (), "DIMS": (), "COMPARED": ("cnn",), "RUNTIMES": ("tensorrt-cudagraph",)}.items():
         monkeypatch.setattr(sweep, name, value)
@@ -36,7 +34,6 @@ def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("small_limits")
 def test_limits_are_rates() -> None:
     found = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
     assert found["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}

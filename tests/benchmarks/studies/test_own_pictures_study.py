@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from commands import ok
 
+from benchmarks.studies import drawn_shapes
 from benchmarks.studies import own_pictures as module
 from benchmarks.studies.drawn_shapes import SHAPES, _drawn
 from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
@@ -42,6 +43,8 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
         return {name: value for name, value in row().items() if name not in ("dataset", "pictures", "seed")}
 
     monkeypatch.setattr(module, "_accuracies", measure)
+    monkeypatch.setattr(drawn_shapes, "TRAINED", 60)
+    monkeypatch.setattr(drawn_shapes, "TESTED", 12)
     asked = ("--dataset", "shapes", "--pictures", 12, "--keep", keep)
     ok(own_pictures, *asked, "--seeds", 2)
     told = ok(own_pictures, *asked, "--seeds", 3).output

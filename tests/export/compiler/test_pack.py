@@ -27,7 +27,7 @@ MASK = "attention_mask"
 SIZES = {"batch": 1, "seq": 24}
 FORMS = ["absolute", "counted", "rotary", "relative", "causal", "local"]
 POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
-# The newer exporter takes ten times as long: each form and each pool once, and the pool that the older one cannot write.
+# The newer exporter takes ten times as long: each form and pool once, and the pool that the older one cannot write.
 OF_THE_NEWER = [*zip(FORMS, ["mean", "cls", "last", "max", "sparse", "mean"], strict=True)]
 OF_THE_NEWER += [(form, "shown") for form in FORMS]
 NETWORKS = [*((*each, "old", 17) for each in product(FORMS, POOLS)), *((*each, "new", 20) for each in OF_THE_NEWER)]

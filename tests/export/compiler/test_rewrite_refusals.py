@@ -12,11 +12,12 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import parse, run
 
-PASSES = "fold-affine, read-rows, absorb-queries, absorb-embedding, carry-biases, split-products, tidy"
+from export.compiler.pipeline import PASSES
+
 OF_ENCODER = [  # arguments, exit code, a part of the line
     ("--only carry-biases", 3, "2 places rewritten, which saves no multiplication"),
     ("--only read-rows --require absorb-queries", 2, "that run (read-rows), found 'absorb-queries'"),
-    ("--only fold", 2, f"expected some of {PASSES}, found 'fold'"),
+    ("--only fold", 2, f"expected some of {', '.join(PASSES)}, found 'fold'"),
     ("--dims batch", 2, "expected NAME=SIZE"),
     ("--dims batch=²", 2, "expected NAME=SIZE, found 'batch' and '²'"),
     ("--dims width=3", 2, "expected one of batch, seq, found 'width'"),

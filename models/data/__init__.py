@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 DIGIT_SETS = ("digits", "mnist", "emnist-digits")
-DATASETS = (*DIGIT_SETS, "fashion-mnist", "cifar10")
-DATA_DIR_HELP = "Its files, else $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR or $CIFAR10_DIR."
+DATASETS = ("digits", *IDX_SETS, "cifar10")
+DATA_DIR_HELP = f"Its files, else {', '.join(f'${each.variable}' for each in IDX_SETS.values())} or $CIFAR10_DIR."
 
 
 def load_dataset(

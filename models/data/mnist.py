@@ -80,6 +80,8 @@ IDX_SETS = {
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
     ),
+    # Not downloaded: the archive has half a gigabyte, mostly other characters.
+    "emnist-digits": IdxFiles("EMNIST_DIR", EMNIST_PARTS, turned=True),
     "fashion-mnist": IdxFiles(
         "FASHION_MNIST_DIR",
         MNIST_PARTS,
@@ -102,8 +104,6 @@ IDX_SETS = {
             "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
     ),
-    # Not downloaded: the archive has half a gigabyte, mostly other characters.
-    "emnist-digits": IdxFiles("EMNIST_DIR", EMNIST_PARTS, turned=True),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -91,7 +91,8 @@ def rewrite(
     if inputs_only and not inputs:
         raise click.UsageError("--inputs-only: expected --inputs FILE.npz, too")
     request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only, packed)
-    codes: Any = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, Slower: 5, OSError: 1}
+    codes: dict[type[Exception], int] = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5}
+    codes |= {Slower: 5, OSError: 1}
     try:
         with naming(output):
             check_writable(output.parent)

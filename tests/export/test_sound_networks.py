@@ -70,10 +70,8 @@ def test_rounding_is_judged_by_the_size_of_the_answers_and_the_networks_own(
         assert double.max_abs_error > 1e-10
 
 
-def test_a_network_is_sound_where_pytorch_rounds_less_than_onnx_runtime(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On 64 images of a diverged training its error was 3e-6, that of the exact file in ONNX Runtime 1.0e-5."""
+def test_the_own_error_counts_in_onnx_runtime_where_pytorch_rounds_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 64 images of a diverged training PyTorch's error was 3e-6, that of the exact file in ONNX Runtime 1.0e-5."""
     real = graph.torch_classifier
 
     def hardly_rounding(model: torch.nn.Module) -> Classifier:
@@ -82,9 +80,9 @@ def test_a_network_is_sound_where_pytorch_rounds_less_than_onnx_runtime(
         return lambda images: exact(images).astype(np.float32 if single else np.float64)
 
     monkeypatch.setattr(graph, "torch_classifier", hardly_rounding)
-    single = exported(sharpened(4), "all").comparisons[-1]
-    assert single.max_abs_error > 1e-5 * single.largest, "more than the tolerance, and than twice PyTorch's own error"
-    assert single.max_abs_error <= single.tolerance == 2 * single.own
+    single = exported(sharpened(2), "all").comparisons[-1]
+    assert single.own is not None
+    assert single.own > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
 
 
 def forgotten_row(array: np.ndarray) -> np.ndarray:

@@ -306,7 +306,7 @@ def test_tokens_by_number_are_packed(read: str, places: Any) -> None:
 @pytest.mark.parametrize("read", ["y[:,-3:]", "y[:,:2]", "y[:,:-1]"])
 def test_tokens_of_a_range_are_refused_with_what_helps(read: str) -> None:
     with pytest.raises(
-        NothingToRewrite, match=r"expected tokens by number, as --read 'NAME\[:,\[-2,-1\]\]' gives them"
+        NothingToRewrite, match=r"it may read hidden tokens; a read names its tokens, as --read 'NAME\[:,\[-2,-1\]\]'"
     ):
         rewrite(model(export(Masked("absolute", "hidden", depth=1))), [read], sizes=SIZES, packed=MASK)
 

@@ -61,8 +61,10 @@ class Roles:
 
 
 class HiddenEntries:
-    """Of texts of which a token of `picks` (texts, ...), or of `places`, is hidden nothing is said: they are computed
-    whole. `places` may grow: what is known of more texts stays true.
+    """What a value's entries are at the tokens that the mask hides.
+
+    A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name.
+    Places may be added later: what holds for all texts holds for fewer.
     """
 
     def __init__(

@@ -64,13 +64,18 @@ class Masked(Encoder):
     def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
         b, n, d = x.shape
         q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        if self.form == "rotary":
-            angle = torch.arange(n)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
-            q, k = rotated(q, angle), rotated(k, angle)
+        q, k, v = self.turned(q, k, v)
         weights = F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1)
         x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
         made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
         return made
+
+    def turned(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, heads, N, D) as the attention takes them."""
+        if self.form == "rotary":
+            angle = torch.arange(q.shape[2])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
+            q, k = rotated(q, angle), rotated(k, angle)
+        return q, k, v
 
     def pooled(self, x: Tensor, mask: Tensor) -> Tensor:
         made: Tensor
@@ -145,28 +150,19 @@ class Shallow(Masked):
 class Grouped(Masked):
     """Queries share keys and values, which are repeated."""
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        k, v = (each[:, :1, None].expand(b, 1, self.heads, n, d // self.heads).reshape(q.shape) for each in (k, v))
-        weights = F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1)
-        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+    def turned(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, heads, n, d = q.shape
+        k, v = (each[:, :1, None].expand(b, 1, heads, n, d).reshape(q.shape) for each in (k, v))
+        return q, k, v
 
 
 class Turned(Masked):
     """Phi-3's: the features that are turned, all of them, are joined to the others."""
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        turned = d // self.heads
-        q, k = (torch.cat([each[..., :turned].tanh(), each[..., turned:]], -1) for each in (q, k))
-        weights = F.softmax(q @ k.transpose(2, 3) + bias, -1)
-        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+    def turned(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wide = DIM // self.heads
+        q, k = (torch.cat([each[..., :wide].tanh(), each[..., wide:]], -1) for each in (q, k))
+        return q, k, v
 
 
 class Joined(Masked):

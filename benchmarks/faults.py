@@ -6,55 +6,46 @@ ms; seconds until answers were right again; memory in MB.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import click
 
+from benchmarks.drills import poor_machines, server_faults, supervised_faults
+from benchmarks.drills.bench import Drill, DrillBench
+from benchmarks.drills.control_calls import foreign_calls
+from benchmarks.drills.lone_requests import lone_requests
+from benchmarks.drills.mixed_texts import mixed_texts
+from benchmarks.drills.slow_connections import slow_connections
+from benchmarks.drills.verdicts import keep
 from benchmarks.measure.choices import json_option
+from benchmarks.measure.run import recording
 from models.training.command_options import FiniteRange
 
-NAMES = (
-    "stub-killed",
-    "stub-stopped",
-    "server-killed",
-    "server-killed-retries",
-    "nested-json",
-    "huge-shape",
-    "newest-broken",
-    "sigterm",
-    "overload",
-    "publish",
-    "slow-connections",
-    "foreign-calls",
-    "lone-requests",
-    "mixed-texts",
-    "answers-nan",
-    "lying-version",
-    "no-home",
-    "few-descriptors",
-    "disk-full",
-    "clock-jump",
-    "slow-probe",
-    "two-supervisors",
-)
-EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
+DRILLS: Mapping[str, Drill] = {
+    **server_faults.DRILLS,
+    "slow-connections": lambda bench: slow_connections(),
+    "foreign-calls": foreign_calls,
+    "lone-requests": lambda bench: lone_requests(),
+    "mixed-texts": lambda bench: mixed_texts(),
+    **poor_machines.DRILLS,
+    **supervised_faults.DRILLS,
+}
+TEN_MINUTES = "many-faults"  # runs only by name
 
 
 @click.command()
-@click.option("--scenario", "names", type=click.Choice(EVERY), multiple=True, help="Repeatable.  [default: all]")
+@click.option("--scenario", "names", type=click.Choice(list(DRILLS)), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--hours", type=FiniteRange(0.001, 48), help="Steady requests for this long; alone without --scenario.")
 @json_option
 def faults(names: tuple[str, ...], hours: float | None, json_path: Path | None) -> None:
     """Break a real server in known ways and count what its clients see."""
-    from benchmarks.drills.bench import DrillBench
-    from benchmarks.drills.server_faults import drills, soak
-    from benchmarks.drills.verdicts import keep
     from benchmarks.measure.devices import cores
-    from benchmarks.measure.run import recording
 
-    chosen = list(names or (() if hours else NAMES)) + (["soak"] if hours else [])
-    runs = drills() | {"soak": partial(soak, hours=hours or 0)}
+    usual = [] if hours else [name for name in DRILLS if name != TEN_MINUTES]
+    runs: Mapping[str, Drill] = {**DRILLS, "soak": partial(server_faults.soak, hours=hours or 0)}
+    chosen = [*(names or usual), *(["soak"] if hours else [])]
     with recording(json_path, cores()) as record, DrillBench() as bench:
         keep(record, ({"scenario": name, **runs[name](bench)} for name in chosen))
 

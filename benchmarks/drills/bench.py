@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
-from export.publishing.publish import publish
 from serving.local_server import Server, running_server
 from serving.processes import Family
 
@@ -58,11 +57,15 @@ class DrillBench(ExitStack):
         return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
 
+Drill = Callable[[DrillBench], Row]
+
+
 def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
     from export.equivalence import onnx_classifier
     from export.graph import Form, export
     from export.images import embedded_sample
+    from export.publishing.publish import publish
     from models.catalog import shipped
     from models.checkpoints.checkpoint import load
 

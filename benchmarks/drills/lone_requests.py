@@ -11,9 +11,6 @@ from typing import Any
 
 from benchmarks.drills.bench import MODEL, published
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, times
-from export.publishing.artifact import read_version
-from export.publishing.new_config import to_text
-from export.publishing.publish import publish, read_config
 from serving.local_server import running_server
 
 UNBOUNDED = "unbounded"
@@ -23,6 +20,9 @@ LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
 
 def lone_requests() -> dict[str, Any]:
     """The row of counts and latencies; both models take turns on one server."""
+    from export.publishing.artifact import read_version
+    from export.publishing.publish import publish
+
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
         images, logits = published(MODEL, repository)
@@ -43,6 +43,9 @@ def lone_requests() -> dict[str, Any]:
 
 
 def _without_bound(model_dir: Path) -> None:
+    from export.publishing.new_config import to_text
+    from export.publishing.publish import read_config
+
     message = read_config(model_dir)
     message.dynamic_batching.ClearField("default_queue_policy")
     del message.instance_group[1:]

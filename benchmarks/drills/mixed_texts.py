@@ -30,8 +30,8 @@ TOLERANCE = 1e-4  # absolute; the answers are of about 1
 Answers = Mapping[str, NDArray[np.float32]]
 
 
-def mixed_texts(requests: int = REQUESTS) -> Row:
-    """The row after `requests` right answers and KILLS kills of the model's process, evenly among them."""
+def mixed_texts() -> Row:
+    """The row after REQUESTS right answers and KILLS kills of the model's process, evenly among them."""
     with tempfile.TemporaryDirectory(prefix="texts-") as folder:
         file = publish_packed(Path(folder))
         texts = Texts(file)
@@ -40,9 +40,9 @@ def mixed_texts(requests: int = REQUESTS) -> Row:
             asker = Asker(server.http_url, MODEL, texts.questions)
             with meanwhile(lambda until, verdicts: asker.closed_loop(IN_FLIGHT, until, verdicts)) as verdicts:
                 for _ in range(KILLS):
-                    _wait_for(verdicts, requests // (KILLS + 1))
+                    _wait_for(verdicts, REQUESTS // (KILLS + 1))
                     _kill(server)
-                _wait_for(verdicts, requests // (KILLS + 1))
+                _wait_for(verdicts, REQUESTS // (KILLS + 1))
             texts_a_run = _texts_a_run(server)
     return {**verdicts.row(), "swapped": texts.swapped, "kills": KILLS, "texts_a_run": texts_a_run}
 

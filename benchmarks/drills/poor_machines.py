@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from benchmarks.drills.bench import HEAL_S, DrillBench, acts, wait_until, wait_until_right
+from benchmarks.drills.bench import HEAL_S, Drill, DrillBench, acts, wait_until, wait_until_right
 from benchmarks.measure.run import Row
 from serving.local_server import Server
 from serving.ports import free_ports
@@ -90,3 +90,6 @@ def _limit(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+DRILLS: Mapping[str, Drill] = {"no-home": no_home, "few-descriptors": few_descriptors}

@@ -1,4 +1,4 @@
-"""The drills of benchmarks/faults.py. In: a `DrillBench`. Out: a row.
+"""Faults of a server and of its clients. In: a `DrillBench`. Out: a row.
 
 Only server-killed-retries retries: elsewhere every failure counts.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.drills import control_calls, hostile, poor_machines, supervised_faults
+from benchmarks.drills import hostile
 from benchmarks.drills.bench import (
     MODEL,
     OVERLOAD,
     OVERLOADED,
+    Drill,
     DrillBench,
     lives,
     memory_mb,
@@ -32,57 +33,17 @@ from benchmarks.drills.bench import (
     wait_until_right,
     workers,
 )
-from benchmarks.drills.lone_requests import lone_requests
-from benchmarks.drills.mixed_texts import REQUESTS as TEXTS
-from benchmarks.drills.mixed_texts import mixed_texts
-from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
-from export.publishing.artifact import read_version
-from export.publishing.publish import publish
 from serving.control import Control
 from serving.local_server import Server
 
 BEFORE_S, AFTER_S = 2.0, 2.0
 SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05
 RETRIED_S = 15.0  # of requests after the server's death
-REQUESTS = 500  # between two publications
-
-Drill = Callable[[DrillBench], Row]
-
-
-def drills(publications: int = 20, overload_s: float = 20.0, texts: int = TEXTS) -> dict[str, Drill]:
-    """Name -> drill. The arguments shorten drills for tests."""
-
-    faults: dict[str, Callable[[Server], object]] = {
-        "stub-killed": lambda server: stubs(server)[0].kill(),
-        "stub-stopped": lambda server: stubs(server)[0].suspend(),
-        "server-killed": lambda server: triton(server).kill(),
-        "nested-json": partial(_post, name="150,000 open brackets"),
-        "huge-shape": partial(_post, name="huge shape with JSON data"),
-    }
-    return {
-        **{name: partial(_heal, fault=fault) for name, fault in faults.items()},
-        "server-killed-retries": _killed_under_clients,
-        "newest-broken": _newest_broken,
-        "sigterm": _sigterm,
-        "overload": partial(_overload, seconds=overload_s),
-        "publish": partial(_publish, publications=publications),
-        "slow-connections": lambda bench: slow_connections(),
-        "foreign-calls": control_calls.foreign_calls,
-        "lone-requests": lambda bench: lone_requests(),
-        "mixed-texts": lambda bench: mixed_texts(texts),
-        "answers-nan": supervised_faults.answers_nan,
-        "lying-version": supervised_faults.lying_version,
-        "no-home": poor_machines.no_home,
-        "few-descriptors": poor_machines.few_descriptors,
-        "disk-full": supervised_faults.disk_full,
-        "clock-jump": supervised_faults.clock_jump,
-        "slow-probe": supervised_faults.slow_probe,
-        "two-supervisors": supervised_faults.two_supervisors,
-        "many-faults": supervised_faults.many_faults,
-    }
+OVERLOAD_S = 20.0
+PUBLICATIONS, REQUESTS = 20, 500  # publications, and requests between two of them
 
 
 def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
@@ -150,32 +111,49 @@ def _sigterm(bench: DrillBench) -> Row:
     return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(lives, family))}
 
 
-def _overload(bench: DrillBench, seconds: float) -> Row:
+def _overload(bench: DrillBench) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         images, logits = published(OVERLOADED, repository := Path(folder, "models"))
         with bench.server(repository) as server:
             asker = Asker(server.http_url, OVERLOADED, [image_question(images, logits)])
             capacity, before_mb = asker.capacity(4), memory_mb(server)
-            verdicts = asker.open_loop(OVERLOAD * capacity, seconds)
+            verdicts = asker.open_loop(OVERLOAD * capacity, OVERLOAD_S)
             recovery_s = wait_until(lambda: probe_server(server.http_url).ok)
             grown_mb = memory_mb(server) - before_mb
     return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
 
 
-def _publish(bench: DrillBench, publications: int) -> Row:
+def _publish(bench: DrillBench) -> Row:
+    from export.publishing.artifact import read_version
+    from export.publishing.publish import publish
+
     with bench.repository() as repository, bench.server(repository) as server:
         artifact = read_version(repository / MODEL / "1")
         live = Control.at(server.http_url, server.grpc_url)
         with bench.traffic(server) as verdicts:
-            for number in range(1, publications + 1):
+            for number in range(1, PUBLICATIONS + 1):
                 publish(repository, MODEL, artifact)
                 live.load(MODEL)
                 wait_until(partial(_has_answers, verdicts, number * REQUESTS))
-    return {"publications": publications, **verdicts.row()}
+    return {"publications": PUBLICATIONS, **verdicts.row()}
 
 
 def _has_answers(verdicts: Verdicts, count: int) -> bool:
     return len(verdicts.right) >= count
+
+
+DRILLS: Mapping[str, Drill] = {
+    "stub-killed": partial(_heal, fault=lambda server: stubs(server)[0].kill()),
+    "stub-stopped": partial(_heal, fault=lambda server: stubs(server)[0].suspend()),
+    "server-killed": partial(_heal, fault=lambda server: triton(server).kill()),
+    "server-killed-retries": _killed_under_clients,
+    "nested-json": partial(_heal, fault=partial(_post, name="150,000 open brackets")),
+    "huge-shape": partial(_heal, fault=partial(_post, name="huge shape with JSON data")),
+    "newest-broken": _newest_broken,
+    "sigterm": _sigterm,
+    "overload": _overload,
+    "publish": _publish,
+}
 
 
 def soak(bench: DrillBench, hours: float) -> Row:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
@@ -28,6 +28,7 @@ from benchmarks.drills.bench import (
     HEAL_S,
     MODEL,
     RESTARTED,
+    Drill,
     DrillBench,
     acts,
     lives,
@@ -39,8 +40,6 @@ from benchmarks.drills.bench import (
 )
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
-from export.publishing.artifact import read_version
-from export.publishing.publish import publish
 from serving.child import Child
 from serving.control import Control
 from serving.local_server import Server
@@ -104,6 +103,9 @@ def lying_version(bench: DrillBench) -> Row:
 
 def disk_full(bench: DrillBench) -> Row:
     """The repository's disk fills while a version is written and the server is told to load."""
+    from export.publishing.artifact import read_version
+    from export.publishing.publish import publish
+
     with bench.repository() as source, _small_disk(source.parent / "disk") as disk:
         if disk is None:
             return {"left_out": "only root may mount a small disk"}
@@ -251,3 +253,14 @@ def many_faults(bench: DrillBench) -> Row:
     quarters = np.array_split(np.array(memory), 4)
     medians = [float(np.median(each)) for each in quarters]
     return {**verdicts.row(), "faults": count, **did, "orphans": orphans, "memory_mb_by_quarter": medians}
+
+
+DRILLS: Mapping[str, Drill] = {
+    "answers-nan": answers_nan,
+    "lying-version": lying_version,
+    "disk-full": disk_full,
+    "clock-jump": clock_jump,
+    "slow-probe": slow_probe,
+    "two-supervisors": two_supervisors,
+    "many-faults": many_faults,
+}

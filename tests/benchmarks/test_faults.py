@@ -9,7 +9,7 @@ from commands import measured
 from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
 from benchmarks.drills.bench import DrillBench
 from benchmarks.drills.verdicts import Verdicts
-from benchmarks.faults import faults
+from benchmarks.faults import DRILLS, faults
 from benchmarks.measure.run import Row
 from serving.local_server import Server
 
@@ -35,6 +35,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_faults, "BEFORE_S", 0.5)
     monkeypatch.setattr(server_faults, "AFTER_S", 0.5)
     monkeypatch.setattr(server_faults, "REQUESTS", 60)
+    monkeypatch.setattr(server_faults, "PUBLICATIONS", 2)
+    monkeypatch.setattr(mixed_texts, "REQUESTS", 4_000)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(supervised_faults, "LATER_S", 25.0)  # five times the room
@@ -43,7 +45,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(bench: DrillBench, name: str) -> Row:
-    return server_faults.drills(publications=2, overload_s=1, texts=4_000)[name](bench)
+    return DRILLS[name](bench)
 
 
 def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.drills.server_faults import drills
 from benchmarks.drills.verdicts import Verdicts, meanwhile
-from benchmarks.faults import EVERY
 from benchmarks.load.saturation import saturation
 from benchmarks.measure.workload import Workload
 
@@ -57,10 +55,6 @@ def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str
 def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: float | None, beyond: bool) -> None:
     (point,) = saturation(rows)
     assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
-
-
-def test_every_named_drill_is_there() -> None:
-    assert sorted(drills(1, 1.0)) == sorted(EVERY)
 
 
 def test_recovery_ends_with_the_longest_silence() -> None:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from export.compiler.operators.costs import Work
+from export.compiler.passes import PASSES
 from export.compiler.passes.prepare import without_functions
-from export.compiler.pipeline import PASSES, Rewritten, Step, optimise
+from export.compiler.pipeline import Rewritten, Step, optimise
 from export.compiler.proof.tolerances import TOLERANCES
 from export.engines.fuse_attention import fuse_attention
 from export.equivalence import (
@@ -60,7 +61,7 @@ class Form:
     @property
     def passes(self) -> tuple[str, ...]:
         """Of the compiler."""
-        return {"none": (), "bn": FOLDING, "all": tuple(PASSES)}[self.rewrites]
+        return {"none": (), "bn": FOLDING, "all": PASSES}[self.rewrites]
 
 
 @dataclass(frozen=True)

@@ -15,28 +15,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from export.compiler.passes import PASSES
 from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.rewrite_file import Written
 
 PROGRESS_SECONDS = 5
-PASS_NAMES = (
-    "fold-affine",
-    "read-rows",
-    "absorb-queries",
-    "absorb-embedding",
-    "carry-biases",
-    "split-products",
-    "tidy",
-)
 
 
 def _passes(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
     names = tuple(name.strip() for name in text.split(",")) if text is not None else None
-    unknown = sorted(set(names or ()) - set(PASS_NAMES))
+    unknown = sorted(set(names or ()) - set(PASSES))
     if unknown:
-        raise click.BadParameter(f"expected some of {', '.join(PASS_NAMES)}, found {unknown[0]!r}")
+        raise click.BadParameter(f"expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
     return names
 
 
@@ -54,7 +46,7 @@ def named_sizes(context: click.Context, parameter: click.Parameter, text: str | 
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")
-@click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASS_NAMES)}.  [default: all]")
+@click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASSES)}.  [default: all]")
 @click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")
 @click.option("--packed", metavar="MASK", help="Compute only tokens that this input shows: attention_mask.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
@@ -90,7 +82,7 @@ def rewrite(
         raise click.UsageError(f"{output}: expected another file than the source")
     if inputs_only and not inputs:
         raise click.UsageError("--inputs-only: expected --inputs FILE.npz, too")
-    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed, inputs_only, packed)
+    request = Request(reads, only or PASSES, require or (), inputs, dims, proof, timed, inputs_only, packed)
     codes: dict[type[Exception], int] = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5}
     codes |= {Slower: 5, OSError: 1}
     try:

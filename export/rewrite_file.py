@@ -29,8 +29,9 @@ from export.compiler.graph.files import (
 )
 from export.compiler.graph.reads import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
+from export.compiler.passes import PASSES
 from export.compiler.passes.prepare import name_free_dimensions, without_functions
-from export.compiler.pipeline import PASSES, Rewritten, cost_sizes, prepared, rewrite
+from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.masks import mask_input
@@ -48,7 +49,7 @@ class Request:
     """Of the passes, `only`, `require` and `time` ask; the others are of the proof, and a comparison asks them too."""
 
     reads: Sequence[str] = ()
-    only: Sequence[str] = tuple(PASSES)
+    only: Sequence[str] = PASSES
     require: Sequence[str] = ()
     inputs: Path | None = None
     dims: Mapping[str, int] = field(default_factory=dict)

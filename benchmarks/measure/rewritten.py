@@ -84,13 +84,13 @@ def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
 
 def passes_of(form: str) -> tuple[str, ...]:
     """The compiler's passes of a form."""
-    from export.compiler.pipeline import PASSES
+    from export.compiler.passes import PASSES
     from export.graph import Form
 
     if form == PLAIN:
         return ()
     if form in (ALL, INT8):
-        return tuple(PASSES)
+        return PASSES
     named = {"fold": Form("bn").passes, "absorb": ("absorb-queries",), "CLS row": ("read-rows",)}
     return tuple(name for part in form.split(" + ") for name in named[part])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 
 import onnx
 import onnx_ir as ir
@@ -18,31 +19,14 @@ from export.compiler.graph.reads import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import Work, graph_work
-from export.compiler.passes.absorb_embedding import absorb_embedding
-from export.compiler.passes.absorb_queries import absorb_queries
-from export.compiler.passes.carry_biases import carry_biases
-from export.compiler.passes.fold_affine import fold_affine
+from export.compiler.passes import MOVING, PASSES, QUICKER
 from export.compiler.passes.outcome import Pass
 from export.compiler.passes.pack import pack
 from export.compiler.passes.prepare import fold_constants, prepare, settle
-from export.compiler.passes.read_rows import read_rows
-from export.compiler.passes.split_products import split_products
-from export.compiler.passes.tidy import tidy
 from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions, past_dimensions, shape_of
 from export.compiler.proof.masks import mask_input, masked_feeds, possible_masks
 
-PASSES: Mapping[str, Pass] = {
-    "fold-affine": fold_affine,  # first: a scale between two products hides their rows and heads from the others
-    "read-rows": read_rows,  # then: few queries in the last block make its absorption pay
-    "absorb-queries": absorb_queries,
-    "absorb-embedding": absorb_embedding,  # reads the form that absorb-queries gives a constant query
-    "carry-biases": carry_biases,  # needs all biases of a block, also those that absorption made
-    "split-products": split_products,  # of layers whose products no other pass takes apart
-    "tidy": tidy,  # last: it removes what the others leave
-}
-MOVING = frozenset({"read-rows", "split-products"})  # passes that compute no new weights
 NORM = "BatchNormalization"
-QUICKER = frozenset({"split-products"})  # passes that save copies, which costs do not count
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 
 
@@ -108,7 +92,7 @@ def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
 def optimise(
     model: ir.Model | onnx.ModelProto | Prepared,
     reads: Sequence[str | Read] = (),
-    passes: Sequence[str] = tuple(PASSES),
+    passes: Sequence[str] = PASSES,
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
 ) -> Rewritten:
@@ -123,7 +107,7 @@ def optimise(
     before the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or
     output.
     """
-    if unknown := sorted({*passes} - PASSES.keys()):
+    if unknown := sorted({*passes} - {*PASSES}):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
     own, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
     if reads:
@@ -132,10 +116,10 @@ def optimise(
     if without_double(own.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
     before, steps = model_work(own, sizes), []
-    for name, run in PASSES.items():
+    for name in PASSES:
         if name not in passes:
             continue
-        outcome = run(own, sizes)
+        outcome = _pass(name)(own, sizes)
         if outcome.sites:
             settle(own, norms_gone=any(site.operator == NORM for site in outcome.sites))
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
@@ -148,10 +132,16 @@ def optimise(
     return Rewritten(own, before, tuple(steps))
 
 
+def _pass(name: str) -> Pass:
+    function = name.replace("-", "_")
+    run: Pass = getattr(import_module(f"export.compiler.passes.{function}"), function)
+    return run
+
+
 def rewrite(
     model: ir.Model | onnx.ModelProto | Prepared,
     reads: Sequence[str | Read] = (),
-    passes: Sequence[str] = tuple(PASSES),
+    passes: Sequence[str] = PASSES,
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
 ) -> Rewritten:

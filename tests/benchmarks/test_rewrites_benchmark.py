@@ -11,7 +11,7 @@ from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets import rewrites as presets
-from export.compiler.pipeline import PASSES
+from export.compiler.passes import PASSES
 from export.graph import Form
 from models.networks.costs import absorbed_attention_macs, attention_macs
 
@@ -48,7 +48,7 @@ def test_the_names_of_the_forms() -> None:
     together = passes_of("fold + absorb + CLS row")
     assert together == (*Form("bn").passes, "absorb-queries", "read-rows")
     assert set(PASSES) - {*together} == {"absorb-embedding"}
-    assert passes_of(ALL) == passes_of(INT8) == tuple(PASSES)
+    assert passes_of(ALL) == passes_of(INT8) == PASSES
 
 
 def test_best_is_one_call_where_that_is_quicker() -> None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import parse, run
 
-from export.compiler.pipeline import PASSES
+from export.compiler.passes import PASSES
 
 OF_ENCODER = [  # arguments, exit code, a part of the line
     ("--only carry-biases", 3, "2 places rewritten, which saves no multiplication"),

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.networks.config import ModelName
 
@@ -22,43 +22,40 @@ DPI = 150
 LETTERS_PER_INCH = 18  # of a footnote
 PANELS_IN_A_ROW = 3  # more would shrink the letters, since pages have one width
 
-NAMES: dict[ModelName, str] = {
-    "vit": "ViT",
-    "vitbnffn": "ViTBNFFN",
-    "vitbn": "ViTBN",
-    "vit-repbn": "RepBN",
-    "vit-prepbn": "progressive RepBN",
-    "vit-un": "simplified unified norm",
-    "vit-dfn": "dynamic feature norm",
-    "vit-dtn": "dynamic token norm",
-    "vit-minmax": "min-max of a token",
-    "vit-zscore": "z-score of a token",
-    "cnn": "CNN",
-    "dnn": "DNN",
-    "dnnbn": "DNNBN",
-}
-STYLES: dict[ModelName, tuple[str, Any, str]] = {
-    "vit": ("#000000", "-", "o"),
-    "vitbnffn": ("#E69F00", (0, (5, 2)), "s"),
-    "vitbn": ("#0072B2", (0, (5, 1.5, 1, 1.5)), "^"),
-    "vit-repbn": ("#D55E00", (0, (1, 1)), "v"),
-    "vit-prepbn": ("#CC79A7", "-", "P"),
-    "vit-un": ("#009E73", (0, (4, 1)), "D"),
-    "vit-dfn": ("#56B4E9", (0, (2, 1)), "X"),
-    "vit-dtn": ("#7F4F24", (0, (5, 2)), "p"),
-    "vit-minmax": ("#7B3294", (0, (1, 1)), "<"),
-    "vit-zscore": ("#7A7A7A", (0, (5, 1.5, 1, 1.5)), "*"),
-    "cnn": ("#009E73", (0, (1, 1.5)), "D"),
-    "dnn": ("#000000", "-", "o"),
-    "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
+
+class Look(NamedTuple):
+    name: str
+    colour: str = "#000000"
+    dash: Any = "-"
+    marker: str = "o"
+
+
+LOOKS: dict[ModelName, Look] = {
+    "vit": Look("ViT", "#000000", "-", "o"),
+    "vitbnffn": Look("ViTBNFFN", "#E69F00", (0, (5, 2)), "s"),
+    "vitbn": Look("ViTBN", "#0072B2", (0, (5, 1.5, 1, 1.5)), "^"),
+    "vit-repbn": Look("RepBN", "#D55E00", (0, (1, 1)), "v"),
+    "vit-prepbn": Look("progressive RepBN", "#CC79A7", "-", "P"),
+    "vit-un": Look("simplified unified norm", "#009E73", (0, (4, 1)), "D"),
+    "vit-dfn": Look("dynamic feature norm", "#56B4E9", (0, (2, 1)), "X"),
+    "vit-dtn": Look("dynamic token norm", "#7F4F24", (0, (5, 2)), "p"),
+    "vit-minmax": Look("min-max of a token", "#7B3294", (0, (1, 1)), "<"),
+    "vit-zscore": Look("z-score of a token", "#7A7A7A", (0, (5, 1.5, 1, 1.5)), "*"),
+    "cnn": Look("CNN", "#009E73", (0, (1, 1.5)), "D"),
+    "dnn": Look("DNN", "#000000", "-", "o"),
+    "dnnbn": Look("DNNBN", "#D55E00", (0, (5, 2)), "s"),
 }
 
 # Percent, in order of preference.
 ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99.3, 10, 93, 30, 40, 60, 85, 98.5, 99.6)
 
 
+def look_of(model: ModelName) -> Look:
+    return LOOKS.get(model, Look(model))
+
+
 def style(model: ModelName) -> dict[str, Any]:
-    colour, dash, marker = STYLES[model]
+    _, colour, dash, marker = look_of(model)
     return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
 
 
@@ -182,7 +179,7 @@ def accuracy_over_cost(
                 place = {"xytext": (9, -3), "ha": "left"} if right == leftmost else {"xytext": (-9, -3), "ha": "right"}
             axes.annotate(text, (right, up), textcoords="offset points", fontsize=9, **place)
         alone = {} if len(own) > 1 else {"linestyle": "none"}
-        axes.plot(xs, ys, **style(model) | {"markersize": 8, "label": NAMES[model]} | alone)
+        axes.plot(xs, ys, **style(model) | {"markersize": 8, "label": look_of(model).name} | alone)
     axes.margins(0.14)
     plain_ticks(axes, horizontal=True)
     accuracy_axis(axes)
@@ -269,13 +266,13 @@ class Picture:
 
 def _unlike(others: Collection[Mapping[str, Any]], look: dict[str, Any]) -> dict[str, Any]:
     """The look; or, if another line has it, the look of a model that no line has."""
-    free = (style(model) for model in STYLES if all(style(model)["color"] != other["color"] for other in others))
+    free = (style(model) for model in LOOKS if all(style(model)["color"] != other["color"] for other in others))
     return look | next(free, {}) if look in others else look
 
 
 def _look(line: Line) -> tuple[str, dict[str, Any]]:
     if line.published:
         cross = {"marker": "x", "markersize": 9, "markeredgewidth": 2.0, "linestyle": "none"}
-        return f"{NAMES[line.model]}, published", style(line.model) | cross
+        return f"{look_of(line.model).name}, published", style(line.model) | cross
     hollow = {"markerfacecolor": "#ffffff"} if line.hollow else {}
-    return line.label or NAMES[line.model], style(line.model) | hollow
+    return line.label or look_of(line.model).name, style(line.model) | hollow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure.foreign_candidates import OURS
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
-from benchmarks.reporting.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
+from benchmarks.reporting.figures import accuracy_over_cost, legend, look_of, png, row_of_panels
 from benchmarks.reporting.tables.networks import test_accuracy
 from benchmarks.reporting.tables.text import number
 from models.networks.config import ModelName
@@ -57,7 +57,7 @@ def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> 
     for height, (model, candidate, _, alpha) in enumerate(STEPS):
         ms = best_ms[model, candidate]
         images_per_s = 1000 * images / ms
-        axes.barh(height, images_per_s, 0.7, color=STYLES[model][0], alpha=alpha)
+        axes.barh(height, images_per_s, 0.7, color=look_of(model).colour, alpha=alpha)
         label = f"{number(best_ms['vitbn', PLAIN] / ms)} x"
         axes.annotate(label, (images_per_s, height), (4, 0), textcoords="offset points", va="center", fontsize=9)
     axes.margins(x=0.16)

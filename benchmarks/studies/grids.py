@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from models.networks.config import ModelName
+from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelName
 
 Fields = dict[str, Any]
 """Field of ModelConfig or TrainingOptions -> value; `teacher` may name a shipped checkpoint."""
@@ -54,8 +54,7 @@ def models(*names: ModelName) -> Axis:
     return values("model", *names)
 
 
-BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
-FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
+FOLDING = tuple(name for name in TRANSFORMER_NAMES if name not in (*BY_TOKEN, "vitbnffn"))
 LATE = {"class_attention": (32, 16)}  # the CLS token joins in the last block
 RECIPE: Fields = {
     "batch_size": 128,

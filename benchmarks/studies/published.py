@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from benchmarks.reporting.figures import NAMES, Line, Picture, line
+from benchmarks.reporting.figures import Line, Picture, line, look_of
 from benchmarks.studies.results import (
     Key,
     Results,
@@ -77,7 +77,7 @@ def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
         *((*row, ON_L4) for row in published),
         *(
             (
-                f"{NAMES[model]}, {name}",
+                f"{look_of(model).name}, {name}",
                 *((figure, (study, "vit", 6, rate), (study, model, blocks, rate)) for rate in RATES),
             )
             for name, blocks, study in (("6 blocks each", 6, SMALL), ("6 blocks against 1", 1, WHOLE))
@@ -101,14 +101,14 @@ def by_depth_whole(rate: float, published: dict[int, str]) -> list[Row]:
     return [
         ("blocks", *map(str, published), "size"),
         ("published: ViTBNFFN is", *published.values(), "10 epochs, 60,000 images, whole"),
-        *((f"{NAMES[model]}, %", *((last, pair[i]) for pair in pairs)) for i, model in enumerate(PAIR)),
+        *((f"{look_of(model).name}, %", *((last, pair[i]) for pair in pairs)) for i, model in enumerate(PAIR)),
         ("lead, points", *((lead, *pair) for pair in pairs)),
     ]
 
 
 def fall(model: ModelName, depth: int, published: str) -> Row:
     keys = [(studies[depth], model, depth, rate) for rate, studies in WHOLE_STUDIES.items()]
-    return (str(depth), NAMES[model], published, (from_to, *keys), (lead, *keys))
+    return (str(depth), look_of(model).name, published, (from_to, *keys), (lead, *keys))
 
 
 def ahead_from(rate: float, published: str, studies: dict[int, str]) -> Row:
@@ -134,7 +134,7 @@ TABLES: dict[str, list[Row]] = {
     "layout": [
         ("time of ViT over the network's, 6 blocks each", "training", "test", "size"),
         *(
-            (f"{NAMES[model]}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
+            (f"{look_of(model).name}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
             for model in MODELS[1:]
             for name, its in (
                 ("BatchNorm2d as published", (LAYOUT, f"{model}-transposed", 6, None)),
@@ -162,7 +162,7 @@ TABLES: dict[str, list[Row]] = {
     "time-by-rate": [
         ("seconds to train an epoch", *(f"rate {rate:g}" for rate in RATES), "slowest over quickest", "size"),
         *(
-            (f"{NAMES[model]}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
+            (f"{look_of(model).name}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
             for model in MODELS
             for keys in [[(SMALL, model, 6, rate) for rate in RATES]]
         ),
@@ -259,7 +259,7 @@ def at_rate_picture(rate: float, *published: float, each: str = SMALL) -> Callab
         right = against_one(rate)
         panels = {
             name: [
-                curve(results, key, label=f"{NAMES[model]}, {blocks_of(key[2] or 6)}", hollow=key[2] == 1)
+                curve(results, key, label=f"{look_of(model).name}, {blocks_of(key[2] or 6)}", hollow=key[2] == 1)
                 for model, key in zip(MODELS, keys, strict=True)
             ]
             for name, keys in (("6 blocks each", left), ("6 blocks against 1, as published", right))
@@ -293,7 +293,7 @@ def depth_picture(results: Results) -> Picture:
             every = [ends(results.of((f"depths-{rate:g}/depths", model, depth, rate))) for depth in DEPTHS]
             panel.append(line(model, DEPTHS, every))
             every = [ends(results.of((study, model, depth, rate))) for depth, study in WHOLE_STUDIES[rate].items()]
-            panel.append(line(model, [*WHOLE_STUDIES[rate]], every, f"{NAMES[model]}, all images", hollow=True))
+            panel.append(line(model, [*WHOLE_STUDIES[rate]], every, f"{look_of(model).name}, all images", hollow=True))
             panel.append(Line(model, [3], [end], published=True))
     note = (
         f"{results.size('depths-0.005/depths')}; bands: the seeds. Hollow: 60,000 images, 1 seed. Crosses: published."
@@ -309,7 +309,7 @@ def loss_picture(results: Results) -> Picture:
                 results,
                 (f"depths-{rate:g}/depths", model, depth, rate),
                 "training_loss",
-                f"{NAMES[model]}, rate {rate:g}",
+                f"{look_of(model).name}, rate {rate:g}",
                 hollow=rate == 0.003,
             )
             for model in PAIR

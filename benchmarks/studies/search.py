@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.files import write_atomically
-from models.networks.config import TRANSFORMER_NAMES, Augmentation, ModelName
+from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, Augmentation, ModelName
 
 if TYPE_CHECKING:
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 Value = int | float | str
 Values = Mapping[str, Value]
 
-# Networks without batch statistics need lower rates.
-NARROW: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
-    name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
+    name: (1e-5, 1e-3 if name in BY_TOKEN else 1e-2)  # networks without batch statistics need lower rates
+    for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
 FIRST_TRIALS = 5  # the centre and Sobol's points, before the Gaussian process

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.reporting.figures import NAMES, plain_ticks, png, row_of_panels, whole_numbers
+from benchmarks.reporting.figures import look_of, plain_ticks, png, row_of_panels, whole_numbers
 from benchmarks.studies.search import FIRST_TRIALS, Search, Trial, best, front
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
         f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "
         f"epochs a trial: {search.epochs}; seed {search.seed}"
     )
-    figure, (axes,) = row_of_panels(f"{NAMES[search.model]}{depth}: {shown}", footnote, [""], x, y, SIZE_INCHES)
+    figure, (axes,) = row_of_panels(f"{look_of(search.model).name}{depth}: {shown}", footnote, [""], x, y, SIZE_INCHES)
     return figure, axes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.reporting.figures import NAMES, Line, Picture, line
+from benchmarks.reporting.figures import Line, Picture, line, look_of
 from benchmarks.reporting.tables.text import Table
 from benchmarks.studies import page
 from benchmarks.studies.grids import STUDIES
@@ -144,7 +144,10 @@ def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
     for key, points in lines.items():
         run = first[key]
         model, at = run["config"]["model"], run["at"]
-        label = [NAMES[model], *(f"{axis} {at[axis]}" for axis in at if axis not in (panel, x) and at[axis] != model)]
+        label = [
+            look_of(model).name,
+            *(f"{axis} {at[axis]}" for axis in at if axis not in (panel, x) and at[axis] != model),
+        ]
         drawn = line(model, list(points), list(points.values()), ", ".join(label), hollow=at.get("depth") == "1")
         panels.setdefault(f"{panel} {at[panel]}" if panel else "", []).append(drawn)
     return Picture(title, footnote(result), x, y, scale, panels)

@@ -43,6 +43,7 @@ CNN_MIN_SIDE = 20  # pixels, which the CNN's convolutions and poolings reduce to
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if name.startswith("vit"))
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # no norm has statistics of a batch
 
 
 class ConfigError(ValueError):

@@ -12,8 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from models.networks.config import ModelConfig, ModelName
+
+Norm = Callable[[ModelConfig, int], nn.Module]
+"""Configuration and number of features -> normalisation of tokens (B, N, features)."""
 NormFactory = Callable[[int], nn.Module]
-"""Number of features -> normalisation of tokens (B, N, features)."""
+"""A Norm of one configuration."""
 
 MOMENTUM = 0.1  # share of the newest batch in a running statistic
 EPS = 1e-5
@@ -225,3 +229,21 @@ def anneal(model: nn.Module, progress: float) -> None:
     for module in model.modules():
         if isinstance(module, ProgressiveRepBN):
             module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)
+
+
+def features(config: ModelConfig, dim: int) -> int:
+    """The number of statistics of a norm: one for each feature, or one for all."""
+    return dim if config.bn_features == "dim" else 1
+
+
+def by_feature(norm: type[RowNorm]) -> Norm:
+    return lambda config, dim: norm(features(config, dim))
+
+
+NORMS: dict[ModelName, Norm] = {
+    "vit-repbn": by_feature(RepBN),
+    "vit-prepbn": lambda config, dim: ProgressiveRepBN(dim, features(config, dim)),
+    "vit-un": by_feature(UnifiedNorm),
+    "vit-dfn": by_feature(DynamicFeatureNorm),
+}
+"""The norms that stand in place of each LayerNorm of a ViT."""

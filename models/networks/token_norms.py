@@ -11,7 +11,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from models.networks.norms import EPS, Affine, NeverAffine, TokenNorm
+from models.networks.config import ModelName
+from models.networks.norms import EPS, Affine, NeverAffine, Norm, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm):
@@ -125,3 +126,11 @@ def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     seen = torch.ones(len(offsets), len(offsets), dtype=torch.bool)
     seen[1:, 0] = False
     return offsets, seen
+
+
+NORMS: dict[ModelName, Norm] = {
+    "vit-dtn": lambda config, dim: DynamicTokenNorm(dim, config.heads, config.grid),
+    "vit-minmax": lambda config, dim: TokenMinMax(dim),
+    "vit-zscore": lambda config, dim: TokenZScore(dim),
+}
+"""The norms that stand in place of each LayerNorm of a ViT."""

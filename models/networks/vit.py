@@ -14,22 +14,11 @@ from typing import Literal, NamedTuple, cast
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
+from models.networks import norms, token_norms
 from models.networks.config import ModelConfig, ModelName
 from models.networks.costs import absorbed_attention_macs, attention_macs
 from models.networks.layers import AbsorbedAttention, Attention, Block, FeedForward, TokenEmbedding
-from models.networks.norms import (
-    DynamicFeatureNorm,
-    NormFactory,
-    ProgressiveRepBN,
-    RepBN,
-    RowNorm,
-    TokenBatchNorm,
-    UnifiedNorm,
-)
-from models.networks.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
-
-Norm = Callable[[ModelConfig, int], nn.Module]
-"""Configuration and number of features -> normalisation of tokens (B, N, features)."""
+from models.networks.norms import Norm, NormFactory, TokenBatchNorm, by_feature
 
 
 def no_norm(config: ModelConfig, dim: int) -> nn.Module:
@@ -38,15 +27,6 @@ def no_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
     return nn.LayerNorm(dim)
-
-
-def features(config: ModelConfig, dim: int) -> int:
-    """The number of statistics of a norm: one for each feature, or one for all."""
-    return dim if config.bn_features == "dim" else 1
-
-
-def by_feature(norm: type[RowNorm]) -> Norm:
-    return lambda config, dim: norm(features(config, dim))
 
 
 class Norms(NamedTuple):
@@ -67,14 +47,7 @@ NORMS: dict[ModelName, Norms] = {
     "vit": in_place_of_layer_norm(layer_norm),
     "vitbnffn": Norms(tokens=layer_norm, ffn=no_norm, hidden=batch_norm),
     "vitbn": Norms(tokens=batch_norm, ffn=no_norm, hidden=batch_norm),
-    "vit-repbn": in_place_of_layer_norm(by_feature(RepBN)),
-    "vit-prepbn": in_place_of_layer_norm(lambda config, dim: ProgressiveRepBN(dim, features(config, dim))),
-    "vit-un": in_place_of_layer_norm(by_feature(UnifiedNorm)),
-    "vit-dfn": in_place_of_layer_norm(by_feature(DynamicFeatureNorm)),
-    # For comparison: these do not fold.
-    "vit-dtn": in_place_of_layer_norm(lambda config, dim: DynamicTokenNorm(dim, config.heads, config.grid)),
-    "vit-minmax": in_place_of_layer_norm(lambda config, dim: TokenMinMax(dim)),
-    "vit-zscore": in_place_of_layer_norm(lambda config, dim: TokenZScore(dim)),
+    **{name: in_place_of_layer_norm(norm) for name, norm in (norms.NORMS | token_norms.NORMS).items()},
 }
 
 

@@ -12,9 +12,9 @@ STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
 
 def test_models_are_told_apart_without_colour():
     together = ("vit", "vitbnffn", "vitbn", "cnn")
-    assert len({figures.STYLES[model][2] for model in together}) == len(together)
-    assert len({str(figures.STYLES[model][1]) for model in together}) == len(together)
-    assert len({figures.STYLES[model][0] for model in together}) == len(together)
+    assert len({figures.look_of(model).marker for model in together}) == len(together)
+    assert len({str(figures.look_of(model).dash) for model in together}) == len(together)
+    assert len({figures.look_of(model).colour for model in together}) == len(together)
 
 
 def test_accuracy_axis_is_spread_towards_100():

@@ -17,9 +17,9 @@ from export.equivalence import double_classifier
 from export.graph import Form, Served, finished, rewrite, to_onnx
 from export.images import embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
-from models.networks.config import TRANSFORMER_NAMES, ModelConfig
+from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelConfig
 
-NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
+NEVER_FOLD = [name for name in BY_TOKEN if name != "vit"]
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 

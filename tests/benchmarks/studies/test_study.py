@@ -5,9 +5,10 @@ import pytest
 from studying import carried_out, failure, rows_of, run
 
 import benchmarks.studies.study as module
-from benchmarks.studies.grids import BY_TOKEN, FOLDING, STUDIES
+from benchmarks.studies.grids import FOLDING, STUDIES
 from benchmarks.studies.running import cut, runs
 from models.data import load_digits
+from models.networks.config import BY_TOKEN
 
 SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 SMALL = ("--epochs", 1, "--train-images", 20)

@@ -77,20 +77,14 @@ def chosen(names: Sequence[T], every: Iterable[T]) -> tuple[T, ...]:
 
 def several(option: str, name: str, allowed: Iterable[str], **more: Any) -> Callable[[Command], Command]:
     """A repeatable option with a long list of names, which the help leaves out."""
-    decorate: Callable[[Command], Command] = click.option(
-        option, name, type=NameChoice([*allowed, ALL]), multiple=True, metavar="NAME", **more
-    )
-    return decorate
+    return click.option(option, name, type=NameChoice([*allowed, ALL]), multiple=True, metavar="NAME", **more)
 
 
 def repeated(
     option: str, name: str, kind: click.ParamType[Any], *default: Any, **more: Any
 ) -> Callable[[Command], Command]:
     """A repeatable option."""
-    decorate: Callable[[Command], Command] = click.option(
-        option, name, type=kind, multiple=True, default=default or None, show_default=True, **more
-    )
-    return decorate
+    return click.option(option, name, type=kind, multiple=True, default=default or None, show_default=True, **more)
 
 
 class Result(click.Path):
@@ -110,26 +104,15 @@ class Result(click.Path):
             self.fail(f"{path}: expected a place to write to, found {error.strerror}", param, ctx)
 
 
-def json_option(command: Command) -> Command:
-    what = "Write every sample and the environment."
-    option: Callable[[Command], Command] = click.option("--json", "json_path", type=Result(), help=what)
-    return option(command)
+json_option = click.option("--json", "json_path", type=Result(), help="Write every sample and the environment.")
+device_option = click.option(
+    "--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True
+)
+"""`auto` is a GPU if there is one."""
 
 
 def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
-    option: Callable[[Command], Command] = click.option(
-        "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
-    )
-    return option
-
-
-def device_option(command: Command) -> Command:
-    """Adds --device; `auto` is a GPU if there is one."""
-    names = click.Choice(["auto", "cpu", "cuda"])
-    option: Callable[[Command], Command] = click.option(
-        "--device", "wanted", type=names, default="auto", show_default=True
-    )
-    return option(command)
+    return click.option("--seconds", type=FiniteRange(1), default=default, show_default=True, help=what)
 
 
 def own_options(command: Command) -> Command:
@@ -143,8 +126,7 @@ def own_options(command: Command) -> Command:
     )
     which = click.option("--dataset", help="A name or a folder.  [default: that of the network's training]")
     where = click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
-    decorated: Command = file(which(where(command)))
-    return decorated
+    return file(which(where(command)))
 
 
 def own_checkpoints(paths: Sequence[Path], dataset: str | None, data_dir: Path | None) -> list[Network]:
@@ -169,12 +151,14 @@ def dataset_options(command: Command) -> Command:
     where = click.option(
         "--data-dir", type=click.Path(path_type=Path), help="Folder of idx files, else $MNIST_DIR or $EMNIST_DIR."
     )
-    names = click.Choice(DIGIT_SETS)
     which = click.option(
-        "--dataset", type=names, default="mnist", show_default=True, help="Data set of the test images."
+        "--dataset",
+        type=click.Choice(DIGIT_SETS),
+        default="mnist",
+        show_default=True,
+        help="Data set of the test images.",
     )
-    decorated: Command = which(where(command))
-    return decorated
+    return which(where(command))
 
 
 def digits(dataset: str, data_dir: Path | None) -> Dataset:

@@ -6,29 +6,22 @@ In: a folder. Out: a file. Inputs: `input_ids` and `attention_mask`, int64 (text
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
+
+from benchmarks.measure.foreign_networks import exported
 
 WORDS, WIDTH, HEADS, BLOCKS, LONGEST = 500, 32, 2, 2, 128
 IDS, MASK, HIDDEN, POOLED = "input_ids", "attention_mask", "hidden", "pooled"
 
 
 def write_encoder(folder: Path) -> Path:
-    """Writes `encoder.onnx` to `folder` and returns its path."""
+    """Writes the network to `folder` and returns its file."""
     import torch
 
     torch.manual_seed(0)
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "texts", 1: "tokens"}
-    names: dict[str, Any] = {"input_names": [IDS, MASK], "output_names": [HIDDEN, POOLED], "opset_version": 20}
-    file, shapes = folder / "encoder.onnx", {"ids": free, "mask": free}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arguments = (ids, torch.ones_like(ids))
-        torch.onnx.export(
-            _network().eval(), arguments, file, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
-        )
-    return file
+    return exported(_network(), (ids, torch.ones_like(ids)), [IDS, MASK], free, folder, outputs=[HIDDEN, POOLED])
 
 
 def _network() -> Any:
@@ -59,9 +52,9 @@ def _network() -> Any:
             self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
             self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
 
-        def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.words(ids) + self.places(torch.arange(ids.shape[1]))  # (B, N, C)
-            shown = mask.to(x.dtype)
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))  # (B, N, C)
+            shown = attention_mask.to(x.dtype)
             bias = (1 - shown[:, None, None, :]) * torch.finfo(x.dtype).min
             for block in self.blocks:
                 x = block(x, bias)

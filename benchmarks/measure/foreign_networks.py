@@ -7,7 +7,7 @@ statistics, or it comes trained from a PyPI wheel.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -104,23 +104,28 @@ def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
 
 
 def exported(
-    network: Any, arguments: tuple[Any, ...], names: list[str], free: dict[int, str], folder: Path, older: bool = False
+    network: Any,
+    arguments: tuple[Any, ...],
+    names: list[str],
+    free: dict[int, str],
+    folder: Path,
+    older: bool = False,
+    outputs: Sequence[str] = ("y",),
 ) -> Path:
-    """Writes the network's first output `y` for inputs `names` whose dimensions `free` are open; returns the file.
+    """Writes the network's first `outputs` for inputs `names` whose dimensions `free` are open; returns the file.
 
     `older`: by the older exporter, which keeps attention as single operators.
     """
     import torch
 
-    class FirstOutput(torch.nn.Module):
+    class FirstOutputs(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.network = network
 
-        def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        def forward(self, *given: torch.Tensor) -> Any:
             made = self.network(**dict(zip(names, given, strict=True))) if len(names) > 1 else self.network(*given)
-            tensor: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
-            return tensor
+            return made if isinstance(made, torch.Tensor) else made[: len(outputs)]
 
     path = folder / ("older.onnx" if older else "plain.onnx")
     form: dict[str, Any] = {"dynamic_axes": dict.fromkeys(names, free), "opset_version": OLDER_OPSET, "dynamo": False}
@@ -129,7 +134,7 @@ def exported(
         form = shapes | {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(FirstOutput().eval(), arguments, path, input_names=names, output_names=["y"], **form)
+        torch.onnx.export(FirstOutputs().eval(), arguments, path, input_names=names, output_names=[*outputs], **form)
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from export.interleaved import time_ns
 from export.precision_table import PRECISIONS, Device, Precision
 
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
@@ -98,14 +98,12 @@ def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> floa
 
 
 def _best_ns(run: Callable[[], object]) -> int:
-    took = []
-    for _ in range(1 + REPEATS):
-        start_ns = time.perf_counter_ns()
+    def finished() -> None:
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        took.append(time.perf_counter_ns() - start_ns)
-    return min(took[1:])
+
+    return min([time_ns(finished) for _ in range(1 + REPEATS)][1:])
 
 
 def _in_torch(left: torch.Tensor, right: torch.Tensor, threads: int) -> Callable[[], object]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from export.interleaved import time_ns, turn_ns
+
 GEMM_S, SINGLES = 0.4, 200  # in a window: seconds of products for each number of threads, single images
 SPEEDUP = 0.8  # at least, as a share of the number of threads
 WINDOWS_SPREAD = 0.1  # at most, as a share of the median: from the tenth to the ninetieth percentile of the windows
@@ -66,39 +68,21 @@ def spread(windows: Sequence[float]) -> float:
 
 def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[[float], object]) -> Steadiness:
     """`data`: an ONNX file that reads `image` (1, C, H, W) uint8; `show` gets the share that is done."""
-    import onnxruntime
-
     from benchmarks.measure.roofline import SIDE, gemms
-    from models.networks.config import INPUT_NAME
+    from export.equivalence import onnx_classifier
 
     products = {count: gemms(count)[f"{SIDE['cpu']}^3 in ONNX Runtime"] for count in {1, threads}}
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    classify = onnx_classifier(data, threads)
     rates: dict[int, list[float]] = {count: [] for count in products}
     p50: list[float] = []
     apart: list[float] = []
     start = time.perf_counter()
     while (gone := time.perf_counter() - start) < seconds or len(p50) < 3:
         for count, (run, flops) in products.items():
-            rates[count].append(flops / _median_ns(run, GEMM_S))
-        calls_ns = [_taken_ns(lambda: session.run(None, {INPUT_NAME: image})) for _ in range(SINGLES)]
+            rates[count].append(flops / float(np.median(turn_ns(run, GEMM_S))))
+        calls_ns = [time_ns(lambda: classify(image)) for _ in range(SINGLES)]
         middle, high = np.percentile(calls_ns, (50, 90))
         p50.append(float(middle) / 1e6)
         apart.append(float(high / middle))
         show(gone / seconds)
     return Steadiness(threads, tuple(rates[1]), tuple(rates[threads]), tuple(p50), tuple(apart))
-
-
-def _median_ns(run: Callable[[], object], seconds: float) -> float:
-    taken: list[int] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not taken:
-        taken.append(_taken_ns(run))
-    return float(np.median(taken))
-
-
-def _taken_ns(run: Callable[[], object]) -> int:
-    start = time.perf_counter_ns()
-    run()
-    return time.perf_counter_ns() - start

@@ -82,12 +82,9 @@ class Calls:
 
     def _next_pinned(self) -> tuple[Any, Any]:
         if self.pinned is None:
-            self.pinned = cycle([self._pinned(buffer) for buffer in self.buffers])
+            self.pinned = cycle([(each.cpu().pin_memory(), self.run(each).cpu().pin_memory()) for each in self.buffers])
         pinned: tuple[Any, Any] = next(self.pinned)
         return pinned
-
-    def _pinned(self, buffer: Any) -> tuple[Any, Any]:
-        return buffer.cpu().pin_memory(), self.run(buffer).cpu().pin_memory()
 
 
 def classify(run: Classify, images: Images, batch: int, device: Device) -> Logits:

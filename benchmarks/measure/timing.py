@@ -152,7 +152,7 @@ def time_interleaved(
         least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
     _keep_busy(candidates, protocol.load_s)
-    rounds = _Rounds(candidates, quick, protocol)
+    rounds = _Turns(candidates, quick, protocol)
     start, next_question = time.perf_counter(), schedule.least
     with share_bar(title) as show:
         try:
@@ -177,7 +177,7 @@ def time_interleaved(
     return rounds.durations()
 
 
-class _Rounds:
+class _Turns:
     """The turns of the rounds that count."""
 
     def __init__(

@@ -26,6 +26,7 @@ from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, candidates, label_of, start
 from benchmarks.measure.network import Network
 from benchmarks.measure.progress import note
+from export.equivalence import in_batches
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _on_conditions(networks: Sequence[Network], data: Dataset) -> Iterator[dict[
         if adapted := _adapted(source, images[:UNLABELLED]):
             asked[f"{SMALL}, adapted"] = adapted, images[UNLABELLED:], labels[UNLABELLED:]
         for name, (classify, images, labels) in asked.items():
-            right = float((_classify(classify, images).argmax(1) == labels).mean())
+            right = float((in_batches(classify, images, BATCH).argmax(1) == labels).mean())
             row = {"model": network.name, "condition": name, "accuracy": right}
             yield {"dataset": data.name, "images": len(labels), **row}
 
@@ -166,7 +167,7 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
         least = load(network.path).metrics.get("least_evidence", -np.inf)
         classify = _served(network.path)
         for name, (inputs, has_ink, truths) in seen.items():
-            logits = _classify(classify, inputs).astype(np.float64)
+            logits = in_batches(classify, inputs, BATCH).astype(np.float64)
             rejected = (np.logaddexp.reduce(logits, axis=1) < least) | ~has_ink
             row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
             if truths is not None:
@@ -224,7 +225,8 @@ def _in_runtimes(of: Reference) -> Iterator[dict[str, Any]]:
     for name, candidate in _candidates(of.network).items():
         note(f"Measuring {of.network.name}, {name}")
         try:
-            logits = _classify(_started(of, candidate), of.data.test_images.copy())  # PyTorch needs writable arrays
+            images = of.data.test_images.copy()  # PyTorch needs writable arrays
+            logits = in_batches(_started(of, candidate), images, BATCH)
         except ExportError as reason:
             note(f"Not measured: {of.network.name}, {name}: {reason}")
             continue
@@ -255,12 +257,6 @@ def _started(of: Reference, candidate: Candidate) -> Classifier:
     if candidate.precision == "fp16":  # is slow on CPUs, so `build` refuses it there
         return start(program(of, candidate)[0], candidate)
     return build(of, candidate).run
-
-
-def _classify(classify: Classifier, images: Images) -> Logits:
-    import numpy as np
-
-    return np.concatenate([classify(images[i : i + BATCH]) for i in range(0, len(images), BATCH)])
 
 
 if __name__ == "__main__":

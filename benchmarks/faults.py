@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -19,8 +18,8 @@ from benchmarks.drills.lone_requests import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.drills.verdicts import keep
-from benchmarks.measure.choices import json_option
-from benchmarks.measure.run import recording
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 from models.training.command_options import FiniteRange
 
 DRILLS: Mapping[str, Drill] = {
@@ -38,15 +37,13 @@ TEN_MINUTES = "many-faults"  # runs only by name
 @click.command()
 @click.option("--scenario", "names", type=click.Choice(list(DRILLS)), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--hours", type=FiniteRange(0.001, 48), help="Steady requests for this long; alone without --scenario.")
-@json_option
-def faults(names: tuple[str, ...], hours: float | None, json_path: Path | None) -> None:
+@recorded()
+def faults(record: Record, names: tuple[str, ...], hours: float | None) -> None:
     """Break a real server in known ways and count what its clients see."""
-    from benchmarks.measure.devices import cores
-
     usual = [] if hours else [name for name in DRILLS if name != TEN_MINUTES]
     runs: Mapping[str, Drill] = {**DRILLS, "soak": partial(server_faults.soak, hours=hours or 0)}
     chosen = [*(names or usual), *(["soak"] if hours else [])]
-    with recording(json_path, cores()) as record, DrillBench() as bench:
+    with DrillBench() as bench:
         keep(record, ({"scenario": name, **runs[name](bench)} for name in chosen))
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import WithPresets, json_option, presets, seconds_option
+from benchmarks.measure.choices import WithPresets, presets, seconds_option
 from benchmarks.measure.foreign_networks import NETWORKS, Foreign
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 
 BATCHES = (1, 8)
 
@@ -19,28 +21,23 @@ BATCHES = (1, 8)
 @click.command(cls=WithPresets)
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
 @seconds_option(10, "At most, for each network and batch; three rounds in any case.")
-@json_option
-@click.pass_context
-def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
+@recorded("foreign", "left_out", threads=1)
+def foreign(record: Record, names: tuple[str, ...], seconds: float) -> int:
     """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO.
 
     Ends with exit code 1 if the package of a network is missing.
     """
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
     from export.compiler.errors import ForeignError
 
     lacks_package = False
-    with recording(json_path, 1) as record:
-        for name in names or NETWORKS:
-            try:
-                measured = list(measure(NETWORKS[name], seconds, name))
-            except (ForeignError, ImportError) as error:
-                measured = [{"reason": " ".join(str(error).split())[:300]}]
-                lacks_package |= isinstance(error, ImportError)
-            record.add(*({"network": name, "title": NETWORKS[name].title, **row} for row in measured))
-        click.echo(show(record.run(), "foreign", "left_out"))
-    context.exit(1 if lacks_package else 0)
+    for name in names or NETWORKS:
+        try:
+            measured = list(measure(NETWORKS[name], seconds, name))
+        except (ForeignError, ImportError) as error:
+            measured = [{"reason": " ".join(str(error).split())[:300]}]
+            lacks_package |= isinstance(error, ImportError)
+        record.add(*({"network": name, "title": NETWORKS[name].title, **row} for row in measured))
+    return int(lacks_package)
 
 
 def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, Any]]:

@@ -166,13 +166,13 @@ def _content(config: Mapping[str, Any], array: Array) -> tuple[list[int], bytes]
 
 
 def outputs(answer: bytes, header_bytes: int) -> dict[str, Array]:
-    """Triton's answer, with `header_bytes` of JSON before binary data -> flat arrays by output, without text."""
+    """Triton's answer, with `header_bytes` of JSON before binary data -> arrays by output, without text."""
     arrays, start = {}, header_bytes
     for each in json.loads(answer[:header_bytes])["outputs"]:
         size = each["parameters"]["binary_data_size"]
         if each["datatype"] in DTYPES:
-            count = prod(each["shape"])
-            arrays[each["name"]] = np.frombuffer(answer[start : start + size], DTYPES[each["datatype"]], count)
+            shape, dtype = each["shape"], DTYPES[each["datatype"]]
+            arrays[each["name"]] = np.frombuffer(answer[start : start + size], dtype, prod(shape)).reshape(shape)
         start += size
     return arrays
 
@@ -203,7 +203,7 @@ def _largest_error(name: str, expected: Array, found: Array) -> float:
     """The largest absolute error; NaN or infinity if the two differ in a number that is not finite."""
     if expected.size != found.size:
         raise ValueError(f"{found.size} numbers in {name} for {expected.size}")
-    wanted, numbers = expected.astype(np.float64).ravel(), found.astype(np.float64)
+    wanted, numbers = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
     same = (wanted == numbers) | (np.isnan(wanted) & np.isnan(numbers))
     return float(np.abs(wanted[~same] - numbers[~same]).max(initial=0.0))
 

@@ -138,6 +138,11 @@ def check_classes(stages: str, want: Logits, have: Logits, tie: float = TIE) -> 
         raise EquivalenceError(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
 
 
+def in_batches(classify: Classifier, images: Images, size: int) -> Logits:
+    """The logits (n, classes) of images (n, C, H, W), `size` images a call."""
+    return np.concatenate([classify(images[start : start + size]) for start in range(0, len(images), size)])
+
+
 def torch_classifier(model: nn.Module) -> Classifier:
     import torch
 

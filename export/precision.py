@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from export.equivalence import Classifier, Images, onnx_classifier
+from export.equivalence import Classifier, Images, in_batches, onnx_classifier
 from export.errors import ExportError
 from export.precision_table import Precision
 from export.publishing.artifact import Artifact, onnx_artifact
@@ -92,9 +92,8 @@ def _gate(
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    images, labels = dataset.test_images, dataset.test_labels
-    found = [classify(images[i : i + TEST_BATCH]).argmax(axis=1) for i in range(0, len(images), TEST_BATCH)]
-    return float(np.mean(np.concatenate(found) == labels))
+    found = in_batches(classify, dataset.test_images, TEST_BATCH).argmax(axis=1)
+    return float(np.mean(found == dataset.test_labels))
 
 
 def lowered(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from http.client import HTTPException
@@ -23,10 +23,7 @@ from benchmarks.drills.bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, 
 from benchmarks.drills.fleets import RunningFleet, running_fleet
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close, meanwhile, times
 from benchmarks.measure.run import Row
-from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
-from export.publishing.artifact import read_version
-from export.publishing.publish import publish
 from serving.control import Control
 
 STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0  # requests in flight; seconds of requests before and after an event
@@ -49,17 +46,9 @@ class BehindProxy(ExitStack):
         return self
 
     def run(self, name: str, protocol: str) -> Row:
-        events: dict[str, Callable[[RunningFleet], None]] = {
-            "server-killed": _kill_server,
-            "stub-killed": _kill_stub,
-            "restart": _restart,
-            "publish": self._publish,
-        }
-        others = {"hostile": self._hostile, "overload": self._overload, "added": self._added}
         wait_until(self._fleet.right)
-        if name in events:
-            return {"scenario": name, "protocol": protocol, **self._during(events[name], protocol)}
-        return {"scenario": name, "protocol": "http", **others[name]()}
+        row = self._during(EVENTS[name], protocol) if name in EVENTS else OVER_HTTP[name](self)
+        return {"scenario": name, "protocol": protocol, **row}
 
     def _during(self, event: Callable[[RunningFleet], None], protocol: str) -> Row:
         with self._traffic(protocol) as verdicts:
@@ -89,6 +78,8 @@ class BehindProxy(ExitStack):
         return Asker(self._fleet.http_url, MODEL, [image_question(self._images, self._logits)])
 
     def _over_grpc(self, until: Callable[[], bool], verdicts: Verdicts) -> None:
+        from clients.classifier import AsyncClassifier, Options
+
         image = self._images
 
         async def client(classifier: AsyncClassifier) -> None:
@@ -111,11 +102,7 @@ class BehindProxy(ExitStack):
 
         asyncio.run(work())
 
-    def _publish(self, fleet: RunningFleet) -> None:
-        publish(self._repository, MODEL, read_version(self._repository / MODEL / "1"))
-        _load(fleet, MODEL)
-
-    def _hostile(self) -> Row:
+    def hostile(self) -> Row:
         before = [self._fleet.triton(index) for index in range(2)]
         statuses = {name: self._status(*each) for name, each in hostile.requests().items()}
         chunked = self._status(*hostile.chunked())
@@ -130,7 +117,7 @@ class BehindProxy(ExitStack):
         except (OSError, HTTPException):
             return 0
 
-    def _overload(self) -> Row:
+    def overload(self) -> Row:
         images, logits = published(OVERLOADED, self._repository)
         _load(self._fleet, OVERLOADED)
         asker = Asker(self._fleet.http_url, OVERLOADED, [image_question(images, logits)])
@@ -138,7 +125,7 @@ class BehindProxy(ExitStack):
         verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_s)
         return {"capacity_per_s": capacity, **verdicts.row()}
 
-    def _added(self) -> Row:
+    def added(self) -> Row:
         through = self._asker()
         straight = replace(through, url=self._fleet.server_url(0))
         seconds: dict[str, list[float]] = {"straight": [], "through": []}
@@ -178,3 +165,25 @@ def _restart(fleet: RunningFleet) -> None:
     before = fleet.restarts()
     fleet.restart()
     wait_until(lambda: fleet.restarts() > before)
+
+
+def _publish(fleet: RunningFleet) -> None:
+    from export.publishing.artifact import read_version
+    from export.publishing.publish import publish
+
+    publish(fleet.repository, MODEL, read_version(fleet.repository / MODEL / "1"))
+    _load(fleet, MODEL)
+
+
+EVENTS: Mapping[str, Callable[[RunningFleet], None]] = {
+    "server-killed": _kill_server,
+    "stub-killed": _kill_stub,
+    "restart": _restart,
+    "publish": _publish,
+}
+OVER_HTTP: Mapping[str, Callable[[BehindProxy], Row]] = {
+    "hostile": BehindProxy.hostile,
+    "overload": BehindProxy.overload,
+    "added": BehindProxy.added,
+}
+"""Scenarios of one protocol."""

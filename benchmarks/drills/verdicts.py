@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure.run import Record, Row
+from clients import samples
 
 MOST = 100_000
 TOLERANCE = 1e-3
@@ -105,13 +105,13 @@ class Question:
 
     body: bytes
     header: int
-    is_right: Callable[[Mapping[str, NDArray[np.float32]]], bool]
+    is_right: Callable[[Mapping[str, NDArray[Any]]], bool]
 
 
 def question(
     inputs: Mapping[str, NDArray[Any]],
     outputs: Sequence[str],
-    is_right: Callable[[Mapping[str, NDArray[np.float32]]], bool],
+    is_right: Callable[[Mapping[str, NDArray[Any]]], bool],
 ) -> Question:
     """The question of `inputs` for the tensors `outputs`, in Triton's binary form."""
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
@@ -209,20 +209,10 @@ class Asker:
                     verdicts.refused.append(seconds)
                 elif answer.status != 200:
                     verdicts.failed += 1
-                elif asked.is_right(outputs_in(content, int(answer.headers["Inference-Header-Content-Length"]))):
+                elif asked.is_right(samples.outputs(content, int(answer.headers["Inference-Header-Content-Length"]))):
                     verdicts.right.append((started, seconds))
                 else:
                     verdicts.wrong += 1
                 return answer.status == 200
 
             await work(ask)
-
-
-def outputs_in(content: bytes, header: int) -> dict[str, NDArray[np.float32]]:
-    """The outputs in an answer whose JSON has `header` bytes."""
-    outputs, start = {}, header
-    for told in json.loads(content[:header])["outputs"]:
-        end = start + told["parameters"]["binary_data_size"]
-        outputs[told["name"]] = np.frombuffer(content[start:end], np.float32).reshape(told["shape"])
-        start = end
-    return outputs

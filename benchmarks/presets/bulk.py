@@ -21,9 +21,9 @@ import click
 import numpy as np
 import psutil
 
-from benchmarks.measure.choices import json_option
 from benchmarks.measure.devices import cores
-from benchmarks.measure.run import Row, recording
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded import recorded
 
 ROUNDS = 7
 PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up
@@ -34,10 +34,10 @@ BLOCK = 4096  # images of the repeated digits
 @click.command()
 @click.option("--rows", type=click.IntRange(10_000), default=2_000_000, show_default=True)
 @click.option("--model", default="vitbn-tiny", show_default=True, help="A shipped network, with all rewrites.")
-@json_option
-def bulk(rows: int, model: str, json_path: Path | None) -> None:
+@recorded()
+def bulk(record: Record, rows: int, model: str) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
-    with recording(json_path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bulk-") as folder:
         bench = BulkBench(Path(folder), rows, model)
         for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):
             row = measure()

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
-from benchmarks.measure.run import Row
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded import recorded
 
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens; Gemma 3 needs the 512 of its window
@@ -29,32 +30,28 @@ Call = Callable[[], object]
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--network", "names", type=click.Choice(list(DECODERS)), multiple=True, help="[default: all]")
 @seconds_option(15, "At most, for each network, number of threads and kind; seven rounds in any case.")
-@json_option
-def decoders(folder: Path, names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
+@recorded("decoders", "left_out")
+def decoders(record: Record, folder: Path, names: tuple[str, ...], seconds: float) -> None:
     """Time decoders with drawn weights as exported, rewritten and with the builder's `prune_lm_head`.
 
     A prompt of 256 tokens in ONNX Runtime; in onnxruntime-genai the time to the first token and that of 16 further
     ones. FOLDER keeps the files, up to 4 GB a network.
     """
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
     from export.compiler.errors import ForeignError
 
-    with recording(json_path, cores()) as record:
-        for name in names or DECODERS:
-            decoder, place = DECODERS[name], folder / name
-            about = {"network": name, "title": decoder.title}
-            try:
-                prepare(decoder, place)
-            except (ForeignError, ImportError, ChildProcessError) as error:
-                reason = " ".join(str(error).split())[:300]
-                record.add(about | {"reason": reason})
-                click.echo(f"{name}: left out: {reason}")
-                continue
-            click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
-            for row in measure(decoder, place, seconds, name):
-                record.add({**about, **row})
-        click.echo(show(record.run(), "decoders", "left_out"))
+    for name in names or DECODERS:
+        decoder, place = DECODERS[name], folder / name
+        about = {"network": name, "title": decoder.title}
+        try:
+            prepare(decoder, place)
+        except (ForeignError, ImportError, ChildProcessError) as error:
+            reason = " ".join(str(error).split())[:300]
+            record.add(about | {"reason": reason})
+            click.echo(f"{name}: left out: {reason}")
+            continue
+        click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
+        for row in measure(decoder, place, seconds, name):
+            record.add({**about, **row})
 
 
 def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:

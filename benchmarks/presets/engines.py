@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import dataset_options, digits, json_option, seconds_option
-from benchmarks.measure.devices import cores
+from benchmarks.measure.choices import dataset_options, digits, seconds_option
 from benchmarks.measure.engines import ORT
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:
@@ -42,23 +43,19 @@ class LoadedModel:
 @click.option("--model", type=click.Choice(OF_DIGITS), default="vitbn", show_default=True)
 @dataset_options
 @seconds_option(30, "At most, for all; three rounds in any case.")
-@json_option
-def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, json_path: Path | None) -> None:
+@recorded("engines")
+def engines(record: Record, model: str, dataset: str, data_dir: Path | None, seconds: float) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""
-    from benchmarks.measure.run import recording
     from benchmarks.measure.timing import finished_rounds, time_interleaved
-    from benchmarks.reporting.tables import show
     from export.precision import accuracy
 
-    with recording(json_path, cores()) as record:
-        data, classifiers = digits(dataset, data_dir), _classifiers(model)
-        accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
-        runs = _runs(classifiers, data.test_images)
-        finished_rounds(
-            lambda: time_interleaved(runs, seconds, "engines"),
-            lambda measured: record.update(_rows(model, accuracies, measured)),
-        )
-    click.echo(show(record.run(), "engines"))
+    data, classifiers = digits(dataset, data_dir), _classifiers(model)
+    accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
+    runs = _runs(classifiers, data.test_images)
+    finished_rounds(
+        lambda: time_interleaved(runs, seconds, "engines"),
+        lambda measured: record.update(_rows(model, accuracies, measured)),
+    )
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:

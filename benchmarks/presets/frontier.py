@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.devices import cores
+from benchmarks.measure.choices import seconds_option
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
@@ -27,16 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option("--dataset", help="Only checkpoints of this dataset.  [default: of the shipped mnist's, else all]")
 @seconds_option(60, "At most, to measure; three rounds in any case.")
-@json_option
-def frontier(folders: Sequence[Path], dataset: str | None, seconds: float, json_path: Path | None) -> None:
+@recorded("frontier")
+def frontier(record: Record, folders: Sequence[Path], dataset: str | None, seconds: float) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
-    from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
-    from benchmarks.reporting.tables import show
 
-    with recording(json_path, cores()) as record:
-        measure(comparable(folders, dataset), seconds, record.update)
-        click.echo(show(record.run(), "frontier"))
+    measure(comparable(folders, dataset), seconds, record.update)
 
 
 def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Checkpoint]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.devices import cores
-from benchmarks.measure.run import Row
+from benchmarks.measure.choices import seconds_option
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded import recorded
 from benchmarks.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
@@ -20,23 +20,19 @@ LEARNED = 0.5  # networks below it failed to learn; their logits may be too larg
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
 @seconds_option(60, "At most, to measure; three rounds in any case.")
-@json_option
-def norms(study: Path, seconds: float, json_path: Path | None) -> None:
+@recorded("norms")
+def norms(record: Record, study: Path, seconds: float) -> None:
     """Time the networks that `vitbn study norms --output STUDY` trained, with all rewrites that apply."""
-    from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
-    from benchmarks.reporting.tables import show
     from models.checkpoints.checkpoint import load
 
-    with recording(json_path, cores()) as record:
-        studied = study_rows(study)
-        learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
-        if not learned:
-            expected = f"a network with an accuracy above {100 * LEARNED:g} %"
-            raise click.ClickException(f"{study / 'norms.json'}: expected {expected}, found none")
-        checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
-        measure(checkpoints, seconds, lambda rows: record.update(compared(rows, studied)))
-        click.echo(show(record.run(), "norms"))
+    studied = study_rows(study)
+    learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
+    if not learned:
+        expected = f"a network with an accuracy above {100 * LEARNED:g} %"
+        raise click.ClickException(f"{study / 'norms.json'}: expected {expected}, found none")
+    checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
+    measure(checkpoints, seconds, lambda rows: record.update(compared(rows, studied)))
 
 
 def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import json_option
 from benchmarks.measure.devices import cores
 from benchmarks.measure.network import shipped_network
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
@@ -28,24 +29,20 @@ BATCH, CALLS = 64, 100
 
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
-@json_option
-def operators(model: str, json_path: Path | None) -> None:
+@recorded("operators")
+def operators(record: Record, model: str) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
     from export.graph import Form
     from export.pipeline import export_checkpoint
 
     network = shipped_network(model)
     images = network.examples(BATCH)
-    with recording(json_path, cores()) as record:
-        for name, rewritten in (("plain", False), ("all", True)):
-            data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
-            graph = profile_graph(data, images, CALLS, cores())
-            about = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
-            about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
-            record.add(*(about | row for kind in ("operators", "groups") for row in graph[kind]))
-        click.echo(show(record.run(), "operators"))
+    for name, rewritten in (("plain", False), ("all", True)):
+        data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
+        graph = profile_graph(data, images, CALLS, cores())
+        about = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
+        about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
+        record.add(*(about | row for kind in ("operators", "groups") for row in graph[kind]))
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:

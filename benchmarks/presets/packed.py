@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.foreign_networks import SIX, text
 from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
-from benchmarks.measure.run import Row
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded import recorded
 
 LAYERS = (6, 12)
 
@@ -19,22 +20,18 @@ LAYERS = (6, 12)
 @click.command()
 @click.option("--layers", type=click.Choice([str(number) for number in LAYERS]), multiple=True, help="[default: all]")
 @seconds_option(60, "At most, for each network and load; three rounds in any case.")
-@json_option
-def packed(layers: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
+@recorded("packed", threads=1)
+def packed(record: Record, layers: tuple[str, ...], seconds: float) -> None:
     """Time BERT of 6 and 12 layers of 384 on padded texts: as exported, packed, and packed with the last block cut.
 
     The first and the last also in int8, dynamically quantised. The answer is the first token's row. Beside them the
     file as exported with a call for each text, and with the texts sorted and called by eights.
     """
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
-
-    with recording(json_path, 1) as record, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for number in map(int, layers or LAYERS):
             (place := Path(folder, str(number))).mkdir()
             for row in measure(number, place, seconds):
                 record.add({"network": f"bert-{number}x384", "title": f"BERT, {number} layers of 384", **row})
-        click.echo(show(record.run(), "packed"))
 
 
 def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
-from benchmarks.measure.devices import cores
+from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.rewritten import ROUNDS
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded import recorded
 
 DEPTHS = (6, 1)
 
 
 @click.command()
 @seconds_option(90, f"At most, to measure each depth; {ROUNDS} rounds in any case.")
-@json_option
-def rewrites(seconds: float, json_path: Path | None) -> None:
+@recorded("rewrites")
+def rewrites(record: Record, seconds: float) -> None:
     """Compare each rewrite alone, several and all of them with plain exports and PyTorch on the CPU, at equal depth.
 
     Every candidate classifies the same images as one call, and in its best way, which a short search finds.
     """
     from benchmarks.measure.rewritten import measure
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
 
-    with recording(json_path, cores()) as record:
-        for depth in DEPTHS:
-            measure(depth, seconds, record.add)
-        click.echo(show(record.run(), "rewrites"))
+    for depth in DEPTHS:
+        measure(depth, seconds, record.add)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from benchmarks.load import by_perf_analyzer
 from benchmarks.load.figures import Failed, WrongAnswer
 from benchmarks.load.published import server_arguments
-from benchmarks.measure.choices import json_option
-from benchmarks.measure.devices import cores
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
 from benchmarks.measure.progress import note, steps
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded import recorded
 from models.training.command_options import FiniteRange
-
-if TYPE_CHECKING:
-    from benchmarks.measure.run import Row
 
 NETWORK = "bert-6x384"
 TEXTS = 64  # different texts
@@ -49,22 +46,18 @@ Text = Mapping[str, NDArray[np.int64]]
 @click.option("--in-flight", type=click.IntRange(1, 16), default=16, show_default=True, help="Requests; closed loop.")
 @click.option("--seconds", type=FiniteRange(1), default=10, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@json_option
-def texts(in_flight: int, seconds: float, rounds: int, json_path: Path | None) -> None:
+@recorded("texts")
+def texts(record: Record, in_flight: int, seconds: float, rounds: int) -> None:
     """Serve BERT of 6 layers of 384 with one text a request, as exported and packed, joined and apart.
 
     Lengths: chunks of documents, by the quantiles that huggingface/funes#167 publishes; short texts, drawn.
     NVIDIA's perf_analyzer sends them.
     """
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
-
-    with recording(json_path, cores()) as record, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         by_perf_analyzer.program()
         files = packed_files(NETWORKS[NETWORK].file(Path(folder)), Path(folder))
         for rows in measure(files, in_flight, seconds, rounds):
             record.update([{"network": NETWORK, "title": NETWORKS[NETWORK].title, **row} for row in rows])
-        click.echo(show(record.run(), "texts"))
 
 
 def lengths() -> dict[str, NDArray[np.int64]]:

@@ -157,10 +157,11 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+    from export.equivalence import in_batches
 
     file = export(model, folder)
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
-    scores = {name: _scores_of(ask, data.test_images) for name, ask in candidates.items()}
+    scores = {name: in_batches(ask, data.test_images, ASKED) for name, ask in candidates.items()}
     quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
     for batch in TIMED:
         calls = {name: partial(ask, data.test_images[:batch]) for name, ask in candidates.items()}
@@ -201,10 +202,6 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
         return np.asarray(served({"image": np.stack([framed(image[0]) for image in images])})["logits"], np.float32)
 
     return {TIMM: by_timm, EXPORTED: by_export, PUBLISHED: as_published}
-
-
-def _scores_of(ask: Scores, images: Images) -> NDArray[np.float32]:
-    return np.concatenate([ask(images[start : start + ASKED]) for start in range(0, len(images), ASKED)])
 
 
 def _quality(found: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:

@@ -1,0 +1,40 @@
+"""The frame of a benchmark's command: its rows are written as they come, and its tables are printed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.measure.choices import json_option
+from benchmarks.measure.devices import cores
+from benchmarks.measure.run import recording
+
+Command = Callable[..., int | None]
+
+
+def recorded(*tables: str, threads: int | None = None) -> Callable[[Command], Callable[..., None]]:
+    """Adds --json to a command, which gets the `Record` as its first argument and may return an exit code.
+
+    `tables`: names in TABLES. `threads`: as the result states them; None: all cores.
+    """
+
+    def decorate(command: Command) -> Callable[..., None]:
+        @json_option
+        @wraps(command)
+        def run(json_path: Path | None, **values: Any) -> None:
+            from benchmarks.reporting.tables import show
+
+            with recording(json_path, threads or cores()) as record:
+                code = command(record, **values)
+                if tables:
+                    click.echo(show(record.run(), *tables))
+            if code:
+                click.get_current_context().exit(code)
+
+        return run
+
+    return decorate

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import (
+from benchmarks.measure.devices import cores
+from benchmarks.measure.engines import COMPARED, candidates, label_of, start
+from benchmarks.measure.network import Network
+from benchmarks.measure.options import (
     chosen,
     digits,
     json_option,
@@ -22,9 +25,6 @@ from benchmarks.measure.choices import (
     own_options,
     several,
 )
-from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import COMPARED, candidates, label_of, start
-from benchmarks.measure.network import Network
 from benchmarks.measure.progress import note
 from export.equivalence import in_batches
 from models.catalog import OF_DIGITS, SHIPPED, shipped

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import WithPresets, presets, seconds_option
 from benchmarks.measure.foreign_networks import NETWORKS, Foreign
+from benchmarks.measure.options import WithPresets, presets, seconds_option
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded import recorded
 

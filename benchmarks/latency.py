@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import (
+from benchmarks.measure.devices import cores
+from benchmarks.measure.engines import (
+    COMPARED,
+    DEFAULT_PRECISIONS,
+    DEFAULT_RUNTIMES,
+    RUNTIMES,
+    candidates,
+)
+from benchmarks.measure.network import Network, shipped_network
+from benchmarks.measure.options import (
     PRECISION_HELP,
     WithPresets,
     chosen,
@@ -22,15 +31,6 @@ from benchmarks.measure.choices import (
     seconds_option,
     several,
 )
-from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import (
-    COMPARED,
-    DEFAULT_PRECISIONS,
-    DEFAULT_RUNTIMES,
-    RUNTIMES,
-    candidates,
-)
-from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED

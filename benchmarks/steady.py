@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.devices import cores
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded import recorded
 

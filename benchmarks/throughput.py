@@ -13,7 +13,10 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import (
+from benchmarks.measure.devices import cores
+from benchmarks.measure.engines import SERVED_ENGINES
+from benchmarks.measure.network import shipped_network
+from benchmarks.measure.options import (
     WithPresets,
     device_option,
     json_option,
@@ -23,9 +26,6 @@ from benchmarks.measure.choices import (
     presets,
     repeated,
 )
-from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import SERVED_ENGINES
-from benchmarks.measure.network import shipped_network
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice

@@ -13,7 +13,7 @@ import click
 import pytest
 from commands import told
 
-from benchmarks.measure.choices import WithPresets
+from benchmarks.measure.options import WithPresets
 from models.catalog import SHIPPED
 from vitbn import main as vitbn
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded import recorded
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import dataset_options, digits, seconds_option
 from benchmarks.measure.engines import ORT
+from benchmarks.measure.options import dataset_options, digits, seconds_option
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded import recorded
 from models.catalog import OF_DIGITS, shipped

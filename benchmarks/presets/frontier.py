@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.choices import seconds_option
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded import recorded
 from models.catalog import PRETRAINED

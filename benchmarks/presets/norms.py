@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import seconds_option
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded import recorded
 from benchmarks.studies.grids import FOLDING

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.measure.choices import seconds_option
 from benchmarks.measure.foreign_networks import SIX, text
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded import recorded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks.measure.choices import seconds_option
+from benchmarks.measure.options import seconds_option
 from benchmarks.measure.rewritten import ROUNDS
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded import recorded

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, candidates
 from benchmarks.measure.network import Network
+from benchmarks.measure.options import json_option, seconds_option
 from benchmarks.measure.workload import Workload
 from models.networks.config import ModelConfig
 

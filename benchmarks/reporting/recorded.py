@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import json_option
 from benchmarks.measure.devices import cores
+from benchmarks.measure.options import json_option
 from benchmarks.measure.run import recording
 
 Command = Callable[..., int | None]

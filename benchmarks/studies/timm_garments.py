@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
-from benchmarks.measure.choices import Result, seconds_option
 from benchmarks.measure.command_line import PROGRAM
+from benchmarks.measure.options import Result, seconds_option
 
 if TYPE_CHECKING:
     from models.data import Dataset

@@ -15,7 +15,7 @@ from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
 from benchmarks.foreign import foreign
 from benchmarks.latency import latency
-from benchmarks.measure.choices import Result, WithPresets, json_option, seconds_option, several
+from benchmarks.measure.options import Result, WithPresets, json_option, seconds_option, several
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.throughput import throughput

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from benchmarks.measure.network import Network
 from export.precision_table import Device, Precision
 
 if TYPE_CHECKING:
-    from export.graph import Served
+    from export.graph import Rewrites, Served
     from models.networks.config import ModelConfig
-
-Rewrites = Literal["none", "folded", "all"]
 
 Program: TypeAlias = "Served | bytes"
 """A PyTorch network, or the bytes of an ONNX file."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.measure.candidate import Candidate, Classify, Program, Rewrites, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.devices import cores
 from benchmarks.measure.network import Network, shipped_network
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
+    from export.graph import Rewrites
     from models.networks.config import ModelName
 
 
@@ -104,7 +105,7 @@ ENGINES: dict[str, Engine] = {
         *("ONNX Runtime", "onnxruntime", onnxruntime, "file"),
         runtimes={
             "onnx": ("none", "plain export"),
-            "onnx-folded": ("folded", "norms folded"),
+            "onnx-folded": ("bn", "norms folded"),
             "onnx-optimized": ("all", "all rewrites"),
         },
     ),
@@ -122,7 +123,7 @@ ENGINES: dict[str, Engine] = {
         fused=True,
         runtimes={
             "tensorrt-plain": ("none", "plain export"),
-            "tensorrt-folded": ("folded", "norms folded"),
+            "tensorrt-folded": ("bn", "norms folded"),
             "tensorrt": ("all", "all rewrites"),
         },
     ),

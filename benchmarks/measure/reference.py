@@ -20,7 +20,7 @@ from export.compiler.pipeline import optimise
 from export.compiler.proof.tolerances import allowed
 from export.equivalence import TIE, Images, Logits, check, check_classes, own_error, torch_classifier
 from export.errors import Unavailable
-from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Rewrites, Served, finished, rewrite, to_onnx
+from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Served, finished, rewrite, to_onnx
 from export.images import COUNT
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
@@ -30,8 +30,6 @@ from models.networks.config import ModelConfig
 from models.networks.layers import Attention
 from models.networks.norms import NormFactory
 from models.networks.registry import build, randomise_norms
-
-REWRITES: dict[str, Rewrites] = {"none": "none", "folded": "bn", "all": "all"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
         if engine.fused:
             model.model = with_fused_attention(model.model, of.config)
         return model.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
-    proto, macs = of.graph(Form(REWRITES[candidate.rewrites], engine.fused))
+    proto, macs = of.graph(Form(candidate.rewrites, engine.fused))
     return _file(of, proto, precision, engine.kind), macs
 
 

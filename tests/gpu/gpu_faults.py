@@ -68,7 +68,7 @@ def one_difference() -> Iterator[str]:
     from benchmarks.measure.engines import RUNTIMES
 
     plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
-    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "folded"):
+    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "bn"):
         yield f"tensorrt-plain, tensorrt-folded: expected the folding as their one difference, found {plain}, {folded}"
 
 

@@ -26,7 +26,7 @@ from benchmarks.measure.options import (
     several,
 )
 from benchmarks.measure.progress import note
-from export.equivalence import in_batches
+from export.equivalence import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _on_conditions(networks: Sequence[Network], data: Dataset) -> Iterator[dict[
         if adapted := _adapted(source, images[:UNLABELLED]):
             asked[f"{SMALL}, adapted"] = adapted, images[UNLABELLED:], labels[UNLABELLED:]
         for name, (classify, images, labels) in asked.items():
-            right = float((in_batches(classify, images, BATCH).argmax(1) == labels).mean())
+            right = float((in_parts(classify, BATCH)(images).argmax(1) == labels).mean())
             row = {"model": network.name, "condition": name, "accuracy": right}
             yield {"dataset": data.name, "images": len(labels), **row}
 
@@ -167,7 +167,7 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
         least = load(network.path).metrics.get("least_evidence", -np.inf)
         classify = _served(network.path)
         for name, (inputs, has_ink, truths) in seen.items():
-            logits = in_batches(classify, inputs, BATCH).astype(np.float64)
+            logits = in_parts(classify, BATCH)(inputs).astype(np.float64)
             rejected = (np.logaddexp.reduce(logits, axis=1) < least) | ~has_ink
             row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
             if truths is not None:
@@ -226,7 +226,7 @@ def _in_runtimes(of: Reference) -> Iterator[dict[str, Any]]:
         note(f"Measuring {of.network.name}, {name}")
         try:
             images = of.data.test_images.copy()  # PyTorch needs writable arrays
-            logits = in_batches(_started(of, candidate), images, BATCH)
+            logits = in_parts(_started(of, candidate), BATCH)(images)
         except ExportError as reason:
             note(f"Not measured: {of.network.name}, {name}: {reason}")
             continue

@@ -138,9 +138,17 @@ def check_classes(stages: str, want: Logits, have: Logits, tie: float = TIE) -> 
         raise EquivalenceError(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
 
 
-def in_batches(classify: Classifier, images: Images, size: int) -> Logits:
-    """The logits (n, classes) of images (n, C, H, W), `size` images a call."""
-    return np.concatenate([classify(images[start : start + size]) for start in range(0, len(images), size)])
+def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
+    """`classify` in batches of `smallest` to `largest` images; pads short batches."""
+
+    def padded(part: Images) -> Images:
+        return part if len(part) >= smallest else np.resize(part, (smallest, *part.shape[1:]))
+
+    def whole(images: Images) -> Logits:
+        parts = (images[start : start + largest] for start in range(0, len(images), largest))
+        return np.concatenate([classify(padded(part))[: len(part)] for part in parts])
+
+    return whole
 
 
 def torch_classifier(model: nn.Module) -> Classifier:

@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ def interleaved(turns: Sequence[Callable[[], float]], schedule: Schedule) -> lis
             taken[place].append(turns[place]())
         rounds += 1
     return taken
+
+
+def shared(pool: Executor, workers: Sequence[Callable[[Part], object]], parts: Sequence[Part]) -> Callable[[], None]:
+    """A run in which the workers share the parts, each in a thread of its own."""
+
+    def share(worker: int) -> None:
+        for part in parts[worker :: len(workers)]:
+            workers[worker](part)
+
+    def run() -> None:
+        list(pool.map(share, range(len(workers))))
+
+    return run
 
 
 def turn_ns(run: Callable[[], object], turn_s: float = 0.0) -> list[int]:

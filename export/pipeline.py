@@ -79,7 +79,9 @@ def export_for(
         openvino_module()
     loaded = load(path, depth)
     if isinstance(target, Target) and target.is_exact:
-        return _exact(_proved(loaded, form, data_dir), target)
+        exported = _proved(loaded, form, data_dir)
+        # TF32 has the same file; config.pbtxt allows the rounding.
+        return Ready(exported, exported.artifact.telling(precision=target.precision), target.serving)
     dataset = own_dataset(loaded.config, loaded.metrics, data_dir)
     exported = _proved(loaded, form, data_dir)
     if isinstance(target, Target):
@@ -89,11 +91,6 @@ def export_for(
 
 def _proved(loaded: Checkpoint, form: Form, data_dir: Path | None) -> Exported:
     return export(loaded, form, _images(loaded, data_dir))
-
-
-def _exact(exported: Exported, target: Target) -> Ready:
-    """TF32 has the same file; config.pbtxt allows the rounding."""
-    return Ready(exported, exported.artifact.telling(precision=target.precision), target.serving)
 
 
 def _measured(exported: Exported, target: Target, dataset: Dataset, max_drop_points: float) -> Ready:

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from export.equivalence import Classifier, Images, in_batches, onnx_classifier
+from export.equivalence import Classifier, Images, in_parts, onnx_classifier
 from export.errors import ExportError
 from export.precision_table import Precision
 from export.publishing.artifact import Artifact, onnx_artifact
@@ -92,7 +92,7 @@ def _gate(
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    found = in_batches(classify, dataset.test_images, TEST_BATCH).argmax(axis=1)
+    found = in_parts(classify, TEST_BATCH)(dataset.test_images).argmax(axis=1)
     return float(np.mean(found == dataset.test_labels))
 
 

@@ -7,6 +7,7 @@ and of the temperature that fits a half of the pictures, judged by the other hal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,10 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
 
 
 def _logits_and_labels(network: Network, shown: Iterator[Shown]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    answers, labels, waiting = list[NDArray[np.float32]](), list[int](), list[NDArray[np.uint8]]()
-    for image, label in shown:
-        waiting.append(image)
-        labels.append(label)
-        if len(waiting) == AT_ONCE:
-            answers.append(network.logits(np.stack(waiting)))
-            waiting = []
-    if waiting:
-        answers.append(network.logits(np.stack(waiting)))
+    answers, labels = list[NDArray[np.float32]](), list[int]()
+    while some := [*islice(shown, AT_ONCE)]:
+        answers.append(network.logits(np.stack([image for image, _ in some])))
+        labels += [label for _, label in some]
     return np.concatenate(answers), np.array(labels, np.int64)
 
 

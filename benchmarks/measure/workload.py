@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import start
+from export.interleaved import shared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,13 +87,4 @@ def runner(program: Program, candidate: Candidate, workload: Workload, images: I
     batches = [images[i : i + size] for i in range(0, len(images), size)]
     copy = replace(candidate, threads=cores() // at_once)
     workers = [start(program, copy) for _ in range(at_once)]
-    pool = ThreadPoolExecutor(at_once)
-
-    def share(worker: int) -> None:
-        for batch in batches[worker::at_once]:
-            workers[worker](batch)
-
-    def run() -> None:
-        list(pool.map(share, range(at_once)))
-
-    return run
+    return shared(ThreadPoolExecutor(at_once), workers, batches)

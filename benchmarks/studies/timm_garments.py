@@ -157,11 +157,11 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
-    from export.equivalence import in_batches
+    from export.equivalence import in_parts
 
     file = export(model, folder)
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
-    scores = {name: in_batches(ask, data.test_images, ASKED) for name, ask in candidates.items()}
+    scores = {name: in_parts(ask, ASKED)(data.test_images) for name, ask in candidates.items()}
     quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
     for batch in TIMED:
         calls = {name: partial(ask, data.test_images[:batch]) for name, ask in candidates.items()}

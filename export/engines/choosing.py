@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from export.engines.openvino_engine import has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError, Unavailable
-from export.interleaved import Schedule, interleaved, time_ns
+from export.interleaved import Schedule, interleaved, shared, time_ns
 from export.intervals import Ratio, ratio_of_rounds
 from export.precision import accuracy
 from export.precision_table import PRECISIONS, Precision, file_precision
@@ -144,7 +144,7 @@ def _timed(files: Files, rows: Sequence[Row], images: Images, goal: Goal) -> lis
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
     with ThreadPoolExecutor(max(row.setting.instances for row in rows)) as pool:
         runs = [
-            _runner(pool, [_start(files, row.setting) for _ in range(row.setting.instances)], batches[:calls])
+            shared(pool, [_start(files, row.setting) for _ in range(row.setting.instances)], batches[:calls])
             for row, calls in zip(rows, counts, strict=True)
         ]
         for run in runs:
@@ -171,17 +171,6 @@ def _bounds(ratio: Ratio) -> tuple[float, float]:
 def _calls(setting: Setting) -> int:
     """A multiple of the instances: none waits for the last call of another."""
     return math.ceil(CALLS / setting.instances) * setting.instances
-
-
-def _runner(pool: Executor, workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
-    def share(worker: int) -> None:
-        for batch in batches[worker :: len(workers)]:
-            workers[worker](batch)
-
-    def run() -> None:
-        list(pool.map(share, range(len(workers))))
-
-    return run
 
 
 def _start(files: Files, setting: Setting) -> Classifier:

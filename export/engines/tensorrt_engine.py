@@ -24,7 +24,7 @@ from onnx import shape_inference
 from common.repository import ONNX_FILE, PLAN_FILE
 from common.sample import Sample
 from export.engines.gpu import Gpu
-from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier
+from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, in_parts, onnx_classifier
 from export.errors import ExportError
 from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
@@ -218,17 +218,6 @@ def compare_engine(expected: Classifier, found: Classifier, images: Images, opti
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
     return compare(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
-
-
-def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
-    """`classify` in batches of `smallest` to `largest` images; pads short batches."""
-
-    def whole(images: Images) -> Any:
-        parts = (images[i : i + largest] for i in range(0, len(images), largest))
-        filled = ((part, np.resize(part, (max(len(part), smallest), *part.shape[1:]))) for part in parts)
-        return np.concatenate([classify(batch)[: len(part)] for part, batch in filled])
-
-    return whole
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from linear import IMAGES, LARGEST, right
 from export import to_tensorrt
 from export.engines import gpu
 from export.engines.gpu import find_gpu, require
-from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, check_layers, compare_engine, in_parts
-from export.equivalence import EquivalenceError, Images, Logits
+from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, check_layers, compare_engine
+from export.equivalence import EquivalenceError, Images, Logits, in_parts
 from export.errors import ExportError, PublishError, Unavailable
 from export.pipeline import export_engine
 from export.publishing.beside import write_beside

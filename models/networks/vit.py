@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
@@ -90,11 +90,11 @@ class VisionTransformer(nn.Module):
         height, width = config.patch_size
         standardised = partial(nn.LayerNorm, config.input_shape, elementwise_affine=False)
         self.input_norm: nn.Module = standardised() if config.standardise else nn.Identity()
-        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", p1=height, p2=width)
+        self.to_patches = Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", p1=height, p2=width)
         self.patch_norm = norm(config.patch_dim)
-        self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, config.dim)
+        self.patch_embedding = nn.Linear(config.patch_dim, config.dim)
         self.embedding_norm = norm(config.dim)
-        self.embedding: nn.Module = TokenEmbedding(config)
+        self.embedding = TokenEmbedding(config)
         self.blocks = nn.ModuleList(
             Block(attention(config, i, norm), FeedForward(config, ffn_norm, hidden_norm)) for i in range(config.depth)
         )
@@ -102,25 +102,13 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(config.dim, config.num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        x = self.embed(image)  # (B, N, D), or under class attention (B, N-1, D)
+        x = self.to_patches(self.input_norm(image))  # (B, N-1, P)
+        x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
+        x = self.embedding(x)  # (B, N, D), or under class attention (B, N-1, D)
         *before, last = self.blocks
         for block in before:
             x = block(x)
-        return self.classify(last(self.join(x)))
-
-    def embed(self, image: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> tokens (B, N, D), or under class attention (B, N-1, D)."""
-        x = self.to_patches(self.input_norm(image))  # (B, N-1, P)
-        x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
-        tokens: Tensor = self.embedding(x)
-        return tokens
-
-    def join(self, x: Tensor) -> Tensor:
-        return cast(TokenEmbedding, self.embedding).join(x) if self.config.class_attention else x
-
-    def classify(self, x: Tensor) -> Tensor:
-        """Last tokens (B, N, D), or their first row (B, 1, D) -> logits (B, num_classes)."""
-        x = self.norm(x)
+        x = self.norm(last(self.embedding.join(x)))  # (B, N, D), or the first row alone (B, 1, D)
         x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
         logits: Tensor = self.head(x)  # (B, num_classes)
         return logits

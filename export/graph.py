@@ -160,7 +160,7 @@ def check_network(model: nn.Module, folds: bool) -> None:
     for name, module in model.named_modules():
         try:
             if isinstance(module, TokenNorm):
-                module.eval_affine()
+                module.check_affine()
         except NeverAffine as reason:
             if folds:
                 raise RewriteError(f"{name}: {reason}") from reason

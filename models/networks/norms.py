@@ -24,9 +24,6 @@ EPS = 1e-5
 WINDOW = 4  # batches whose second moments UnifiedNorm averages
 ANNEALED_AT = 0.8  # share of the training with LayerNorm, as in its authors' code
 
-Affine = tuple[Tensor, Tensor]
-"""Scale and shift, each (features,): x -> scale x + shift."""
-
 
 class NotAffine(Exception):
     pass
@@ -36,13 +33,12 @@ class NeverAffine(NotAffine):
     """No training makes the norm affine."""
 
 
-class TokenNorm(nn.Module, ABC):
-    @abstractmethod
-    def eval_affine(self) -> Affine:
-        """Scale and shift of the norm in eval mode. Raises NotAffine."""
+class TokenNorm(nn.Module):
+    def check_affine(self) -> None:
+        """Raises NotAffine unless the norm is an affine map in eval mode, as the compiler folds it."""
 
 
-class RowNorm(TokenNorm):
+class RowNorm(TokenNorm, ABC):
     """Normalises rows (B*N, features): the same statistics as after a transpose to (B, D, N), without its copy.
 
     Half precisions compute in float32.
@@ -72,9 +68,6 @@ class TokenBatchNorm(RowNorm):
         normed: Tensor = self.norm(rows)
         return normed
 
-    def eval_affine(self) -> Affine:
-        return batch_norm_affine(self.norm)
-
 
 class RepBN(RowNorm):
     """BN(x) + a x with a learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
@@ -90,10 +83,6 @@ class RepBN(RowNorm):
     def normalise(self, rows: Tensor) -> Tensor:
         normed: Tensor = self.norm(rows) + self.skip * rows
         return normed
-
-    def eval_affine(self) -> Affine:
-        scale, shift = batch_norm_affine(self.norm)
-        return scale + self.skip.data, shift
 
 
 class ProgressiveRepBN(TokenNorm):
@@ -116,13 +105,12 @@ class ProgressiveRepBN(TokenNorm):
         mixed: Tensor = share * self.layer_norm(x) + (1 - share) * self.batch_norm(x)  # (B, N, D)
         return mixed
 
-    def eval_affine(self) -> Affine:
+    def check_affine(self) -> None:
         if self.layer_norm_share > 0:
             raise NotAffine(
                 f"expected no LayerNorm left in the mixture, found a share of {self.layer_norm_share:.3g}; "
                 "train to the end"
             )
-        return self.batch_norm.eval_affine()
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.layer_norm_share, dtype=torch.float64)
@@ -165,9 +153,6 @@ class UnifiedNorm(RowNorm):
             self.num_batches_tracked.add_(1)
         return square
 
-    def eval_affine(self) -> Affine:
-        return self.weight.data * (self.running_square + EPS).rsqrt(), self.bias.data
-
 
 class DynamicFeatureNorm(RowNorm):
     """y = gamma sum_k softmax(w)_k N_k(x) + beta with learned w.
@@ -194,7 +179,7 @@ class DynamicFeatureNorm(RowNorm):
         y: Tensor = self.weight * mixed + self.bias
         return y
 
-    def _bounds(self, rows: Tensor) -> Affine:
+    def _bounds(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Minimum and maximum (features,); in training updates the running ones."""
         if not self.training:
             return self.running_min, self.running_max
@@ -203,25 +188,6 @@ class DynamicFeatureNorm(RowNorm):
         for running, bound in zip((self.running_min, self.running_max), bounds, strict=True):
             running.lerp_(bound.detach().to(running.dtype), 1.0 if seen == 0 else MOMENTUM)
         return bounds
-
-    def eval_affine(self) -> Affine:
-        z_score, min_max, identity = self.choice.data.softmax(0)
-        z_scale, z_shift = batch_norm_affine(self.z_score)
-        spread = self.running_max - self.running_min + EPS
-        scale = z_score * z_scale + min_max / spread + identity
-        shift = z_score * z_shift - min_max * self.running_min / spread
-        return self.weight.data * scale, self.weight.data * shift + self.bias.data
-
-
-def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """Scale and shift of BatchNorm in eval mode. Raises NotAffine without running statistics."""
-    if norm.running_mean is None or norm.running_var is None:
-        raise NotAffine("expected running statistics, found none (track_running_stats=False)")
-    scale = (norm.running_var + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * norm.weight.data
-    shift = -norm.running_mean * scale
-    return scale, shift + norm.bias.data if norm.affine else shift
 
 
 def anneal(model: nn.Module, progress: float) -> None:

@@ -6,16 +6,16 @@ In and out: tokens (B, N, D). gamma and beta (D,) are learned.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
 from models.networks.config import ModelName
-from models.networks.norms import EPS, Affine, NeverAffine, Norm, TokenNorm
+from models.networks.norms import EPS, NeverAffine, Norm, TokenNorm
 
 
-class GainedTokenNorm(TokenNorm):
+class GainedTokenNorm(TokenNorm, ABC):
     """gamma n(x) + beta."""
 
     reason = "it has statistics of each token"
@@ -32,7 +32,7 @@ class GainedTokenNorm(TokenNorm):
     def normalise(self, x: Tensor) -> Tensor:
         """n(x) of tokens (B, N, D)."""
 
-    def eval_affine(self) -> Affine:
+    def check_affine(self) -> None:
         raise NeverAffine(f"expected an affine map in eval mode, found {type(self).__name__}: {self.reason}")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from common.framing import Framing
 from export.pictures.processor import BYTE, Held, Processor, Size
 
-PLAIN = ("ViT", "Pvt", "Siglip", "Segformer")  # no crop unless they ask for it
+PLAIN = ("ViT", "Pvt", "Siglip", "Segformer", "DINOv3ViT")  # no crop unless they ask for it
 CROPPING = ("DeiT", "Beit", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
 SHARED = ("ConvNext", "PoolFormer")  # with crop_pct
 SQUARE = ("ViT", "Pvt", "Segformer", "DeiT", "Beit")  # of a size that is a single number
@@ -22,6 +22,7 @@ TYPES = tuple(dict.fromkeys((*PLAIN, *CROPPING, *SHARED)))
 CROPS = dict.fromkeys(CROPPING, 224) | {"MobileViT": 256}  # where crop_size is missing
 LARGE = 384  # from this side on ConvNext squashes
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # of Pillow and torchvision alike
+UNROUNDED = ("DINOv3ViT",)  # resizes floats: only a filter without overshoot makes the same levels
 TYPE_KEYS = ("image_processor_type", "feature_extractor_type")
 READ = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "do_rescale", "rescale_factor"),
@@ -97,7 +98,7 @@ def _framing(held: Held, kind: str) -> tuple[Framing, Size]:
         raise held.refusal("do_center_crop", "true beside a shortest_edge, which leaves any width", "false")
     if crop is not None and (crop[0] > size[0] or crop[1] > size[1]):
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")
-    return Framing(fit, size, _filter(held), "transformers"), crop or size
+    return Framing(fit, size, _filter(held, kind), "transformers"), crop or size
 
 
 def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
@@ -121,7 +122,7 @@ def _shared(held: Held, kind: str) -> tuple[Framing, Size] | None:
     crop = _crop(held, kind) if cropped else size
     if (kind == "ConvNext" and crop != size) or max(crop) > wide[0]:
         raise held.refusal("crop_size", f"at most the size {size[0]}x{size[1]}", f"{crop[0]}x{crop[1]}")
-    return Framing(fit, wide, _filter(held), "transformers"), crop
+    return Framing(fit, wide, _filter(held, kind), "transformers"), crop
 
 
 def _crop(held: Held, kind: str) -> Size:
@@ -143,8 +144,11 @@ def _size(held: Held, key: str, square: bool) -> tuple[Literal["squash", "short 
     raise held.refusal(key, "height and width" + (", or a shortest_edge" if key == "size" else ""), repr(value))
 
 
-def _filter(held: Held) -> str:
+def _filter(held: Held, kind: str) -> str:
     value = held.values.get("resample")
+    if kind in UNROUNDED and value != 2:
+        expected = f"2 (bilinear) for {kind}, whose processor resizes before it rounds"
+        raise held.refusal("resample", expected, repr(value))
     if type(value) is not int or value not in FILTERS:
         names = ", ".join(f"{number} ({name})" for number, name in FILTERS.items())
         raise held.refusal("resample", f"one of {names}", repr(value))

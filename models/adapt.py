@@ -26,7 +26,9 @@ def adapt(checkpoint: Path, folder: Path, output: Path | None) -> None:
     from models.training.adaptation import adapt_checkpoint
 
     output = output or CHECKPOINTS / f"{checkpoint.stem}-{folder.resolve().name}.safetensors"
-    count = adapt_checkpoint(checkpoint, folder, output)
+    count, notes = adapt_checkpoint(checkpoint, folder, output)
+    for note in notes:
+        click.echo(note)
     click.echo(f"Wrote {output}: {checkpoint} with the BatchNorm statistics of {count} pictures in {folder}")
     click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from common.decoding import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
-from models.data.picture_files import PictureFile, find_files, pictures, shown
+from models.data.picture_files import PictureFile, find_files, left_out, pictures, shown
 from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
 from models.networks.config import ModelConfig
 
@@ -128,21 +128,25 @@ def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read])
     return done
 
 
-def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
+def load_unlabelled(
+    folder: Path, config: ModelConfig, fewest: int, most: int
+) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Pictures as a model reads them, uint8 (n, C, H, W): at most `most`, evenly spread over the sorted names.
 
-    Models of ink need pictures of the model's size, light on black. Raises DataError for fewer than `fewest`.
+    And notes of what was left out. Models of ink need pictures of the model's size, light on black. Raises DataError
+    for fewer than `fewest`.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
         raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
-    chosen = paths[:: -(-len(paths) // most)]
-    return np.stack(_read_all(folder, chosen, lambda path: _as_model_reads(path, config)))
+    chosen, several = paths[:: -(-len(paths) // most)], list[Path]()
+    read = _read_all(folder, chosen, lambda path: _as_model_reads(path, config, lambda _: several.append(path)))
+    return np.stack(read), (*left_out(folder), *_first_frames(folder, several))
 
 
-def _as_model_reads(path: Path, config: ModelConfig) -> NDArray[np.uint8]:
+def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], object]) -> NDArray[np.uint8]:
     is_ink, (height, width) = config.preprocessing == "ink", config.image_size
-    picture = read_picture(path, whole=is_ink)
+    picture = read_picture(path, noted, whole=is_ink)
     if is_ink and picture.size != (width, height):
         found = f"{picture.width} x {picture.height}"
         raise DataError(f"{path}: expected the model's {width} x {height} pixels, light on black, found {found}")

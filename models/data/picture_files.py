@@ -192,8 +192,7 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     notes = []
     if look_alike := _look_alike({place.name for place in places}):
         notes.append(f"Classes of nearly one name: {look_alike}; if they are the same, move their pictures together")
-    if others := _kinds(path for _, path in files):
-        notes.append(f"Left out, as their suffix is of no picture that is read here: {others}")
+    notes += _other_kinds(path for _, path in files)
     beside = list(_files(folder, below=False))
     if beside:
         named = shown(beside[0].name)
@@ -207,6 +206,19 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         first = shown(str(min(deeper).relative_to(folder)))
         notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
     return tuple(notes)
+
+
+def left_out(folder: Path) -> tuple[str, ...]:
+    """Notes of a folder without classes: sub-folders and files of no picture."""
+    notes = _other_kinds(_files(folder, below=False))
+    if folders := _folders(folder):
+        notes.append(f"Left out, as folders: {len(folders)}, such as {shown(folders[0].name)}")
+    return tuple(notes)
+
+
+def _other_kinds(paths: Iterable[Path]) -> list[str]:
+    others = _kinds(paths)
+    return [f"Left out, as their suffix is of no picture that is read here: {others}"] if others else []
 
 
 def _look_alike(classes: Collection[str]) -> str:

@@ -26,8 +26,8 @@ class AdaptationError(Exception):
     pass
 
 
-def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
-    """Writes the adapted checkpoint to `output` and returns the number of pictures.
+def adapt_checkpoint(path: Path, folder: Path, output: Path) -> tuple[int, tuple[str, ...]]:
+    """Writes the adapted checkpoint to `output` and returns the number of pictures and notes of what was left out.
 
     Drops accuracy and temperature: they belong to the old statistics. Raises AdaptationError, CheckpointError and
     DataError.
@@ -35,7 +35,8 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
     source = checkpoint.load(path)
-    images = torch.from_numpy(load_unlabelled(folder, source.config, FEWEST, MOST))
+    pixels, notes = load_unlabelled(folder, source.config, FEWEST, MOST)
+    images = torch.from_numpy(pixels)
     try:
         adapted = adapt(source.model, images, last_block=last_block_of_training(source.metrics))
     except AdaptationError as error:
@@ -51,7 +52,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
         },
     }
     checkpoint.save(output, adapted, source.config, metrics)
-    return len(images)
+    return len(images), notes
 
 
 def last_block_of_training(metrics: Metrics) -> LastBlock:

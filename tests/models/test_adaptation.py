@@ -130,5 +130,18 @@ def test_photos_are_cut_as_in_training(tmp_path):
     assert abs(mean.mean() - 0.5) < 0.02
 
 
+def test_what_is_left_out_is_said(saved, tmp_path):
+    images = load_digits().test_images[:50]
+    folder = written_pictures(tmp_path / "new", images)
+    frames = [Image.fromarray(image[0]) for image in images[:2]]
+    frames[0].save(folder / "0.png", save_all=True, append_images=frames[1:], format="PNG")
+    (folder / "notes.txt").write_text("none")
+    (folder / "more").mkdir()
+    told = run(saved, folder, "--output", tmp_path / "adapted.safetensors").output
+    assert "suffix is of no picture that is read here: 1 files (.txt 1)\n" in told
+    assert "Left out, as folders: 1, such as more\n" in told
+    assert "Read of several frames or pages, the first: 1 pictures, such as 0.png\n" in told
+
+
 def test_the_option_of_a_training_is_no_longer_shown():
     assert "adapt-to" not in commands.ok(train_command, "--help").output

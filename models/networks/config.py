@@ -35,7 +35,9 @@ ModelName = Literal[
 Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
-Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade"]
+Augmentation = Literal[
+    "none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade", "turn-colour"
+]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks
 CNN_MIN_SIDE = 20  # pixels, which the CNN's convolutions and poolings reduce to 1

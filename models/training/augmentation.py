@@ -12,6 +12,8 @@
 - `turn`, for pictures of anything: the affine map of `elastic` at half its strength; pixels of the edge fill the rest.
 - `turn-shade`, for few pictures of anything: `turn`, then a picture x becomes min(1, c x^g); ln g is from
   U(-0.9, 0.9), ln c from U(-0.5, 0.5).
+- `turn-colour`, for pictures of anything in colour: `turn`, then half of the pictures get their channels in a random
+  order, each inverted with probability 1/2. Only where colours mean nothing: a class that is a colour is lost.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return _turned
     if name == "turn-shade":
         return lambda images: _shaded(_turned(images))
+    if name == "turn-colour":
+        return lambda images: _recoloured(_turned(images))
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -97,6 +101,14 @@ def _turned(images: Tensor) -> Tensor:
 def _shaded(images: Tensor) -> Tensor:
     gamma, contrast = (images.new_empty(len(images), 1, 1, 1).uniform_(-most, most).exp() for most in (GAMMA, CONTRAST))
     return (images**gamma * contrast).clamp(max=1)
+
+
+def _recoloured(images: Tensor) -> Tensor:
+    count, channels = images.shape[:2]
+    order = _uniform(images, channels).argsort(1)  # (B, C)
+    swapped = images[torch.arange(count, device=images.device)[:, None], order]
+    inverted, chosen = (_uniform(images, width)[:, :, None, None] < 0.5 for width in (channels, 1))
+    return torch.where(chosen, torch.where(inverted, 1 - swapped, swapped), images)
 
 
 def _moved(images: Tensor) -> Tensor:

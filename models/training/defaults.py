@@ -60,7 +60,8 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
-    return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
+    hint = "" if "augment" in given else _other_colours(data, model)
+    return {name: value for name, value in values.items() if name not in given}, _reason(values, few) + hint
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
@@ -69,6 +70,17 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
     of_transformers = {option.name for option in fields(ModelConfig)} - {"model"}
     fits = min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and count * math.prod(sides) <= CNN_MAX_PIXELS
     return fits and not of_transformers & given.keys()
+
+
+def _other_colours(data: Dataset, model: str) -> str:
+    """A hint for pictures whose colours may mean nothing, which only their owner knows."""
+    if model != "cnn" or data.train_images.shape[1] != 3 or len(data.train_labels) < FEWEST:
+        return ""
+    from models.training.colours import tell_classes
+
+    if tell_classes(data.train_images, data.train_labels):
+        return ""
+    return "; colours alone do not tell these classes: if they mean nothing, --augment turn-colour gains much"
 
 
 def _even(count: int, near: int) -> int:

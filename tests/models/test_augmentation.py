@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -76,6 +78,27 @@ def test_shades_are_a_power_and_a_factor_of_the_turned_pictures():
     for found, most in ((gamma[sure].log(), 0.9), (contrast[sure], 0.5)):
         assert -most - 1e-4 < found.min() < -0.95 * most
         assert 0.95 * most < found.max() < most + 1e-4
+
+
+def test_half_of_the_coloured_pictures_change_their_channels():
+    images = torch.rand(2000, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    turned = augmentation("turn")(images)
+    torch.manual_seed(0)
+    found = augmentation("turn-colour")(images)
+    forms = torch.stack(
+        [
+            torch.stack([side - turned[:, channel] if side else turned[:, channel] for channel, side in chosen], 1)
+            for order in itertools.permutations(range(3))
+            for chosen in itertools.product(*(((channel, 0), (channel, 1)) for channel in order))
+        ],
+        1,
+    )  # (2000, 48, 3, 4, 4), the first as it was
+    same = (forms == found[:, None]).flatten(2).all(2)
+    assert same.any(1).all()
+    counts = same.sum(0)
+    assert 950 < counts[0] < 1100, "half, and a 48th of the others"
+    assert 5 < counts[1:].min() <= counts[1:].max() < 45
 
 
 def test_crop_and_flip_cut_a_window_and_mirror_half():

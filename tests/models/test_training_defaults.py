@@ -57,6 +57,19 @@ def test_fewer_than_200_pictures_get_shades(count, model, shades):
     assert (chosen["augment"], "shades" in reason) == (("turn-shade", True) if shades else ("turn", False))
 
 
+@pytest.mark.parametrize(
+    ("by_colour", "given", "hinted"), [(False, {}, True), (False, {"augment": "turn"}, False), (True, {}, False)]
+)
+def test_classes_that_colours_do_not_tell_get_a_hint(by_colour, given, hinted):
+    labels, drawn = np.arange(240) % 3, np.random.default_rng(0).integers(0, 256, (240, 3, 1, 1))
+    papers = np.eye(3)[labels][:, :, None, None] * 255 if by_colour else drawn
+    images = np.broadcast_to(papers, (240, 3, 28, 28)).astype(np.uint8)
+    data = Dataset("mine", images, labels, images, labels, ("a", "b", "c"), preprocessing="photo", pictures={})
+    chosen, reason = usual(data, given)
+    assert ("--augment turn-colour" in reason) == hinted
+    assert chosen.get("augment", "turn") == "turn"
+
+
 @pytest.mark.parametrize("count", [3, 25, 49, 50, 73, 240, 500, 1153])
 def test_the_last_batch_of_few_pictures_is_no_rest(count):
     """50 pictures in batches of 24 would leave a batch of two."""

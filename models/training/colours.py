@@ -1,0 +1,30 @@
+"""Whether the colours of pictures alone tell their classes.
+
+A picture's nearest picture by colours is the one whose histogram of 27 colours is most alike (Bhattacharyya). Of 240
+drawn shapes in random colours 14 to 18 % have a nearest picture of their class (16.7 by chance), of 240 shapes whose
+class is a colour 53 to 58.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 1000  # pictures that are compared
+LEVELS = 3  # of a channel
+LEAD = 0.1  # over chance; the spread of 200 pictures of two classes is a third of it
+
+
+def tell_classes(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> bool:
+    """Of 200 `images` (n, 3, H, W) or more: whether the nearest by colours is of the class oftener than by chance."""
+    step = -(-len(labels) // MOST)
+    images, labels = images[::step], labels[::step]
+    red, green, blue = (images.reshape(len(images), 3, -1).astype(np.int64) * LEVELS // 256).swapaxes(0, 1)  # (n, H W)
+    colours = (red * LEVELS + green) * LEVELS + blue
+    counts = np.stack([np.bincount(row, minlength=LEVELS**3) for row in colours])
+    shares = np.sqrt(counts / colours.shape[1])
+    alike = shares @ shares.T
+    np.fill_diagonal(alike, -1)
+    hits = float((labels[alike.argmax(1)] == labels).mean())
+    chance = float(((np.bincount(labels) / len(labels)) ** 2).sum())
+    return hits > chance + LEAD

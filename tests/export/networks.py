@@ -1,5 +1,6 @@
 """Networks of any geometry with norms far from the identity, and their graphs in float64."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelConfig
 NEVER_FOLD = [name for name in BY_TOKEN if name != "vit"]
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
+VARIANT = replace(SMALL, depth=1, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
 
 
 def network(config: ModelConfig, seed: int = 0) -> nn.Module:

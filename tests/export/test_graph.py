@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from networks import checkpoint
+from networks import VARIANT, checkpoint
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -31,9 +31,9 @@ def test_no_folder_of_this_machine_is_in_the_file() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", [18, 20, 21])
-def test_opsets(opset: int) -> None:
-    exported = export(checkpoint(ModelConfig(depth=1)), Form(opset=opset))
+@pytest.mark.parametrize(("opset", "config"), [(18, VARIANT), (20, ModelConfig(depth=1)), (21, VARIANT)])
+def test_opsets(opset: int, config: ModelConfig) -> None:
+    exported = export(checkpoint(config), Form(opset=opset))
     assert onnx.load_from_string(exported.onnx).opset_import[0].version == opset
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from networks import rewritten
+from networks import FOLD, SMALL, VARIANT, rewritten
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_operators import check, prepared_and_checked
 
@@ -16,10 +16,9 @@ from export.precision import to_fp16, to_int8
 from models.data import load_digits
 from models.networks.config import MODEL_NAMES, ModelConfig
 
-OF_TWO_BLOCKS = ModelConfig(depth=2)  # other tests export it too
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
-SMALL = ModelConfig(depth=1, dim=24, heads=2, dim_head=8, mlp_dim=40)
-VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
+CONFIGS = {name: replace(SMALL, model=name, depth=2 if name in FOLD else 1) for name in MODEL_NAMES}
+CONFIGS |= {name: ModelConfig(model=name) for name in ("cnn", "dnn", "dnnbn")}  # test_compiled_networks exports most
 
 
 def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelProto:
@@ -31,12 +30,11 @@ def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelP
     ("model", "rewrites"), [*((model, "none") for model in MODEL_NAMES), *((model, "all") for model in FAMILIES)]
 )
 def test_every_exported_graph_is_taken(model: str, rewrites: str) -> None:
-    config = replace(OF_TWO_BLOCKS, model=model, depth=2 if model in FAMILIES else 1)  # a rewritten last block differs
-    proto = exported(config, rewrites)
+    proto = exported(CONFIGS[model], rewrites)
     prepared = prepared_and_checked(proto)
     assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]
     expected, found = (onnx_classifier(graph.SerializeToString()) for graph in (proto, prepared))
-    images = embedded_sample(config).images[:5]
+    images = embedded_sample(CONFIGS[model]).images[:5]
     assert np.array_equal(expected(images), found(images))
 
 
@@ -50,7 +48,7 @@ def test_of_every_opset_and_option(opset: int, rewrites: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
 def test_and_in_float16(model: str) -> None:
-    lowered = to_fp16(exported(replace(OF_TWO_BLOCKS, model=model), "all"))
+    lowered = to_fp16(exported(CONFIGS[model], "all"))
     prepared = prepared_and_checked(lowered)
     casts = [node for node in prepared.graph.node if "image" in node.input]
     assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)]
@@ -58,7 +56,7 @@ def test_and_in_float16(model: str) -> None:
 
 @pytest.mark.slow
 def test_int8_of_a_cpu_is_refused() -> None:
-    lowered = to_int8(exported(ModelConfig(model="cnn"), "all"), load_digits().train_images)
+    lowered = to_int8(exported(CONFIGS["cnn"], "all"), load_digits().train_images)
     with pytest.raises(EngineError, match=r"QuantizeLinear\): expected a type of .*_zero_point that .* found UINT8$"):
         prepared_and_checked(lowered)
 

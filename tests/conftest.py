@@ -1,5 +1,4 @@
 import fcntl
-import functools
 import gc
 import os
 import resource
@@ -65,15 +64,10 @@ def _there(path: Path, what: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_exports(shared_dir: Path) -> None:
-    """Compiles the exporter's operator table once a process: a quarter of every export."""
-    if "torch" not in sys.modules:  # no test of this run has it
-        return
-    import torch
-    from exports_once import once
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
+    if "torch" in sys.modules:  # else no test of this run has it
+        import exports_once
 
-    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
-    torch.onnx.export = once(torch.onnx.export, shared_dir / "exports")
+        exports_once.install(shared_dir / "exports")
 
 
 @pytest.fixture(scope="session", autouse=True)

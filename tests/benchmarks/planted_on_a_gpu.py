@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import exports_once
 import gpu_dry_run
 import gpu_faults
 
@@ -107,6 +108,7 @@ if __name__ == "__main__":
         folder = Path(name)
         (folder / "copy").mkdir()
         gpu_dry_run.stub(folder)
+        exports_once.install(Path(sys.argv[2]))
         found = {"none": gpu_dry_run.faults([LATENCY, LOAD], ROOT, folder)}
         found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):

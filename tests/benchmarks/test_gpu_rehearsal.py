@@ -27,16 +27,17 @@ DEFECTS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def found(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> dict[str, list[str]]:
     there = shutil.which("cc") and importlib.util.find_spec("tensorrt_bindings")
     if not there:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a C compiler or TensorRT's bindings are not installed")
     path = tmp_path_factory.mktemp("planted") / "found.json"
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/gpu")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/gpu")]),
         "OMP_NUM_THREADS": "1",
     }
-    subprocess.run([sys.executable, SCRIPT, path], env=environment, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, SCRIPT, path, shared_dir / "exports"]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     faults: dict[str, list[str]] = json.loads(path.read_text())
     return faults
 

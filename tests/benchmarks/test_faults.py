@@ -1,5 +1,6 @@
+import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,28 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 HEAL_S = 60.0
 
 
+PAUSE_S = 0.03
+PAUSES_S = {"answers-nan": 0.01, "lying-version": 0.1, "slow-probe": 0.1}  # the last two take half a minute
+
+
 class PacedBench(DrillBench):
     """Clients that never pause would cost more than all servers' starts."""
 
-    def traffic(self, server: Server, pause_s: float = 0.03) -> AbstractContextManager[Verdicts]:
-        return super().traffic(server, pause_s)
+    pause_s = PAUSE_S
+
+    def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
+        return super().traffic(server, max(pause_s, self.pause_s))
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[DrillBench]:
+def bench() -> Iterator[PacedBench]:
     with PacedBench() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixed_texts.publish_packed(tmp_path_factory.mktemp("packed"))
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +56,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 
-def run(bench: DrillBench, name: str) -> Row:
+def run(bench: PacedBench, name: str) -> Row:
+    bench.pause_s = PAUSES_S.get(name, PAUSE_S)
     return DRILLS[name](bench)
 
 
-def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:
+def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(
+    bench: PacedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.faults.DrillBench", lambda: nullcontext(bench))
     words = ("--scenario", "server-killed", "--hours", 0.001)
     killed, soak = measured(faults, tmp_path / "faults.json", *words)[1]["rows"]
     assert (killed["scenario"], killed["wrong"]) == ("server-killed", 0)
@@ -59,31 +75,37 @@ def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path
     assert {"memory_mb_per_hour", "descriptors_per_hour"} <= soak.keys()
 
 
-def test_sigterm_leaves_no_orphan(bench: DrillBench) -> None:
+def test_sigterm_leaves_no_orphan(bench: PacedBench) -> None:
     row = run(bench, "sigterm")
     assert (row["wrong"], row["failed"], row["orphans"]) == (0, 0, 0)
     assert row["stopped_s"] < 6
 
 
-def test_publications_fail_nothing_and_hold_up_no_answer(bench: DrillBench) -> None:
+def test_publications_fail_nothing_and_hold_up_no_answer(bench: PacedBench) -> None:
     row = run(bench, "publish")
     assert (row["wrong"], row["failed"], row["refused"]) == (0, 0, 0)
     assert row["right"] > 100
 
 
-def test_slow_connections_to_the_page_keep_nobody_out(bench: DrillBench) -> None:
+def test_slow_connections_to_the_page_keep_nobody_out(bench: PacedBench) -> None:
     row = run(bench, "slow-connections")
     assert (row["connections"], row["failed"]) == (500, 0)
     assert row["right"] > 0
 
 
-def test_a_lying_version_is_taken_away(bench: DrillBench) -> None:
+def test_a_lying_version_is_taken_away(bench: PacedBench) -> None:
     row = run(bench, "lying-version")
     assert row["wrong"] > 0, "it lied"
     assert (row["wrong_later"], row["restarts"], row["reloads"]) == (0, 0, 1)
 
 
-def test_no_text_gets_another_texts_answer_while_a_process_dies(bench: DrillBench) -> None:
+def test_no_text_gets_another_texts_answer_while_a_process_dies(
+    bench: PacedBench, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(folder: Path) -> Path:
+        return Path(shutil.copytree(packed.parent, folder, dirs_exist_ok=True)) / packed.name
+
+    monkeypatch.setattr(mixed_texts, "publish_packed", copied)
     row = run(bench, "mixed-texts")
     assert (row["wrong"], row["swapped"]) == (0, 0)
     assert row["failed"] > 0, "the faults were real"
@@ -91,8 +113,8 @@ def test_no_text_gets_another_texts_answer_while_a_process_dies(bench: DrillBenc
     assert row["texts_a_run"] > 1.02, "the server joined none"  # by chance 1.008 have the same length
 
 
-def test_a_swap_would_be_seen(tmp_path: Path) -> None:
-    texts = mixed_texts.Texts(mixed_texts.publish_packed(tmp_path))
+def test_a_swap_would_be_seen(packed: Path) -> None:
+    texts = mixed_texts.Texts(packed)
     assert texts.questions[0].is_right(texts.answers[0])
     assert not texts.questions[0].is_right(texts.answers[1])
     assert texts.swapped == 1
@@ -101,7 +123,7 @@ def test_a_swap_would_be_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-home", "few-descriptors"])
-def test_a_poor_machine_is_served(bench: DrillBench, name: str) -> None:
+def test_a_poor_machine_is_served(bench: PacedBench, name: str) -> None:
     row = run(bench, name)
     assert (row["wrong"], row["right"] > 100) == (0, True)
     if name == "few-descriptors":
@@ -110,7 +132,7 @@ def test_a_poor_machine_is_served(bench: DrillBench, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "slow-probe", "two-supervisors"])
-def test_the_supervisor_makes_no_fault_worse(bench: DrillBench, name: str) -> None:
+def test_the_supervisor_makes_no_fault_worse(bench: PacedBench, name: str) -> None:
     row = run(bench, name)
     if "left_out" in row:
         pytest.skip(str(row["left_out"]))

@@ -81,47 +81,6 @@ def test_files_of_a_mac_are_no_pictures(folder, tmp_path):
     assert load_folder(tmp_path / "parts").labels == CLASSES
 
 
-def damaged(folder):
-    path = folder / "stripes/00.png"
-    path.write_bytes(path.read_bytes()[:60])
-
-
-def empty(folder):
-    (folder / "zebra").mkdir()
-
-
-def single(folder):
-    for number in range(1, 20):
-        (folder / "stripes" / f"{number:02d}.png").unlink()
-
-
-def lonely(folder):
-    for name in CLASSES[1:]:
-        (folder / name).rename(folder.parent / name)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (damaged, "stripes/00.png: expected a picture, found"),
-        (empty, "zebra: expected pictures"),
-        (single, "stripes: expected two pictures or more, found 1"),
-        (lonely, "cloth: expected a sub-folder of pictures for each of two classes or more, found 1"),
-    ],
-)
-def test_folders_that_are_refused(folder, change, said):
-    change(folder)
-    with pytest.raises(DataError, match=said):
-        load_folder(folder)
-
-
-def test_all_bad_pictures_are_named_in_one_line(folder):
-    damaged(folder)
-    (folder / "étoffe/07.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"found 2 files that are none: .*stripes/00\.png: .*; .*étoffe/07\.png: "):
-        load_folder(folder)
-
-
 def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_path):
     (folder / "stripes/2024/may").mkdir(parents=True)
     striped(1, 3).save(folder / "stripes/2024/may/x.avif")
@@ -160,12 +119,6 @@ def test_a_patch_size_divides(folder, size, patch):
 def test_a_size_without_patches_names_the_nearest(side, sizes):
     with pytest.raises(DataError, match=f"divide, found {side}; take {sizes}, ") if sizes else nullcontext():
         check_patches((28, side))
-
-
-def test_a_path_that_cannot_be_printed(folder):
-    moved = folder.rename(folder.with_name("grey\xa0cloth"))
-    with pytest.raises(DataError, match=r"expected a path of printable characters, found .*grey\\xa0cloth"):
-        load_folder(moved)
 
 
 def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
@@ -234,25 +187,11 @@ def test_links_to_folders_are_not_followed_and_said(folder, tmp_path):
     data = load_folder(folder)
     assert len(data.train_labels) + len(data.test_labels) == 60
     assert "Left out, as links to folders: 2 in the classes, such as stripes/back" in data.notes
-    (folder / "linked").mkdir()
-    (folder / "linked/more").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"linked: expected pictures \(.*\), found only links to folders$"):
-        load_folder(folder)
 
 
-def test_a_pipe_and_a_name_of_no_letters_stop_nothing(folder):
+def test_a_pipe_stops_nothing(folder):
     os.mkfifo(folder / "stripes/pipe.png")
     assert len(load_folder(folder).train_labels) == 48
-    (folder / "stripes").rename(folder / " ")
-    with pytest.raises(DataError, match="expected sub-folders with printable names, found ' '; rename it"):
-        load_folder(folder)
-
-
-def test_files_outside_of_classes_are_counted(tmp_path):
-    for number in range(3):
-        striped(0, number).save(tmp_path / f"{number}.png")
-    with pytest.raises(DataError, match=r"two classes or more, found 0 and 3 files, such as 0\.png$"):
-        load_folder(tmp_path)
 
 
 def test_classes_of_nearly_one_name_are_said(folder):
@@ -262,14 +201,3 @@ def test_classes_of_nearly_one_name_are_said(folder):
     shutil.move(folder / "Stripes", folder / "e\u0301toffe")
     (note,) = [note for note in load_folder(folder).notes if note.startswith("Classes of nearly one name: ")]
     assert r"'e\u0301toffe' and '\xe9toffe'" in note
-
-
-def test_a_class_without_pictures_says_what_it_has(folder):
-    for path in (folder / "stripes").glob("*.png"):
-        path.rename(path.with_suffix(".jfif"))
-    with pytest.raises(DataError, match=r"stripes: expected pictures \(.*\), found 21 files \(\.jfif 20, \.txt 1\)$"):
-        load_folder(folder)
-    for path in (folder / "stripes").glob("*.jfif"):
-        path.rename(path.with_suffix(""))
-    with pytest.raises(DataError, match=r"found 21 files \(\.txt 1, no suffix 20\)$"):
-        load_folder(folder)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import failure, measured
+from commands import measured
 
 import benchmarks.accuracy as module
 from benchmarks.accuracy import accuracy
@@ -60,8 +60,3 @@ def test_a_shipped_network_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["in a printed box"]["accuracy"] > rows["as written"]["accuracy"] - 0.06
     assert rows["letters of four fonts"]["rejected"] > 0.7 > rows["as written"]["rejected"]
     assert f"{100 * rows['shapes']['rejected']:.1f}" in printed
-
-
-def test_both_at_once_are_refused() -> None:
-    refused = failure(accuracy, "--brought", "--conditions", "--model", "vitbn-tiny", "--dataset", "digits")
-    assert refused == ("Error: expected --conditions or --brought, found both", 2)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import failure, measured
+from commands import measured
 from random_networks import saved
 
 from benchmarks.measure import workload
@@ -45,13 +45,6 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert speeds == sorted(speeds)
 
 
-def refusal(tmp_path: Path) -> str:
-    line, code = failure(frontier, "--checkpoints", tmp_path, "--json", tmp_path / "out.json")
-    assert code == 1
-    assert not (tmp_path / "out.json").exists()
-    return line
-
-
 def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> None:
     for number, dataset in enumerate(("mnist", "fashion-mnist", "fashion-mnist"), 1):
         config = replace(TINY, dim=16 * number)
@@ -60,29 +53,3 @@ def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> Non
     with pytest.raises(click.ClickException, match=f"{tmp_path}: expected checkpoints of cifar10, found none"):
         comparable([tmp_path], "cifar10")
     assert {each.metrics["dataset"] for each in comparable([PRETRAINED])} == {"mnist"}
-
-
-def test_a_training_that_has_not_finished(tmp_path: Path) -> None:
-    write(tmp_path / "half.safetensors", TINY, {"dataset": "mnist"})
-    assert "half.safetensors: expected a finished training with its test accuracy, found none" in refusal(tmp_path)
-
-
-def test_accuracies_on_different_images(tmp_path: Path) -> None:
-    write(tmp_path / "a.safetensors", TINY)
-    write(tmp_path / "b.safetensors", replace(TINY, depth=2), METRICS | {"dataset": "digits", "test_images": 359})
-    expected = "expected an accuracy on 10000 test images of mnist, found 359 test images of digits"
-    assert expected in refusal(tmp_path)
-
-
-def test_two_networks_of_one_name(tmp_path: Path) -> None:
-    paths = [tmp_path / folder / "runs/vit.safetensors" for folder in "ab"]
-    for depth, path in enumerate(paths, 1):
-        write(path, replace(TINY, depth=depth))
-    folders = [word for path in paths for word in ("--checkpoints", path.parent)]
-    expected = f"{paths[1]}: expected another folder or file name than {paths[0]}, found runs/vit.safetensors"
-    assert failure(frontier, *folders, "--json", tmp_path / "out.json") == (f"Error: {expected}", 1)
-
-
-def test_a_damaged_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"nothing")
-    assert "a.safetensors: expected safetensors" in refusal(tmp_path)

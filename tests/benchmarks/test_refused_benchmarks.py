@@ -1,18 +1,55 @@
-"""What the benchmarks refuse: command, words, exit code, line. Nothing is written."""
+"""What the benchmarks and studies refuse: command, words, exit code, line. Nothing is written."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from commands import failure
+from idx_files import write_idx
+from random_networks import saved
 
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
+from benchmarks.presets.frontier import frontier
 from benchmarks.report import report
+from benchmarks.studies.study import study
+from benchmarks.studies.tune import tune
 from benchmarks.throughput import throughput
+from models.data.mnist import MNIST_PARTS
+from models.networks.config import ModelConfig
 
 FORM = "expected the form of run.schema.json, found at $ "
-FILES = {"damaged/a.json": '{"rows": ', "other/a.json": '{"benchmark": "latency", "rows": []}', "list/a.json": "[]"}
+FOUND = {"model": "vitbn", "dataset": "mnist", "lr": 0.01, "batch_size": 30, "depth": 1, "schedule": "constant"}
+NO_LR = {name: value for name, value in FOUND.items() if name != "lr"}
+FILES = {
+    **{"damaged/a.json": '{"rows": ', "other/a.json": '{"benchmark": "latency", "rows": []}', "list/a.json": "[]"},
+    **{"damaged/a.safetensors": "nothing", "file": ""},
+    **{
+        f"{name}.best.json": json.dumps(found)
+        for name, found in {
+            "right": FOUND,
+            "digits": FOUND | {"dataset": "digits"},
+            "resnet": FOUND | {"model": "resnet"},
+            "colour": FOUND | {"colour": "red"},
+            "rateless": NO_LR,
+            "flat": FOUND | {"depth": 0},
+        }.items()
+    },
+}
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}
+CHECKPOINTS = {  # depth and metrics
+    "half/half": (1, {"dataset": "mnist"}),
+    "mixed/a": (1, METRICS),
+    "mixed/b": (2, METRICS | {"dataset": "digits", "test_images": 359}),
+    "a/runs/vit": (1, METRICS),
+    "b/runs/vit": (2, METRICS),
+}
+OPTIONS = "expected options of models/train.py, found"
+SIZES = "expected --objective frontier with only --model vitbn"
 
 Row = tuple[click.Command, str, int, str]
 REFUSED: list[Row] = [
@@ -49,6 +86,55 @@ REFUSED: list[Row] = [
         1,
         "list/a.json: expected safetensors or a PyTorch state dict, found neither",
     ),
+    (
+        accuracy,
+        "--model vitbn-tiny --data-dir two-by-two",
+        1,
+        "Error: mnist: expected images (1, 28, 28) of 10 classes, as the model reads them, found (1, 2, 2) of 10",
+    ),
+    (
+        accuracy,
+        "--brought --conditions --model vitbn-tiny --dataset digits",
+        2,
+        "Error: expected --conditions or --brought, found both",
+    ),
+    *(
+        (frontier, f"{words} --json a.json", 1, said)
+        for words, said in {
+            "--checkpoints half": "half.safetensors: expected a finished training with its test accuracy, found none",
+            "--checkpoints mixed": "expected an accuracy on 10000 test images of mnist, "
+            "found 359 test images of digits",
+            "--checkpoints a/runs --checkpoints b/runs": "Error: b/runs/vit.safetensors: expected another folder or "
+            "file name than a/runs/vit.safetensors, found runs/vit.safetensors",
+            "--checkpoints damaged": "a.safetensors: expected safetensors",
+        }.items()
+    ),
+    *((tune, f"--objective frontier {words} --output new", 2, SIZES) for words in ("--model cnn", "--depth 6")),
+    (study, "dnn --data-dir none --output out", 1, "Error: none: expected train-images"),
+    (study, "optimised --params searches --data-dir none --output out", 1, "Error: none: expected train-images"),
+    (study, "dnn --data-dir mnist --output file", 1, "Error: file/runs: Not a directory"),
+    *(
+        (study, f"dnn --data-dir mnist --output out {words}", code, said)
+        for words, code, said in (
+            ("--epochs 0", 2, "--epochs"),
+            ("--train-images 1", 2, "--train-images"),
+            ("--train-images 121", 1, "mnist: expected at most 120 images, found 121"),
+            ("--device abacus", 2, "--device"),
+            ("--rate 0.02", 2, "--rate"),
+        )
+    ),
+    *(
+        (study, f"optimised --data-dir mnist --output out --params {words}", 1, said)
+        for words, said in {
+            "digits.best.json": "digits.best.json: expected options for mnist, found options for digits",
+            "resnet.best.json": f"resnet.best.json: {OPTIONS} model: expected one of vit,",
+            "colour.best.json": f"colour.best.json: {OPTIONS} TrainingOptions.__init__() got an unexpected keyword",
+            "rateless.best.json": "rateless.best.json: expected lr, found none",
+            "flat.best.json": f"flat.best.json: {OPTIONS} depth: expected an integer of at least 1",
+            "right.best.json --params right.best.json": "expected another model than in the files before, found vitbn",
+            "empty": "empty: expected files *.best.json",
+        }.items()
+    ),
     (report, "build empty", 1, "empty: expected JSON files of the benchmarks, found none"),
     (report, "build damaged", 1, "damaged/a.json: expected a JSON file"),
     (report, "build other", 1, f"other/a.json: {FORM}"),
@@ -56,17 +142,28 @@ REFUSED: list[Row] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, small_mnist: Path) -> Path:
+    folder = tmp_path_factory.mktemp("refusals")
+    for name in ("empty", "two-by-two", *(Path(path).parent for path in (*FILES, *CHECKPOINTS))):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    for name, (depth, metrics) in CHECKPOINTS.items():
+        saved(folder / f"{name}.safetensors", replace(TINY, depth=depth), metrics)
+    for name in MNIST_PARTS.values():
+        write_idx(folder / "two-by-two" / name, np.arange(2) if "labels" in name else np.zeros((2, 2, 2)))
+    (folder / "mnist").symlink_to(small_mnist)
+    return folder
+
+
 @pytest.mark.parametrize(("command", "words", "code", "said"), REFUSED, ids=lambda value: getattr(value, "name", None))
 def test_what_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: click.Command, words: str, code: int, said: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, command: click.Command, words: str, code: int, said: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    for name, content in FILES.items():
-        Path(name).parent.mkdir()
-        Path(name).write_text(content)
-    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
     line, found = failure(command, *words.split())
     assert found == code
     assert said in line
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(place.rglob("*")) == before

@@ -137,36 +137,18 @@ def test_optimised_with_files_and_folders(small_mnist, tmp_path):
     assert len(list((tmp_path / "out").glob("*.png"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"dataset": "digits"}, "expected options for mnist, found options for digits"),
-        ({"model": "resnet"}, "resnet"),
-        ({"colour": "red"}, "colour"),
-        ({"lr": None}, "lr"),
-        ({"depth": 0}, "depth: expected an integer of at least 1"),
-    ],
-)
-def test_parameters_that_are_none(small_mnist, tmp_path, changes, said):
-    arguments = ["--params", best(tmp_path, **changes), "--data-dir", small_mnist, "--output", tmp_path / "out"]
-    message, exit_code = failure("optimised", *arguments)
-    assert (exit_code, said in message, "vitbn.best.json" in message) == (1, True, True)
-    assert not (tmp_path / "out").exists()
-
-
-def test_parameters_twice_and_never(small_mnist, tmp_path):
-    common = ["optimised", "--data-dir", small_mnist, "--output", tmp_path / "out"]
-    path = best(tmp_path)
-    message, _ = failure(*common, "--params", path, "--params", path)
-    assert "expected another model than in the files before, found vitbn" in message
-    (tmp_path / "empty").mkdir()
-    message, _ = failure(*common, "--params", tmp_path / "empty")
-    assert "expected files *.best.json" in message
-
-
 @pytest.mark.parametrize(("named", "computed"), [({}, "all"), ({"last_block": "row"}, "row")])
 def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
     data, scope = cut(STUDIES["optimised"], load_digits())
     grid = replace(STUDIES["optimised"], axes={"network": module._searched([path], STUDIES["optimised"], data)})
     assert [run.options.last_block for run in runs(grid, data, scope, {"last_block": "all"})] == [computed]
+
+
+def test_list_says_how_long_each_takes():
+    ended = run("--list")
+    assert ended.exit_code == 0
+    lines = {line.split()[0]: line.split() for line in ended.output.splitlines()[1:-2]}
+    assert set(lines) == {*module.STUDIES, "layout"}
+    assert lines["learning-rates"][1:4] == ["18", "30", "4.8"]
+    assert all(float(line[3]) > 0 for line in lines.values())

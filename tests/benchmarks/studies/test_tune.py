@@ -212,10 +212,3 @@ def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
     config = read_config(tmp_path / "trials" / "001.safetensors")
     assert (config.depth, config.dim, config.heads, config.dim_head, config.mlp_dim) == (1, 32, 2, 32, 64)
     assert config.class_attention == (4, 32)
-
-
-@pytest.mark.parametrize("option", [("--model", "cnn"), ("--depth", "6")])
-def test_what_the_frontier_does_not_search_is_refused(option, tmp_path):
-    line, code = commands.failure(tune, "--objective", "frontier", *option, "--output", tmp_path)
-    assert (code, list(tmp_path.iterdir())) == (2, [])
-    assert "expected --objective frontier with only --model vitbn" in line

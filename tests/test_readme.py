@@ -21,15 +21,17 @@ READY_S, READY = 60, "/v2/health/ready"
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Measures fewer networks and runtimes; test_latency.py and test_accuracy.py measure all."""
+def checkout(tmp_path: Path, shared_dir: Path) -> Path:
+    """Measures fewer networks and runtimes; test_latency.py and test_accuracy.py measure all. Shares its exports."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
+    once = f"import exports_once as e; program = e.once(torch.onnx.export, e.Path({str(shared_dir / 'exports')!r}))("
     for name, old, new in (
+        ("../export/graph.py", "program = torch.onnx.export(", once),
         ("accuracy.py", '"torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized"', '"torch", "onnx-optimized"'),
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
@@ -51,7 +53,8 @@ class Terminal:
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), **environment}  # not the installed
+        ours = f"{folder}{os.pathsep}{folder / 'tests'}"  # not the installed
+        self._environment = {**os.environ, "PATH": path, "PYTHONPATH": ours, **environment}
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Terminal":
@@ -176,7 +179,8 @@ ELSEWHERE = {
     "make benchmarks-gpu DRY_RUN=1": "tests/benchmarks/test_gpu.py::test_a_dry_run_prints_and_checks_every_command",
     "make benchmarks-gpu": "tests/benchmarks/test_gpu.py::test_without_a_gpu_nothing_runs",
 }
-# Fewer epochs and blocks, and a folder in place of S3; MNIST has 5,300 training images here.
+# Fewer epochs and blocks, no bfloat16, which this CPU computes slowly, and a folder in place of S3; MNIST has 5,300
+# training images here.
 SHORTER = {
     "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 25"),
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
@@ -185,8 +189,9 @@ SHORTER = {
     ),
     "vitbn train --params models/pretrained/recipe.json --last-block all --model vitbn --depth 6 --epochs 36": (
         "--depth 6 --epochs 36",
-        "--depth 1 --epochs 1",
+        "--depth 1 --epochs 1 --precision fp32",
     ),
+    "vitbn export --rewrites all": ("", " --model vitbn-tiny --name vitbn"),
     "vitbn export --rewrites all --instances 2 --threads 1": ("", " --depth 1"),
     "vitbn bulk pictures/ 's3://bucket/shards/*.tar' --output answers --model triton_repo/vitbn": ("s3://bucket/", ""),
 }

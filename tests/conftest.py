@@ -1,7 +1,7 @@
 import fcntl
-import functools
 import gc
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -72,12 +72,20 @@ def _quick_exports(shared_dir: Path) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_drawings() -> None:
+def _quick_drawings(made_once: Callable[[str, Callable[[Path], object]], Path]) -> None:
     """Every training that holds pictures out ends with the same 2,000 drawings, two seconds' work."""
-    if "torch" in sys.modules:
-        from models.evaluation import rejection
+    if "torch" not in sys.modules:
+        return
+    from models.evaluation import rejection
 
-        rejection.not_digits, rejection.drawn = functools.cache(rejection.not_digits), functools.cache(rejection.drawn)
+    def once(draw: Callable[[int], object]) -> Callable[[int], object]:
+        def drawn(count: int) -> object:
+            path = made_once(f"{draw.__name__}/{count}", lambda path: path.write_bytes(pickle.dumps(draw(count))))
+            return pickle.loads(path.read_bytes())
+
+        return drawn
+
+    rejection.not_digits, rejection.drawn = once(rejection.not_digits), once(rejection.drawn)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,7 @@ from benchmarks.presets.frontier import comparable, frontier
 from models.catalog import PRETRAINED
 from models.networks.config import ModelConfig
 
-TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+TINY = ModelConfig(dim=16, depth=1, heads=4, dim_head=16, mlp_dim=24)  # other tests export it too
 METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}
 
 

@@ -20,11 +20,11 @@ from models.networks.costs import absorbed_attention_macs, attention_macs
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(presets, "DEPTHS", (1,))
-    monkeypatch.setattr(rewritten, "IMAGES", 1280)
+    monkeypatch.setattr(rewritten, "IMAGES", 256)
     monkeypatch.setattr(rewritten, "ROUNDS", 3)
     monkeypatch.setattr(rewritten, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     _, written = measured(presets.rewrites, tmp_path / "rewrites.json", "--seconds", 1)
-    assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 1280)}
+    assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 256)}
     rows = {row["name"]: row for row in written["rows"]}
     forms = (EAGER, PLAIN, "absorb", ALL, INT8)
     names = {f"vitbn, {form}, {kind}" for form in forms for kind in (ONE_CALL, BEST)}

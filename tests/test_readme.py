@@ -179,8 +179,7 @@ ELSEWHERE = {
     "make benchmarks-gpu DRY_RUN=1": "tests/benchmarks/test_gpu.py::test_a_dry_run_prints_and_checks_every_command",
     "make benchmarks-gpu": "tests/benchmarks/test_gpu.py::test_without_a_gpu_nothing_runs",
 }
-# Fewer epochs and blocks, no bfloat16, which this CPU computes slowly, and a folder in place of S3; MNIST has 5,300
-# training images here.
+# Fewer epochs and blocks, and a folder in place of S3; MNIST has 5,300 training images here.
 SHORTER = {
     "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 25"),
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
@@ -189,7 +188,7 @@ SHORTER = {
     ),
     "vitbn train --params models/pretrained/recipe.json --last-block all --model vitbn --depth 6 --epochs 36": (
         "--depth 6 --epochs 36",
-        "--depth 1 --epochs 1 --precision fp32",
+        "--depth 1 --epochs 1",
     ),
     "vitbn export --rewrites all": ("", " --model vitbn-tiny --name vitbn"),
     "vitbn export --rewrites all --instances 2 --threads 1": ("", " --depth 1"),

@@ -35,6 +35,7 @@ class Join:
     axis: int = 1  # of the tokens that are picked
 
 
+OF_ANOTHER = "of a text without tokens it may take one of another, as no file of torch's newer exporter does"
 NOTHING = Join()
 Rule = Callable[[Shapes, ir.Node, Sequence[Roles | None]], Join]
 
@@ -120,8 +121,9 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     value, places, role = given(node, 0), given(node, 1), roles[0]
     if role is None or not role.tokens:
         return NOTHING
-    single = shapes.rank(places) == 3 and shapes.dims(places)[1:] == (1, 1)
-    if attribute_int(node, "batch_dims", 0) != 1 or not single:
+    if not attribute_int(node, "batch_dims", 0):
+        raise Refused.at(node, OF_ANOTHER)
+    if attribute_int(node, "batch_dims", 0) != 1 or shapes.dims(places)[1:] != (1, 1):
         raise Refused.at(node, "it may read hidden tokens")
     behind = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
     return Join(axes={0: {0: 0}, **behind}, done={(0, 1), (1, 0)}, rows=places)

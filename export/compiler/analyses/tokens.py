@@ -17,7 +17,7 @@ from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
 from export.compiler.analyses.hidden_facts import facts_of
-from export.compiler.analyses.joins import Axes, Join, join_of
+from export.compiler.analyses.joins import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
@@ -67,7 +67,7 @@ def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, 
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
         if node in chosen and chosen[node].whole in tokens.roles and chosen[node].flat is not None:
-            raise Refused.at(node, "of a text without tokens it may take a token of another")
+            raise Refused.at(node, OF_ANOTHER)
         starts = chosen[node].whole in tokens.roles if node in chosen else _starts(tokens, node)
         if not reads_shape_alone(node) and node not in flat and starts:
             tokens.inside[node] = None

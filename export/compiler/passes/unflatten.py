@@ -3,7 +3,7 @@
 In: a graph with shapes. Out: whether it changed. Exporters write the linear layers of GPT-2 and OPT as Reshape, Gemm,
 Reshape; between the two no box can pick a row of every image. Each row of a product depends on its own row alone:
 
-    flat(x) W + b = flat(x W + b)
+    flat(x) W + b = flat(x W + b)            table[flat(i)] = flat(table[i])
 
 Then `prepare` drops the two reshapes, which follow each other.
 """
@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_float, attribute_int, optional
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import Attributes, nodes_before
-from export.compiler.graph.shapes import Dim, Shapes, product, same, same_shape
+from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE
 
 EACH = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
@@ -34,6 +34,7 @@ class _Moving:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.shapes, self.constants = graph, Shapes(graph), Constants(graph)
         self.tokens: dict[ir.Value, ir.Value] = {}  # (B N, D) -> (B, N, D)
+        self.places: dict[ir.Value, ir.Value] = {}  # (B N) -> (B, N), whole numbers
         self.changed = False
 
     def visit(self, node: ir.Node) -> None:
@@ -62,6 +63,8 @@ class _Moving:
             first = next((axis for axis in range(2, len(before)) if same(product(before[axis:]), after[1])), None)
             if first is not None:  # only the axes before it are joined
                 self.tokens[out] = self._with_axes(node, source, before[:first], after[1])
+        elif len(after) == 1 and len(before) > 1 and out.dtype in WHOLE_NUMBERS:
+            self.places[out] = source
 
     def _with_axes(self, node: ir.Node, source: ir.Value, leading: Sequence[Dim], width: int) -> ir.Value:
         if self.shapes.rank(source) == len(leading) + 1:
@@ -79,6 +82,8 @@ class _Moving:
                 return first in self.tokens and _is_product(node, bias) and self._each([first, bias])
             case "MatMul":
                 return first in self.tokens and node.inputs[1] is not None and self.shapes.rank(node.inputs[1]) == 2
+            case "Gather":
+                return second in self.places and not attribute_int(node, "axis", 0)
             case "LayerNormalization":
                 vectors = all(value is None or self.shapes.rank(value) == 1 for value in node.inputs[1:])
                 return first in self.tokens and vectors and attribute_int(node, "axis", -1) == -1
@@ -101,10 +106,12 @@ class _Moving:
 
     def _move(self, node: ir.Node, out: ir.Value) -> None:
         """The operator on tokens, and behind it the Reshape."""
-        given = [self.tokens.get(value, value) if value is not None else None for value in node.inputs]
-        tokens = next(self.tokens[value] for value in node.inputs if value in self.tokens)
-        width = self.shapes.static(out, 1) or 0
-        shape = ir.Shape([*self.shapes.dims(tokens)[:-1], width])
+        gathers = node.op_type == "Gather"
+        apart = self.places if gathers else self.tokens
+        given = [apart.get(value, value) if value is not None else None for value in node.inputs]
+        tokens = next(apart[value] for value in node.inputs if value in apart)
+        width, leading = self.shapes.static(out, 1) or 0, self.shapes.dims(tokens)
+        shape = ir.Shape([*(leading if gathers else leading[:-1]), width])
         if node.op_type == "Gemm":
             weight = given[1]
             if attribute_int(node, "transB", 0):
@@ -113,7 +120,7 @@ class _Moving:
             if len(given) > 2 and given[2] is not None:
                 moved = self._node(node, "Add", [moved, given[2]], shape)
         elif node.op_type == "BatchNormalization":  # of axis 1
-            rank = self.shapes.rank(tokens)
+            rank = len(leading)
             order, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
             turned = self._transposed(node, tokens, order)
             normed = self._node(node, node.op_type, [turned, *given[1:]], turned.shape, node.attributes)

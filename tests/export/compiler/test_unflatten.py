@@ -23,6 +23,7 @@ WEIGHTS = {
     "across": np.array([-1, 2 * WIDTH]),
     "square": np.array([WIDTH, -1]),
     "heads": np.array([0, 0, HEADS, WIDTH // HEADS]),
+    "pairs": np.array([2, 2, WIDTH]),
     "zeros": np.array([0, 1, WIDTH]),
     "two": np.array(2.0, np.float32),
 }
@@ -127,3 +128,30 @@ def test_a_norm_that_is_folded_leaves_flat_rows_to_the_passes() -> None:
     rewritten = rewrite(original, sizes={"b": 1, "n": 24})
     assert rewritten.steps[-1].macs * 24 == rewritten.macs
     assert proved(original, rewritten.model).error < 1e-13
+
+
+def numbered(nodes: str, sizes: str) -> ir.Model:
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (int64[{sizes}] i) => (float y) {{ {nodes} }}'
+    return parse(text, line=np.array([-1]), wide=np.array([WIDTH]), **WEIGHTS)
+
+
+def check_numbers(original: ir.Model, rewritten: Rewritten, texts: int, tokens: int) -> None:
+    feeds = {"i": np.random.default_rng(0).integers(0, 4, (texts, tokens))}
+    before, after = evaluate(original, feeds)[0], evaluate(rewritten.model, feeds)[0]
+    np.testing.assert_allclose(after, before[:, -1], rtol=1e-12)
+
+
+def test_rows_of_a_table_are_taken_of_each_token() -> None:
+    """As M2M100 writes positions."""
+    nodes = "f = Reshape(i, line) e = Gather(rows, f) g = MatMul(e, w) l = Shape(i) s = Concat<axis = 0>(l, wide)"
+    original = numbered(f"{nodes} y = Reshape(g, s)", "n, s")
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    for texts, tokens in [(1, 1), (1, 4), (3, 1), (2, 5)]:
+        check_numbers(original, rewritten, texts, tokens)
+
+
+def test_columns_of_a_table_are_not() -> None:
+    nodes = "f = Reshape(i, line) e = Gather<axis = 1>(rows, f) g = MatMul(e, w) y = Reshape(g, pairs)"
+    original = numbered(nodes, "2, 3")
+    check_numbers(original, rewrite(original, ["y[:,-1]"]), 2, 3)

@@ -83,7 +83,7 @@ class _Loop:
         self.outer, self.before, self.inner, self.whole = (Nodes(self.constants, "packed") for _ in range(4))
         self.answers: dict[ir.Value, ir.Value] = {}
         picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
-        self.texts = number_texts(self.before, self._at_the_inputs(), [*picks])
+        self.texts = number_texts(self.before, self._at_the_inputs(self.before), [*picks])
         self.results = self._results(self._run())
 
     def choose(self) -> None:
@@ -123,35 +123,24 @@ class _Loop:
         return [node for node in graph if node in inside]
 
     def _is_whole(self, nodes: Nodes) -> ir.Value:
-        """Whether the mask shows as many tokens as another input has, and one at least: of no text some of ONNX
-        Runtime's kernels end the process.
+        """Whether the mask shows as many tokens as the inputs have, and one at least: of no text some of ONNX Runtime's
+        kernels end the process.
         """
-        peer, shown = (
-            next(iter(self._peers()), self.mask),
-            nodes.add("Size", [nodes.add("NonZero", [nodes.cast(self.mask, BOOL)])]),
-        )
-        if self.tokens.shapes.rank(peer) == 2:
-            tokens = nodes.add("Size", [peer])
-        else:
-            tokens = nodes.add("ReduceProd", [nodes.sizes(peer, [0, 1])], INT64, {"keepdims": 0})
+        shown = nodes.add("Size", [nodes.add("NonZero", [nodes.cast(self.mask, BOOL)])])
+        tokens = nodes.add("Size", [self._at_the_inputs(nodes)])
         places = nodes.add("Mul", [tokens, nodes.scalar(2)])  # of a text and a token, each
         return nodes.add("Equal", [shown, nodes.larger(places, nodes.scalar(1))], BOOL)
 
-    def _peers(self) -> list[ir.Value]:
-        """Other inputs whose first axes are texts and tokens."""
-        shapes, entries = self.tokens.shapes, self.tokens.entries
-        sizes = entries.batch, entries.length
-        others = [value for value in shapes.graph.inputs if value is not entries.mask]
-        return [each for each in others if len(dims := shapes.dims(each)) > 1 and all(map(same, dims, sizes))]
-
-    def _at_the_inputs(self) -> ir.Value:
+    def _at_the_inputs(self, nodes: Nodes) -> ir.Value:
         """The mask, of as many texts and tokens as the other inputs.
 
         Without it a call with fewer rows in the mask would answer for these alone; now it ends with an error.
         """
-        mask, nodes = self.mask, self.before
-        for value in self._peers():
-            mask = nodes.add("Expand", [mask, nodes.sizes(value, [0, 1])], mask.dtype)
+        mask, shapes, entries = self.mask, self.tokens.shapes, self.tokens.entries
+        for value in shapes.graph.inputs:
+            dims = shapes.dims(value)
+            if value is not self.mask and len(dims) > 1 and all(map(same, dims, (entries.batch, entries.length))):
+                mask = nodes.add("Expand", [mask, nodes.sizes(value, [0, 1])], mask.dtype)
         return mask
 
     def _run(self) -> list[ir.Value]:

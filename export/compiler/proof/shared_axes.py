@@ -2,16 +2,20 @@
 
 In: a graph, its file, its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
 apart unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
-one of them is smaller or where it is larger.
+one of them is smaller or where it is larger. Of an input that it takes with a single row, or a single token, for all
+of the mask's, both are repeated by the graph: places that all texts share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
+from export.compiler.graph.constants import Constants
+from export.compiler.graph.nodes import nodes_before
 from export.compiler.proof.inputs import draw, free_dimensions
 from export.compiler.proof.runs import Runner
 
@@ -42,13 +46,27 @@ def share_names(graph: ir.Graph, path: Path, mask: ir.Value) -> None:
 
     if answers({}):
         free = {name for name, _ in others if all(answers({name: sizes[name] + step}) for step in (-1, 1))}
-        _rename(graph, {name: shared for name, shared in others if name not in free})
+        names = {name: shared for name, shared in others if name not in free}
+        single = {name for name in names if answers({name: 1})}
+        repeated = [value for value in graph.inputs if not single.isdisjoint(_names(value))]
+        _rename(graph, names)
+        _repeat(graph, repeated, mask)
 
 
 def _names(value: ir.Value) -> list[str]:
     """Of the first two axes; none unless both are free."""
     dims = [dim.value for dim in value.shape.dims[:2] if isinstance(dim, ir.SymbolicDim)] if value.shape else []
     return [str(dim) for dim in dims] if len(dims) == 2 else []
+
+
+def _repeat(graph: ir.Graph, values: Sequence[ir.Value], mask: ir.Value) -> None:
+    nodes = nodes_before(Constants(graph), graph[0])
+    for value in values:
+        uses, rest = value.uses(), [1] * (len(value.shape or ()) - 2)
+        sizes = nodes.vector([nodes.sizes(mask, [0, 1]), *rest])
+        repeated = nodes.add("Expand", [value, sizes], value.dtype)
+        for reader, position in uses:
+            reader.replace_input_with(position, repeated)
 
 
 def _rename(graph: ir.Graph, names: dict[str, str]) -> None:

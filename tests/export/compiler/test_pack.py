@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import DIM, VOCABULARY, Encoder, export, model, parse, run
-from masked_networks import Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Turned, Viewed
+from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Turned, Viewed
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries, joins
@@ -204,6 +204,41 @@ def test_each_input_may_name_its_axes_apart(pool: str, tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "apart.onnx")
     written = rewrite_file(tmp_path / "apart.onnx", tmp_path / "o.onnx", Request(packed=MASK))
     check(proto, written.rewritten.model, rounds=6)
+
+
+def placed(network: Encoder) -> onnx.ModelProto:
+    """It adds rows of a table by an input of its own, whose axes have other names."""
+    proto = export(network)
+    words = next(node for node in proto.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    out, words.output[0] = words.output[0], "words"
+    table = np.random.default_rng(0).standard_normal((LONGEST, DIM)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    after = [*proto.graph.node].index(words) + 1
+    proto.graph.node.insert(after, onnx.helper.make_node("Gather", ["table", "position_ids"], ["placed"]))
+    proto.graph.node.insert(after + 1, onnx.helper.make_node("Add", ["words", "placed"], [out]))
+    axes = ["rows", "places"]
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, axes))
+    return proto
+
+
+@pytest.mark.parametrize("read", [[], ["y[mask]"]])
+def test_texts_may_share_a_row_of_places(read: list[str], tmp_path: Path) -> None:
+    """Also where as many tokens are shown as a text has."""
+    proto = placed(Masked("absolute", "hidden" if read else "mean", depth=1))
+    onnx.save(proto, tmp_path / "in.onnx")
+    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(tuple(read), packed=MASK))
+    before, after = sessions(proto, written.rewritten.model)
+    masks = [np.ones((3, 4), np.int64), np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]), np.array([[1, 0, 1, 1]])]
+    for mask in masks:
+        texts = len(mask)
+        for shape in [(texts, 4), (1, 4), (texts, 1), (1, 1)]:
+            places = np.random.default_rng(0).integers(0, LONGEST, shape)
+            given = feeds(texts, 4, 0, mask) | {"position_ids": places}
+            shown = mask[..., None] if read else 1
+            expected = before.run(None, given)[0] * shown
+            np.testing.assert_allclose(after.run(None, given)[0], expected, atol=2e-5, err_msg=str(shape))
+    with pytest.raises(Exception, match="expand shape"):
+        after.run(None, feeds(3, 4, 0) | {"position_ids": np.zeros((2, 4), np.int64)})
 
 
 @pytest.mark.parametrize(("pool", "read"), [("mean", []), ("cls", []), ("hidden", ["y[mask]"])])

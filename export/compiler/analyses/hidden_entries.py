@@ -63,17 +63,18 @@ class Roles:
 class HiddenEntries:
     """What a value's entries are at the tokens that the mask hides.
 
-    A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name.
-    Places may be added later: what holds for all texts holds for fewer.
+    A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name;
+    picks of other first axes are of no texts. Places may be added later: what holds for all texts holds for fewer.
     """
 
     def __init__(
         self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value], drawn: Sequence[Mapping[str, Array]]
     ) -> None:
         """Raises Refused if the mask has other axes than free ones of texts and tokens."""
-        self.shapes, self.mask, self.picks = shapes, mask, picks
+        self.shapes, self.mask = shapes, mask
         self.places: list[tuple[int, ...]] = []
         self.batch, self.length = self._sizes()
+        self.picks = [value for value in picks if shapes.rank(value) and same(shapes.dims(value)[0], self.batch)]
         self._draws = [self._values(feeds) for feeds in drawn]
         self._known: dict[ir.Value, Roles] = {}
 

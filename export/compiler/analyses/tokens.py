@@ -100,7 +100,7 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     if choice is not None:
         join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), PickedTokens(choice.whole, choice.chosen)
         given = [choice.whole]
-        if not tokens.leads(choice.whole):
+        if not tokens.leads(choice.whole) or choice.chosen not in tokens.entries.picks:
             raise Refused.at(node, "expected texts and tokens as the first axes of what it picks")
     else:
         join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])

@@ -23,9 +23,9 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 
 
 class Masked(Encoder):
-    """`form`: absolute positions, positions counted by the mask, these selected by flattened numbers, rotary, a table
-    of relative positions, causal, or local windows. `pool`: mean, cls, last, shown (the last token that the mask
-    shows), gathered, max, filled, put, placed, sparse, or hidden.
+    """`form`: absolute positions, these gathered, positions counted by the mask, these selected by flattened numbers,
+    rotary, a table of relative positions, causal, or local windows. `pool`: mean, cls, last, shown (the last token that
+    the mask shows), gathered, max, filled, put, placed, sparse, or hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
@@ -55,6 +55,9 @@ class Masked(Encoder):
             x = x + self.places(torch.arange(input_ids.shape[1]))
         if self.form == "counted":
             x = x + self.places(attention_mask.cumsum(1) * attention_mask)
+        if self.form == "gathered":  # as GPT-J takes sines
+            numbers = torch.arange(input_ids.shape[1])[None, :, None].repeat(1, 1, DIM)
+            x = x + torch.gather(self.places.weight[None], 1, numbers)
         if self.form == "selected":
             numbers = (attention_mask.cumsum(1) * attention_mask).view(-1)
             x = x + self.places.weight.index_select(0, numbers).view(*input_ids.shape, -1)

@@ -31,7 +31,7 @@ POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
 OF_THE_NEWER = [*zip(FORMS, ["mean", "cls", "last", "max", "sparse", "mean"], strict=True)]
 OF_THE_NEWER += [(form, "shown") for form in FORMS]
 NETWORKS = [*((*each, "old", 17) for each in product(FORMS, POOLS)), *((*each, "new", 20) for each in OF_THE_NEWER)]
-NETWORKS += [("selected", "mean", "old", 17)]
+NETWORKS += [("gathered", "shown", "new", 20), ("gathered", "mean", "old", 17), ("selected", "mean", "old", 17)]
 HIDDEN = VOCABULARY + 1000  # no row of the table: an error in the original
 
 Array = NDArray[Any]

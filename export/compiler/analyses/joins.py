@@ -16,6 +16,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes, same
+from export.compiler.operators.rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 from export.compiler.operators.view import wide
 
@@ -48,15 +49,29 @@ def join_of(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
 
 def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     pairs = []
-    for position, role in enumerate(roles[:2]):
+    for position in range(2):
         rank, place = shapes.rank(given(node, position)), position + 1
-        pairs.append((role, rank - place if rank > 1 else 0))
-    joined = [role is not None and axis in role.tokens for role, axis in pairs]
-    if not any(joined):
+        pairs.append((position, rank - place if rank > 1 else 0))
+    return _summed(node, roles, pairs)
+
+
+def _summed(node: ir.Node, roles: Sequence[Roles | None], places: Sequence[tuple[int, int]]) -> Join:
+    """Products summed over one axis, which each of `places`, an input and its axis, has."""
+    held = [(role, axis) for position, axis in places if (role := roles[position]) is not None and axis in role.tokens]
+    if not held:
         return NOTHING
-    if not all(joined) or not any(role is not None and role.at(axis).zero for role, axis in pairs):
+    if len(held) < len(places) or not any(role.at(axis).zero for role, axis in held):
         raise Refused.at(node, "it may sum over hidden tokens")
-    return Join(done={(k, axis) for k, (_, axis) in enumerate(pairs)})
+    return Join(done={*places})
+
+
+def _einsum(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    terms, made = einsum_terms(shapes, node) or ([], "")
+    done: set[tuple[int, int]] = set()
+    for letter in {*"".join(terms)} - {*made}:
+        places = [(position, term.index(letter)) for position, term in enumerate(terms) if letter in term]
+        done |= _summed(node, roles, places).done
+    return Join(done=done)
 
 
 def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
@@ -163,6 +178,7 @@ def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
 
 RULES: Mapping[str, Rule] = {
     "MatMul": _product,
+    "Einsum": _einsum,
     "Softmax": _softmax,
     **dict.fromkeys(REDUCING, _reduce),
     **dict.fromkeys(VIEWS, _moved),

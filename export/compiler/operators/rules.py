@@ -168,14 +168,22 @@ def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(box(kept), {**everything(node).inputs, 0: read})
 
 
-def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def einsum_terms(shapes: Shapes, node: ir.Node) -> tuple[list[str], str] | None:
+    """The letters of the operands' axes, and of the output's; None where an axis is repeated, implied or broadcast."""
     left, arrow, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
-        return everything(node)
+        return None
     operands = [value for value in node.inputs if value is not None]
-    if any(same(dim, 1) for value in operands for dim in shapes.dims(value)):  # may be broadcast
+    broadcast = any(same(dim, 1) for value in operands for dim in shapes.dims(value))
+    return None if broadcast else (terms, right)
+
+
+def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    parsed = einsum_terms(shapes, node)
+    if parsed is None:
         return everything(node)
+    terms, right = parsed
     read = {
         position: box({term.index(right[axis]): indices for axis, indices in demand if right[axis] in term})
         for position, term in enumerate(terms)

@@ -25,7 +25,7 @@ def rotated(x: Tensor, angle: Tensor) -> Tensor:
 class Masked(Encoder):
     """`form`: absolute positions, these gathered, positions counted by the mask, these selected by flattened numbers,
     rotary, a table of relative positions, causal, or local windows. `pool`: mean, cls, last, shown (the last token that
-    the mask shows), gathered, max, filled, put, placed, sparse, or hidden.
+    the mask shows), gathered, max, filled, put, placed, sparse, weighed, or hidden.
     """
 
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
@@ -113,6 +113,11 @@ class Masked(Encoder):
                 made = x.max(1)[0]
             case "sparse":
                 made = (torch.log(1 + torch.relu(x)) * mask.unsqueeze(-1)).amax(1)
+            case "weighed":
+                weights = F.softmax(x[..., 0] + (1 - mask.to(x.dtype)) * -1e9, 1)
+                made = torch.einsum("bn,bnd->bd", weights, x)
+            case "summed":
+                made = torch.einsum("bnd->bd", x)
             case "plain":
                 made = x.mean(1)
             case "hidden":

@@ -31,6 +31,7 @@ POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
 OF_THE_NEWER = [*zip(FORMS, ["mean", "cls", "last", "max", "sparse", "mean"], strict=True)]
 OF_THE_NEWER += [(form, "shown") for form in FORMS]
 NETWORKS = [*((*each, "old", 17) for each in product(FORMS, POOLS)), *((*each, "new", 20) for each in OF_THE_NEWER)]
+NETWORKS += [("absolute", "weighed", "old", 17)]
 NETWORKS += [("gathered", "shown", "new", 20), ("gathered", "mean", "old", 17), ("selected", "mean", "old", 17)]
 HIDDEN = VOCABULARY + 1000  # no row of the table: an error in the original
 
@@ -288,6 +289,7 @@ def test_a_mask_of_other_texts_or_tokens_than_the_ids_is_an_error(mask: tuple[in
 
 REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
+    (Masked("absolute", "summed"), "Einsum"),
     (Masked("absolute", "hidden"), "shows hidden tokens"),
     (Biased(), "Softmax"),
     (Filled(), "Softmax"),
@@ -382,6 +384,10 @@ def forget_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pack._Loop, "_numbers", first)
 
 
+def trust_sums(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(joins, "_summed", lambda node, roles, places: joins.Join(done={*places}))
+
+
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packed_body.Body, "hides", lambda self, value: False)
 
@@ -391,6 +397,7 @@ def forget_zeros(patch: pytest.MonkeyPatch) -> None:
     [
         (Masked("absolute", "cls"), forget_first_token),
         (Biased(), believe_weights),
+        (Masked("absolute", "summed"), trust_sums),
         (Masked(), forget_zeros),
         (Masked(), forget_order),
     ],

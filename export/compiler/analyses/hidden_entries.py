@@ -109,9 +109,13 @@ class HiddenEntries:
 
     def check(self, value: ir.Value, dim: Dim) -> None:
         """Raises Refused for a size that is neither known nor of an input's axis."""
-        if not self.shapes.is_known(dim) and not agree(self.length, dim) and self.texts_in(dim) is None:
+        if not self.shapes.is_known(dim) and self.is_of_text(dim):
             size = dim if self.shapes.is_sized(value) else "unknown size"
             raise Refused.of(value, f"an axis of {size} tells no texts from tokens")
+
+    def is_of_text(self, dim: Dim) -> bool:
+        """Whether it is neither of texts nor of tokens, as the axis of a decoder's rows is: each text has its own."""
+        return not agree(self.length, dim) and self.texts_in(dim) is None
 
     def texts_in(self, dim: Dim) -> int | None:
         """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""

@@ -124,6 +124,8 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
             continue
         tokens.entries.check(output, dim)
         found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
+        if found is None and tokens.entries.is_of_text(dim):
+            continue
         if found is None:
             raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
         moves[axis] = found
@@ -174,4 +176,5 @@ def _check_output(tokens: Tokens, output: ir.Value) -> None:
         parts = f"--read '{name}[:,0]' reads a part of it, --read '{name}[mask]' all but hidden tokens"
         raise Refused.at(maker, f"the output {name!r} shows hidden tokens: {parts}")
     if not all(isinstance(dim, int) for axis, dim in enumerate(tokens.shapes.dims(output)) if axis not in roles.axes()):
-        raise Refused.at(maker, f"expected known features of the output {output.name!r}")
+        name = output.name
+        raise Refused.at(maker, f"expected known features of the output {name!r}: --read '{name}[:,-1]' reads a row")

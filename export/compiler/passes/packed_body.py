@@ -19,6 +19,7 @@ from export.compiler.graph.attributes import opset
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
+from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.table import BROADCASTING, RESIZING, Trait, operator_of
 from export.compiler.passes.packed_texts import Part, Texts
 
@@ -38,6 +39,7 @@ class Body:
         self._packed: dict[ir.Value, ir.Value] = {}
         self._flat: dict[ir.Value, ir.Value] = {}
         self._weights: dict[ir.Value, ir.Value] = {}
+        self._sizes = Sizes(self.shapes, views)
 
     def run(self) -> None:
         for node in self.tokens.inside:
@@ -146,7 +148,7 @@ class Body:
             return self.part.length
         if (each := self.tokens.entries.texts_in(dim)) is not None:
             return self.nodes.add("Mul", [self.part.count, self.nodes.integers([each])])
-        raise Refused(str(dim), "axis", "expected a known size of features")
+        return self._fixed(dim)
 
     def _of_texts(self, value: ir.Value, rank: int, batch: int) -> ir.Value:
         """Of an original value: the part's texts and, of each, its tokens."""
@@ -163,20 +165,19 @@ class Body:
         front = [at, *(axis + apart for axis in roles.tokens)]
         rest = [axis for axis in range(rank) if axis not in front]
         order = [*front, *rest]
-        sizes = [-1, *(self._fixed(dims[axis]) for axis in rest)]
+        sizes: list[int | ir.Value] = [-1, *(self._fixed(dims[axis]) for axis in rest)]
         if (long := [axis for axis in order if not same(dims[axis], 1)]) == sorted(long):
             flat = self.views.reshape(value, sizes)
         else:
             wide = self.outer.unsqueeze(value, [*range(apart)]) if apart else value
             flat = self.outer.reshape(self.outer.transpose(wide, order), sizes)
-            flat.shape = ir.Shape([None, *sizes[1:]])
+            flat.shape = ir.Shape([None, *(size if isinstance(size, int) else None for size in sizes[1:])])
         chosen = self.nodes.gather(flat, self._numbers(len(roles.tokens), roles.batch is not None))
         return self.nodes.transpose(chosen, [order.index(axis) for axis in range(rank)])
 
-    def _fixed(self, dim: Dim) -> int:
-        if not isinstance(dim, int):
-            raise Refused(str(dim), "axis", "expected a known size of features")
-        return dim
+    def _fixed(self, dim: Dim) -> int | ir.Value:
+        """Of an axis of neither texts nor tokens: features, or another input's."""
+        return dim if isinstance(dim, int) else self._sizes.vector([dim])
 
     def _numbers(self, tokens: int, own: bool) -> ir.Value:
         """(n, s, ...) with `tokens` axes of tokens: places among those of all texts if each has its own."""

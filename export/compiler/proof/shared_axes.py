@@ -62,9 +62,10 @@ def _names(value: ir.Value) -> list[str]:
 def _repeat(graph: ir.Graph, values: Sequence[ir.Value], mask: ir.Value) -> None:
     nodes = nodes_before(Constants(graph), graph[0])
     for value in values:
-        uses, rest = value.uses(), [1] * (len(value.shape or ()) - 2)
-        sizes = nodes.vector([nodes.sizes(mask, [0, 1]), *rest])
-        repeated = nodes.add("Expand", [value, sizes], value.dtype)
+        uses, names = value.uses(), zip(_names(value), _names(mask), strict=True)
+        sizes = [nodes.sizes(mask, [axis]) if name == shared else 1 for axis, (name, shared) in enumerate(names)]
+        rest = [1] * (len(value.shape or ()) - len(sizes))
+        repeated = nodes.add("Expand", [value, nodes.vector([*sizes, *rest])], value.dtype)
         for reader, position in uses:
             reader.replace_input_with(position, repeated)
 

@@ -287,6 +287,47 @@ def test_a_mask_of_other_texts_or_tokens_than_the_ids_is_an_error(mask: tuple[in
         after.run(None, feeds(4, 5, 0, np.ones(mask, np.int64)))
 
 
+def crossed() -> ir.Model:
+    """Rows of another input read tokens, then each other, as a decoder's do; the last is answered."""
+    rng = np.random.default_rng(0)
+    return parse(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask, float[own, rows, 4] read) => (float[n, 4] y)
+        {
+            x = Gather(table, input_ids) made = MatMul(x, w) keys = Transpose<perm = [0, 2, 1]>(made)
+            m = Cast<to = 9>(attention_mask) shown = Unsqueeze(m, one) scores = MatMul(read, keys)
+            sunk = Where(shown, scores, lowest) weights = Softmax(sunk) taken = MatMul(weights, x)
+            h = Add(taken, read) other = Transpose<perm = [0, 2, 1]>(h) alike = MatMul(h, other) p = Softmax(alike)
+            z = MatMul(p, h) y = Gather<axis = 1>(z, last)
+        }""",
+        table=rng.standard_normal((VOCABULARY, 4)).astype(np.float32),
+        w=rng.standard_normal((4, 4)).astype(np.float32),
+        lowest=np.array(-1e9, np.float32),
+        one=np.array([1]),
+        last=np.array(-1),
+    )
+
+
+def test_rows_of_another_input_may_read_each_other(tmp_path: Path) -> None:
+    """And texts may share them."""
+    proto = ir.to_proto(crossed())
+    onnx.save(proto, tmp_path / "in.onnx")
+    before, after = sessions(
+        proto, rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK)).rewritten.model
+    )
+    for texts, length, rows in [(1, 1, 1), (3, 5, 2), (2, 4, 9), (30, 20, 3), (6, 1, 4), (3, 5, 1)]:
+        for own in {texts, 1}:
+            read = np.random.default_rng(rows).standard_normal((own, rows, 4)).astype(np.float32)
+            given = feeds(texts, length, rows) | {"read": read}
+            np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0], atol=2e-5)
+
+
+def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_entries.HiddenEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
+    with pytest.raises(NothingToRewrite, match="it may join hidden tokens"):
+        rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
+
+
 REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
     (Masked("absolute", "summed"), "Einsum"),

@@ -12,7 +12,7 @@ from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import optional, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.table import Trait, demand_of, operator_of
@@ -49,7 +49,7 @@ def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
 
 
 def _widened(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Operators that are computed whole though their readers need a part."""
+    """Operators that are computed whole though their readers need a part. Places and sizes cost nothing."""
     asked: dict[ir.Value, list[Box]] = {output: [WHOLE] for output in shapes.graph.outputs}
     found = []
     for node in reversed(shapes.graph):
@@ -61,7 +61,7 @@ def _widened(shapes: Shapes, demands: Demands) -> list[Site]:
                     if (value := node.inputs[position]) is not None:
                         asked.setdefault(value, []).append(read)
             boxes = merged(shapes, output, asked.get(output, [WHOLE]))
-            if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE:
+            if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE and output.dtype not in WHOLE_NUMBERS:
                 parts = " and ".join(map(in_words, boxes))
                 rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
                 found.append(Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))

@@ -19,6 +19,8 @@ def graph(nodes: str) -> ir.Model:
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, int64[k] last) => (float y) {{ {nodes} }}""",
         w=np.ones((4, 4), np.float32),
         zero=np.array(0),
+        one=np.array(1),
+        ends=np.array([0, 2]),
     )
 
 
@@ -43,6 +45,12 @@ def graph(nodes: str) -> ir.Model:
 )
 def test_the_operator_that_stops_the_cut_is_named(nodes: str, reason: str) -> None:
     assert stopped(graph(nodes)) == reason
+
+
+def test_places_that_are_computed_whole_stop_nothing() -> None:
+    """A Range costs nothing, whatever is read of it."""
+    nodes = "l = Shape(x) n = Gather(l, one) r = Range(zero, n, one) u = Unsqueeze(r, ends) f = Cast<to = 1>(u)"
+    assert stopped(graph(f"{nodes} h = Add(x, f) m = MatMul(h, w) y = Gather<axis = 1>(m, zero)")) == ""
 
 
 def test_an_attention_that_reads_all_keys_is_named_behind_what_was_cut() -> None:

@@ -84,6 +84,9 @@ class _Moving:
                 return first in self.tokens and node.inputs[1] is not None and self.shapes.rank(node.inputs[1]) == 2
             case "Gather":
                 return second in self.places and not attribute_int(node, "axis", 0)
+            case "QuantizeLinear" | "DequantizeLinear":
+                scalars = all(value is None or self.shapes.rank(value) == 0 for value in node.inputs[1:])
+                return first in self.tokens and scalars
             case "LayerNormalization":
                 vectors = all(value is None or self.shapes.rank(value) == 1 for value in node.inputs[1:])
                 return first in self.tokens and vectors and attribute_int(node, "axis", -1) == -1

@@ -26,6 +26,9 @@ WEIGHTS = {
     "pairs": np.array([2, 2, WIDTH]),
     "zeros": np.array([0, 1, WIDTH]),
     "two": np.array(2.0, np.float32),
+    "eight": np.array(8, np.uint8),
+    "scales": np.full(WIDTH, 0.1, np.float32),
+    "eights": np.full(WIDTH, 8, np.uint8),
 }
 
 
@@ -70,6 +73,16 @@ def test_a_linear_layer_on_flattened_tokens_is_computed_for_the_row_that_is_read
     check_same(original, rewritten)
 
 
+def test_rows_that_are_rounded_to_integers_are_cut() -> None:
+    """As quantize_static writes OPT's linear layers."""
+    nodes = "f = Reshape(x, flat) i = QuantizeLinear(f, two, eight) d = DequantizeLinear(i, two, eight)"
+    original = model(f"{nodes} g = Gemm(d, w, c) s = Shape(x) y = Reshape(g, s)")
+    original.opset_imports[""] = 21
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    check_same(original, rewritten)
+
+
 def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
     original = model(f"{LINEAR} z = Relu(g)", "float y, float z")
     with pytest.raises(
@@ -90,6 +103,10 @@ KEPT = {
     "tokens joined in pairs": (
         "f = Reshape(x, across) r = Relu(f) k = Reshape(r, flat) g = Gemm(k, w, c) p = Reshape(g, across) "
         "e = Softmax<axis = 1>(p) s = Shape(x) y = Reshape(e, s)"
+    ),
+    "a scale of each feature": (
+        "f = Reshape(x, flat) i = QuantizeLinear<axis = 1>(f, scales, eights) "
+        "d = DequantizeLinear<axis = 1>(i, scales, eights) g = Gemm(d, w, c) s = Shape(x) y = Reshape(g, s)"
     ),
     "rows mixed": LINEAR.replace("g = ", "e = Softmax<axis = 0>(f) g = ").replace("(f, w, c)", "(e, w, c)"),
     "all rows normed together": (

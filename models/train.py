@@ -18,9 +18,9 @@ from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 from models.evaluation.report import wilson
-from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
+from models.networks.config import MODEL_NAMES, Augmentation, ModelConfig, ModelName, Pool, PositionEncoding
 from models.training.command_options import CHECKPOINTS, check_model, check_output, read_params, training_options
-from models.training.defaults import usual
+from models.training.defaults import may_change_colours, usual
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 ROWS = 20  # of the table of a long training
@@ -124,6 +124,9 @@ def train(
     for path in filter(None, (output, report)):
         with naming(path):
             check_writable(path.parent)
+    if may_change_colours(data, chosen):
+        augment, told = _other_colours(config, data, options, _earlier(output) if resume else {})
+        options, chosen["augment"], reason = replace(options, augment=augment), augment, f"{reason}; {told}"
     _say_choices(data, chosen, reason)
     last = _run(config, data, options, output, resume, track)
     if report:
@@ -160,6 +163,19 @@ def _earlier(output: Path) -> metrics.Metrics:
         return metrics.from_json(output.with_suffix(".json").read_text())
     except (OSError, ValueError):
         return {}
+
+
+def _other_colours(
+    config: ModelConfig, data: Dataset, options: TrainingOptions, earlier: metrics.Metrics
+) -> tuple[Augmentation, str]:
+    """The distortion and why; a resumed training keeps its own."""
+    if before := earlier.get("options"):
+        return before["augment"], "the distortion is that of the training so far"
+    from models.training import trial
+
+    click.echo("Colours alone do not tell these classes: trying on a part of the pictures whether other colours help")
+    with _progress(trial.images_seen(data, options), 0) as on_batch:
+        return trial.other_colours(config, data, options, on_batch)
 
 
 def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:

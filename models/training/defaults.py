@@ -60,8 +60,7 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
-    hint = "" if "augment" in given else _other_colours(data, model)
-    return {name: value for name, value in values.items() if name not in given}, _reason(values, few) + hint
+    return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
@@ -72,15 +71,13 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
     return fits and not of_transformers & given.keys()
 
 
-def _other_colours(data: Dataset, model: str) -> str:
-    """A hint for pictures whose colours may mean nothing, which only their owner knows."""
-    if model != "cnn" or data.train_images.shape[1] != 3 or len(data.train_labels) < FEWEST:
-        return ""
+def may_change_colours(data: Dataset, chosen: Mapping[str, Any]) -> bool:
+    """Whether a trial tells if other colours help: classes that colours do not tell may be forms, or small lamps."""
+    if (chosen.get("augment"), data.train_images.shape[1]) != ("turn", 3) or len(data.train_labels) < FEWEST:
+        return False
     from models.training.colours import tell_classes
 
-    if tell_classes(data.train_images, data.train_labels):
-        return ""
-    return "; colours alone do not tell these classes: if they mean nothing, --augment turn-colour gains much"
+    return not tell_classes(data.train_images, data.train_labels)
 
 
 def _even(count: int, near: int) -> int:

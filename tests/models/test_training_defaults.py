@@ -11,7 +11,7 @@ from models.checkpoints.checkpoint import load
 from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
 from models.train import train
-from models.training.defaults import usual
+from models.training.defaults import may_change_colours, usual
 from models.training.recipe import configure
 
 
@@ -58,16 +58,21 @@ def test_fewer_than_200_pictures_get_shades(count, model, shades):
 
 
 @pytest.mark.parametrize(
-    ("by_colour", "given", "hinted"), [(False, {}, True), (False, {"augment": "turn"}, False), (True, {}, False)]
+    ("count", "by_colour", "given", "tried"),
+    [
+        (240, False, {}, True),
+        (240, False, {"augment": "turn"}, False),
+        (240, False, {"model": "vit"}, True),
+        (240, True, {}, False),
+        (150, False, {}, False),
+    ],
 )
-def test_classes_that_colours_do_not_tell_get_a_hint(by_colour, given, hinted):
-    labels, drawn = np.arange(240) % 3, np.random.default_rng(0).integers(0, 256, (240, 3, 1, 1))
+def test_other_colours_are_tried_where_colours_do_not_tell_the_classes(count, by_colour, given, tried):
+    labels, drawn = np.arange(count) % 3, np.random.default_rng(0).integers(0, 256, (count, 3, 1, 1))
     papers = np.eye(3)[labels][:, :, None, None] * 255 if by_colour else drawn
-    images = np.broadcast_to(papers, (240, 3, 28, 28)).astype(np.uint8)
+    images = np.broadcast_to(papers, (count, 3, 28, 28)).astype(np.uint8)
     data = Dataset("mine", images, labels, images, labels, ("a", "b", "c"), preprocessing="photo", pictures={})
-    chosen, reason = usual(data, given)
-    assert ("--augment turn-colour" in reason) == hinted
-    assert chosen.get("augment", "turn") == "turn"
+    assert may_change_colours(data, usual(data, given)[0]) == tried
 
 
 @pytest.mark.parametrize("count", [3, 25, 49, 50, 73, 240, 500, 1153])

@@ -27,6 +27,9 @@ from tabulate import tabulate
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
     from models.data import Dataset
 
 NAMES = ("fashion-mnist", "mnist", "digits", "shapes")
@@ -73,15 +76,26 @@ def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:
 
 def _write(data: Dataset, count: int, seed: int, folder: Path) -> None:
     """Writes `count` random training pictures to `folder`, as many for each class."""
-    from PIL import Image
-
     order, classes = np.random.default_rng(seed).permutation(len(data.train_labels)), len(data.labels)
     for label in range(classes):
         place = folder / f"{label:02d}"
         place.mkdir(parents=True)
         for number in order[data.train_labels[order] == label][: count // classes]:
-            pixels = data.train_images[number].transpose(1, 2, 0)  # (H, W, C)
-            Image.fromarray(pixels.squeeze()).save(place / f"{number}.png")
+            _picture(data.train_images[number]).save(place / f"{number}.png")
+
+
+def _picture(image: NDArray[np.uint8]) -> Image.Image:
+    """Of (C, H, W)."""
+    from PIL import Image
+
+    return Image.fromarray(image.transpose(1, 2, 0).squeeze())
+
+
+def _as_read(data: Dataset, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """The test images as a folder's pictures are read, (n, *shape)."""
+    from common.pictures import photo_pixels
+
+    return np.stack([photo_pixels(_picture(image), shape) for image in data.test_images])
 
 
 def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
@@ -93,18 +107,18 @@ def _accuracies(data: Dataset, folder: Path, path: Path) -> dict[str, Any]:
     from models.evaluation.evaluation import measure_accuracy, on_device
     from models.train import train
 
-    height, width = data.train_images.shape[2:]
-    size, began_s = ("--image-size", str(height), str(width)), time.perf_counter()
-    train.main(["--dataset", str(folder), *size, "--device", "cpu", "--output", str(path)], standalone_mode=False)
+    began_s = time.perf_counter()
+    train.main(["--dataset", str(folder), "--device", "cpu", "--output", str(path)], standalone_mode=False)
     taken_s = time.perf_counter() - began_s
-    own, trained = load_folder(folder, (height, width)), load(path)
+    own, trained = load_folder(folder), load(path)
     labels = np.array([int(name) for name in own.labels])[own.train_labels]
-    seen, asked = (images.reshape(len(images), -1) / 255 for images in (own.train_images, data.test_images))
+    tests = _as_read(data, trained.config.input_shape)
+    seen, asked = (images.reshape(len(images), -1) / 255 for images in (own.train_images, tests))
     others = zip(OTHERS, (LogisticRegression(max_iter=1000), SVC()), strict=True)
     return {
         "network": trained.config.model,
         "training s": taken_s,
-        OURS: 100 * measure_accuracy(trained.model, *on_device(data.test_images, data.test_labels, "cpu")),
+        OURS: 100 * measure_accuracy(trained.model, *on_device(tests, data.test_labels, "cpu")),
         **{name: 100 * other.fit(seen, labels).score(asked, data.test_labels) for name, other in others},
     }
 

@@ -41,11 +41,11 @@ def other_colours(
         *(images[others], labels[others], images[apart], labels[apart], data.labels),
         preprocessing=data.preprocessing,
     )
-    shares = []
+    short, shares = replace(options, epochs=_epochs(options), ema=None, hold_out=0, teacher_cache=None), []
     with TemporaryDirectory() as folder:
         for augment in TRIED:
-            tried = replace(options, augment=augment, epochs=_epochs(options), ema=None, hold_out=0)
-            *_, last = train(config, part, tried, Path(folder) / f"{augment}.safetensors", on_batch=on_batch)
+            path = Path(folder) / f"{augment}.safetensors"
+            *_, last = train(config, part, replace(short, augment=augment), path, on_batch=on_batch)
             shares.append(last.test_accuracy or 0.0)
     usual, recoloured = shares
     told = f"of {len(apart)} pictures kept apart for a trial {100 * recoloured:.0f} % were right with other colours"

@@ -168,9 +168,9 @@ def _earlier(output: Path) -> metrics.Metrics:
 def _other_colours(
     config: ModelConfig, data: Dataset, options: TrainingOptions, earlier: metrics.Metrics
 ) -> tuple[Augmentation, str]:
-    """The distortion and why; a resumed training keeps its own."""
+    """The distortion and the reason. A resumed training keeps its distortion."""
     if before := earlier.get("options"):
-        return before["augment"], "the distortion is that of the training so far"
+        return before["augment"], "the training so far had this distortion"
     from models.training import trial
 
     click.echo("Colours alone do not tell these classes: trying on a part of the pictures whether other colours help")

@@ -16,7 +16,7 @@ LEAD = 0.1  # over chance; the spread of 200 pictures of two classes is a third 
 
 
 def tell_classes(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> bool:
-    """Of 200 `images` (n, 3, H, W) or more: whether the nearest by colours is of the class oftener than by chance."""
+    """Whether an image's nearest by colours has its class oftener than by chance. `images`: (n, 3, H, W), n >= 200."""
     step = -(-len(labels) // MOST)
     images, labels = images[::step], labels[::step]
     red, green, blue = (images.reshape(len(images), 3, -1).astype(np.int64) * LEVELS // 256).swapaxes(0, 1)  # (n, H W)

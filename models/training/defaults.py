@@ -72,7 +72,7 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
 
 
 def may_change_colours(data: Dataset, chosen: Mapping[str, Any]) -> bool:
-    """Whether a trial tells if other colours help: classes that colours do not tell may be forms, or small lamps."""
+    """Whether a trial must tell if other colours help: colours do not tell the classes, which may be forms."""
     if (chosen.get("augment"), data.train_images.shape[1]) != ("turn", 3) or len(data.train_labels) < FEWEST:
         return False
     from models.training.colours import tell_classes

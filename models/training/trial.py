@@ -32,7 +32,7 @@ def images_seen(data: Dataset, options: TrainingOptions) -> int:
 def other_colours(
     config: ModelConfig, data: Dataset, options: TrainingOptions, on_batch: Callable[[int, float], None]
 ) -> tuple[Augmentation, str]:
-    """The distortion and why. Raises TrainingError."""
+    """The distortion and the reason. Raises TrainingError."""
     order = np.random.default_rng(options.seed).permutation(len(data.train_labels))
     apart, others = np.split(order, [len(order) // PART])
     images, labels = data.train_images, data.train_labels

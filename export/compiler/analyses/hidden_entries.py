@@ -114,7 +114,7 @@ class HiddenEntries:
             raise Refused.of(value, f"an axis of {size} tells no texts from tokens")
 
     def is_of_text(self, dim: Dim) -> bool:
-        """Whether it is neither of texts nor of tokens, as the axis of a decoder's rows is: each text has its own."""
+        """Whether the axis is of neither texts nor tokens, such as a decoder's rows: then each text has all of it."""
         return not agree(self.length, dim) and self.texts_in(dim) is None
 
     def texts_in(self, dim: Dim) -> int | None:

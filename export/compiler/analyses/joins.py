@@ -36,7 +36,7 @@ class Join:
     axis: int = 1  # of the tokens that are picked
 
 
-OF_ANOTHER = "of a text without tokens it may take one of another, as no file of torch's newer exporter does"
+OF_ANOTHER = "for a text without tokens it may take another text's token; torch's newer exporter writes no such node"
 NOTHING = Join()
 Rule = Callable[[Shapes, ir.Node, Sequence[Roles | None]], Join]
 

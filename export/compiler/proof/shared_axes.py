@@ -2,8 +2,8 @@
 
 In: a graph, its file, its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
 apart unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
-one of them is smaller or where it is larger. Of an input that it takes with a single row, or a single token, for all
-of the mask's, both are repeated by the graph: places that all texts share.
+one of them is smaller or where it is larger. The file may also take an input of a single row, such as places that all
+texts share, or of a single token. Then the graph repeats that input to the mask's size.
 """
 
 from __future__ import annotations

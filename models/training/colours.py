@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 MOST = 1000  # pictures that are compared
 LEVELS = 3  # of a channel
-LEAD = 0.1  # over chance; the spread of 200 pictures of two classes is a third of it
+LEAD = 0.1  # over chance: three times the spread of 200 pictures of two classes, 1.4 times that of 48
 
 
 def tell_classes(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> bool:
-    """Whether an image's nearest by colours has its class oftener than by chance. `images`: (n, 3, H, W), n >= 200."""
+    """Whether an image's nearest by colours has its class oftener than by chance. `images`: uint8 (n, 3, H, W)."""
     step = -(-len(labels) // MOST)
     images, labels = images[::step], labels[::step]
     red, green, blue = (images.reshape(len(images), 3, -1).astype(np.int64) * LEVELS // 256).swapaxes(0, 1)  # (n, H W)

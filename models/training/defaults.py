@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FEW = 2000  # pictures to train on
 FEWEST = 200  # pictures to train on: fewer do not show the shades of their classes
+FEWEST_TRIED = 40  # in colour: what fewer show is chance
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
@@ -73,7 +74,7 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
 
 def may_change_colours(data: Dataset, chosen: Mapping[str, Any]) -> bool:
     """Whether a trial must tell if other colours help: colours do not tell the classes, which may be forms."""
-    if (chosen.get("augment"), data.train_images.shape[1]) != ("turn", 3) or len(data.train_labels) < FEWEST:
+    if "augment" not in chosen or data.train_images.shape[1] != 3 or len(data.train_labels) < FEWEST_TRIED:
         return False
     from models.training.colours import tell_classes
 

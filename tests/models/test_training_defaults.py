@@ -64,7 +64,9 @@ def test_fewer_than_200_pictures_get_shades(count, model, shades):
         (240, False, {"augment": "turn"}, False),
         (240, False, {"model": "vit"}, True),
         (240, True, {}, False),
-        (150, False, {}, False),
+        (48, False, {}, True),
+        (48, True, {}, False),
+        (39, False, {}, False),
     ],
 )
 def test_other_colours_are_tried_where_colours_do_not_tell_the_classes(count, by_colour, given, tried):

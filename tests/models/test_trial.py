@@ -1,5 +1,7 @@
 """Pictures in colour whose colours do not tell the classes: a trial on a part of them chooses the distortion."""
 
+import shutil
+
 import numpy as np
 import pytest
 from commands import ok
@@ -36,6 +38,17 @@ def test_the_better_distortion_is_taken_and_a_resumed_training_keeps_it(bars, tm
     again = ok(train, *typed, "--epochs", 5, "--schedule", "constant", "--resume").output
     assert "kept apart" not in again
     assert load(tmp_path / "bars.safetensors").metrics["options"]["augment"] == augment
+
+
+def test_of_few_pictures_each_quarter_judges(bars, tmp_path):
+    for folder in bars.iterdir():
+        few = tmp_path / "few" / folder.name
+        few.mkdir(parents=True)
+        for number in range(30):
+            shutil.copy(folder / f"{number}.png", few)
+    typed = ("--dataset", tmp_path / "few", "--image-size", 20, 20, "--device", "cpu", "--epochs", 4)
+    told = ok(train, *typed, "--output", tmp_path / "bars.safetensors").output
+    assert "; of 48 pictures kept apart for a trial " in told
 
 
 @pytest.mark.slow

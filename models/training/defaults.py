@@ -100,8 +100,7 @@ def _seen(kind: str, data: Dataset) -> int:
 
 def _reason(values: Mapping[str, Any], few: bool) -> str:
     if values["model"] == "cnn":
-        shades = "shades, " if values["augment"] == "turn-shade" else ""
-        more = f"distortions, {shades}mixed pairs and averaged weights make them more"
+        more = "distortions, mixed pairs and averaged weights make them more"
         return f"such pictures teach convolutions more than attention, so no transformer (--model vitbn is one); {more}"
     size = "few pictures need small batches and a shallow network" if few else "many pictures carry a deeper network"
     return f"{size}; the rate falls to 0, so the last epochs are the best"

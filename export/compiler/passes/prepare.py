@@ -295,12 +295,17 @@ def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
         results = evaluate_node(node, {})
     except UnknownOperator:
         return False
-    if _grows(node, {value: results[value] for value in outputs}):
+    if _grows(node, {value: results[value] for value in outputs}) or _is_quantised(node, results[outputs[0]]):
         return False
     for value in outputs:
         new = constants.add(results[value], value.name or "constant", value.dtype)
         ir.convenience.replace_all_uses_with(value, new)
     return True
+
+
+def _is_quantised(node: ir.Node, array: NDArray[np.generic]) -> bool:
+    """Whether it is a weight or bias of integers: of the floats ONNX Runtime would make other integers."""
+    return node.op_type == "DequantizeLinear" and array.size > 1
 
 
 def _grows(node: ir.Node, results: Mapping[ir.Value, NDArray[np.generic]]) -> bool:

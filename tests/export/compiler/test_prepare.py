@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 import torch.nn.functional as F
@@ -163,3 +164,19 @@ def test_an_axis_that_a_part_leaves_is_known() -> None:
     shape = next(node.outputs[0].shape for node in plain.graph if node.op_type == "Slice")
     assert shape is not None
     assert [str(shape[0]), shape[2]] == ["n", 4]
+
+
+def test_a_weight_of_integers_stays() -> None:
+    """ONNX Runtime makes integers of a float weight between integers, with another scale."""
+    rounded = "{to}i = QuantizeLinear({of}, s, z) {to} = DequantizeLinear({to}i, s, z)"
+    layer = "w = DequantizeLinear(wi, ws) b = DequantizeLinear(bi, bs) g = Gemm<transB = 1>(v, w, b)"
+    nodes = f"{rounded.format(of='x', to='v')} {layer} {rounded.format(of='g', to='y')}"
+    weights = RNG.integers(-90, 90, (3, 4)).astype(np.int8)
+    integers = {"wi": weights, "bi": RNG.integers(-900, 900, 3).astype(np.int32), "z": np.array(128, np.uint8)}
+    scales = {name: np.array(scale, np.float32) for name, scale in [("s", 0.01), ("ws", 0.007), ("bs", 7e-5)]}
+    head = '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 3] y)'
+    original = parse(f"{head} {{ {nodes} }}", **integers, **scales)
+    plain = prepared(original).model
+    given = {"x": RNG.standard_normal((50, 4)).astype(np.float32)}
+    before, after = (ort.InferenceSession(ir.to_proto(each).SerializeToString()) for each in (original, plain))
+    np.testing.assert_array_equal(after.run(None, given)[0], before.run(None, given)[0])

@@ -122,6 +122,7 @@ class _Original:
         self.runner = Runner(path)
         self.plain = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
         self.sizes: list[float] = []  # the largest of each output
+        self.ranks: list[int] = []  # of the outputs
         self.reason = ""  # of the first attempt that failed
         self.unsupported: ForeignError | None = None
 
@@ -150,7 +151,7 @@ class _Original:
             except ForeignError as error:
                 self.reason = self.reason or str(error)
                 break
-            made = feeds, answers
+            made, self.ranks = (feeds, answers), [array.ndim for array in answers]
             found = [np.abs(array.astype(np.float64)) for array in answers]
             drawn = [float(array.max(where=array < FILL, initial=0.0)) for array in found]
             self.sizes = np.maximum(self.sizes or drawn, drawn).tolist()
@@ -176,12 +177,16 @@ class _Original:
             raise NotSupported(f"packed: expected finite answers beside drawn masks, found none: {self.reason}")
 
     def attempt_empty(self, sizes: Sizes) -> Round | None:
-        """None if the original does not answer, or with what is not finite: a mean of no token."""
+        """None if the original does not answer, or with what is not finite, a mean of no token, or has another rank:
+        ONNX Runtime's ArgMax of no token keeps its axis.
+        """
         feeds = draw(self.graph, sizes)
         try:
             answers = picked(answers_apart(self.runner, feeds), self.asked.reads, self._mask(feeds))
             if not all(np.isfinite(array.astype(np.float64)).all() for array in answers):
                 raise NotSupported("expected finite numbers, found others")
+            if (ranks := [array.ndim for array in answers]) != self.ranks:
+                raise NotSupported(f"expected outputs of ranks {self.ranks}, found {ranks}")
         except ForeignError as error:
             if any(not sizes[symbol] for symbol in first_dimensions(self.graph) & sizes.keys()):
                 self.leave(f"Not compared, {_text(sizes)}: the original gives no answer: {error}")

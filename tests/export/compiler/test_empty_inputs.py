@@ -170,6 +170,16 @@ def test_answers_of_another_shape_fail_the_proof(tmp_path: Path) -> None:
         both(tmp_path, before, after, **SIZES)
 
 
+def test_an_answer_of_another_rank_is_none(tmp_path: Path) -> None:
+    """ONNX Runtime's ArgMax of no element keeps the axes."""
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[b, n] x) => (float[b] y)'
+    before = f"{head} {{ last = ArgMax<axis = -1, keepdims = 0>(x) y = Cast<to = 1>(last) }}"
+    after = f"{head} {{ last = ArgMax<axis = 1>(x) row = Reshape(last, all) y = Cast<to = 1>(row) }}"
+    own, left = both(tmp_path, before, after, all=np.array([-1]))
+    assert own.rounds
+    assert [line.rpartition(": ")[2] for line in left] == ["expected outputs of ranks [1], found [2]"]
+
+
 SUMMED = """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 3] x) => (float[b, 3] y) {
     s = ReduceSum<keepdims = 0>(x, axis) """
 BIAS_OF_NO_TOKEN = """size = Shape<start = 1, end = 2>(x) float = Cast<to = 1>(size) some = Min(float, unit)

@@ -9,17 +9,16 @@ padding take one row, in the first two forms; networks that label words take sev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_shape_inference import SYM_DATA_KEY
 
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.readers import made_by, made_of
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
+from export.compiler.operators.inference import elements_of
 from export.compiler.operators.table import RESHAPES
 
 
@@ -142,8 +141,8 @@ def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bo
 
 
 def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
-    known = json.loads(value.metadata_props.get(SYM_DATA_KEY, "[]")) or integers(value) or []
-    return len(known) == 1 and same(known[0] if isinstance(known[0], int) else ir.SymbolicDim(known[0]), size)
+    known = elements_of(value) or integers(value) or []
+    return len(known) == 1 and same(known[0], size)
 
 
 def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:

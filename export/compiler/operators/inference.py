@@ -6,6 +6,7 @@ inner dimensions are ignored: they may be wrong.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,9 @@ def infer_new(model: ir.Model) -> None:
     values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
     dims = {dim for value in values if value.shape is not None for dim in value.shape.dims}
     context.reserve_symbol_names({name for dim in dims if isinstance(dim, ir.SymbolicDim) for name in _symbols(dim)})
+    for value in values:
+        if known := elements_of(value):
+            context.set_symbolic_value(value, known)
     fresh: set[ir.Value | None] = set()
     for node in model.graph:
         if node not in new and fresh.isdisjoint(node.inputs):
@@ -47,6 +51,12 @@ def infer_new(model: ir.Model) -> None:
         with _as_refusal():
             function(context, node)
         fresh |= {value for value in node.outputs if value.dtype in WHOLE_NUMBERS}
+
+
+def elements_of(value: ir.Value) -> list[Dim]:
+    """Of integers that are known numbers or sizes; none of other values."""
+    known: list[int | str] = json.loads(value.metadata_props.get(SYM_DATA_KEY, "[]"))
+    return [each if isinstance(each, int) else ir.SymbolicDim(each) for each in known]
 
 
 def _symbols(dim: ir.SymbolicDim) -> set[str]:

@@ -7,16 +7,15 @@ sizes may be less.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Set
 
 import numpy as np
 import onnx_ir as ir
-from onnx_shape_inference import SYM_DATA_KEY
 
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.nodes import nodes_before
+from export.compiler.operators.inference import elements_of
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
@@ -53,12 +52,11 @@ def _compare(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
     """Whether each size equals the number opposite; None if unknown."""
     for sizes, other in (node.inputs, reversed(node.inputs)):
         numbers = integers(other)
-        if sizes is None or numbers is None or SYM_DATA_KEY not in sizes.metadata_props:
+        if sizes is None or numbers is None or not (known := elements_of(sizes)):
             continue
-        known: list[int | str] = json.loads(sizes.metadata_props[SYM_DATA_KEY])
         numbers = numbers * len(known) if len(numbers) == 1 else numbers
         if len(known) == len(numbers) and all(
-            isinstance(size, int) or (number < 1 and _is_size(size, known_sizes))
+            isinstance(size, int) or (number < 1 and _is_size(str(size), known_sizes))
             for size, number in zip(known, numbers, strict=True)
         ):
             return [size == number for size, number in zip(known, numbers, strict=True)]

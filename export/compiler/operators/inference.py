@@ -165,6 +165,13 @@ def _quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
             context.set_symbolic_value(node.outputs[0], [number(whole)])
 
 
+def _difference(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library does not see that n - n is 0, where a decoder's rows begin among its keys."""
+    known = _operands(context, node)
+    if len(known) == 2 and same(*known):
+        context.set_symbolic_value(node.outputs[0], [0])
+
+
 def _operands(context: ShapeInferenceContext, node: ir.Node) -> list[Dim]:
     """The inputs that are a known number or size."""
     held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
@@ -245,6 +252,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_broadcast,) for name in (*BROADCASTING, "Expand", "MatMul")},
     ("", "Div"): (_quotient, _broadcast),
     ("", "Min"): (_least, _broadcast),
+    ("", "Sub"): (_difference, _broadcast),
     ("", "Reshape"): (_reshape,),
     ("", "Slice"): (_slice,),
     ("", "Split"): (_split,),

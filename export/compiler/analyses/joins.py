@@ -111,7 +111,7 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
     if {*view.picks} & {*role.tokens}:
         ((axis, pick), *others) = view.picks.items()
         if others or pick.numbers is None:
-            raise Refused.at(node, "it may read hidden tokens; a read names its tokens, as --read 'NAME[:,[-2,-1]]'")
+            raise Refused.at(node, "it may read hidden tokens")
         return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
     axes = {}
     for run in view.runs:

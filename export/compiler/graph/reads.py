@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from export.compiler.errors import BadRequest
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import BOOL, Nodes
+from export.compiler.graph.shapes import same
 
 Index = int | slice | tuple[int, ...]
 
@@ -126,7 +127,7 @@ def _is_pattern(read: Read) -> bool:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None) -> None:
-    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs.
+    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs, and ranges of tokens.
 
     `mask`: the input that hides tokens, of which a later pass leaves them out.
     """
@@ -134,23 +135,23 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None)
         return
     outputs = {value.name: value for value in graph.outputs}
     nodes = Nodes(Constants(graph), put=graph.append)
+    hiding = next((given for given in graph.inputs if given.name == mask), None)
     chosen = [
-        _seen(graph, outputs[read.output], mask, nodes)
-        if read.masked
-        else _part(outputs[read.output], read, nodes, packed=mask is not None)
+        _seen(outputs[read.output], hiding, nodes) if read.masked else _part(outputs[read.output], read, nodes, hiding)
         for read in reads
     ]
     graph.outputs.clear()
     graph.outputs.extend(chosen)
 
 
-def _part(value: ir.Value, read: Read, nodes: Nodes, packed: bool) -> ir.Value:
-    """`packed`: a token by number stays a list of one, which read-rows leaves to the pass that picks of each text."""
+def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> ir.Value:
+    """With a `mask` a token by number stays a list of one: read-rows leaves it to the pass that picks of each text."""
     if value.shape is not None:
         read.check(value.shape)
-    part = value
+    part, packed = value, mask is not None
     for axis, index in reversed(list(enumerate(read.indices))):
         if isinstance(index, slice):
+            _check_tokens(value, axis, index, read, mask)
             if (index.start, index.stop) != (None, None):
                 stop = np.iinfo(np.int64).max if index.stop is None else index.stop
                 part = nodes.cut(part, nodes.integers([index.start or 0]), nodes.integers([stop]), axis)
@@ -166,9 +167,17 @@ def _part(value: ir.Value, read: Read, nodes: Nodes, packed: bool) -> ir.Value:
     return part
 
 
-def _seen(graph: ir.Graph, value: ir.Value, by: str | None, nodes: Nodes) -> ir.Value:
+def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.Value | None) -> None:
+    """Raises BadRequest for a range of tokens, of which each text has others."""
+    if mask is None or mask.shape is None or value.shape is None or not same(value.shape[axis], mask.shape[-1]):
+        return
+    few = len(range(sys.maxsize)[rows])
+    if 1 < few < sys.maxsize:
+        raise BadRequest(f"read: expected tokens by number with --packed, as {read.output}[:,[-2,-1]], found {read}")
+
+
+def _seen(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Value:
     """0 where the mask, an input, hides."""
-    mask = next((given for given in graph.inputs if given.name == by), None)
     if mask is None or mask.shape is None or value.shape is None or value.shape.rank() < mask.shape.rank():
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
     wide = nodes.reshape(mask, [0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))

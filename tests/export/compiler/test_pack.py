@@ -17,7 +17,7 @@ from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined,
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries, joins
-from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.errors import BadRequest, NothingToRewrite, ProofFailed
 from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import KINDS, MANY, draw_masks
@@ -384,10 +384,22 @@ def test_tokens_by_number_are_packed(read: str, places: Any) -> None:
 
 @pytest.mark.parametrize("read", ["y[:,-3:]", "y[:,:2]", "y[:,:-1]"])
 def test_tokens_of_a_range_are_refused_with_what_helps(read: str) -> None:
-    with pytest.raises(
-        NothingToRewrite, match=r"it may read hidden tokens; a read names its tokens, as --read 'NAME\[:,\[-2,-1\]\]'"
-    ):
+    with pytest.raises(BadRequest, match=r"expected tokens by number with --packed, as y\[:,\[-2,-1\]\], found y\[:,"):
         rewrite(model(export(Masked("absolute", "hidden", depth=1))), [read], sizes=SIZES, packed=MASK)
+
+
+def test_a_range_of_the_network_s_own_is_refused_without_a_hint_of_reads() -> None:
+    """As MobileBERT joins the words before and behind each word."""
+    own = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[b, n] ids, int64[b, n] mask) => (float[b, 4] y) {
+        x = Gather(words, ids) next = Slice(x, one, far, one) h = MatMul(next, square) y = ReduceMax<axes=[1]>(h) }""",
+        words=np.ones((9, 4), np.float32),
+        square=np.eye(4, dtype=np.float32),
+        one=np.array([1]),
+        far=np.array([1 << 31]),
+    )
+    with pytest.raises(NothingToRewrite, match=r"^pack: next \(Slice\): it may read hidden tokens$"):
+        rewrite(own, packed="mask")
 
 
 def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:

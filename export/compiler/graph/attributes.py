@@ -70,5 +70,8 @@ def opset(node: ir.Node) -> int:
 
 def attends_to_all(node: ir.Node) -> bool:
     """Whether every query sees every key, apart from the mask."""
-    windows = {attribute_int(node, "left_window_size", -1), attribute_int(node, "right_window_size", -1)}
-    return not attribute_int(node, "is_causal", 0) and windows == {-1}
+    return not attribute_int(node, "is_causal", 0) and not has_window(node)
+
+
+def has_window(node: ir.Node) -> bool:
+    return {attribute_int(node, f"{side}_window_size", -1) for side in ("left", "right")} != {-1}

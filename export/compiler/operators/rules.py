@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import (
-    attends_to_all,
     attribute_int,
     attribute_ints,
     attribute_string,
     axes_of,
     given,
+    has_window,
     is_padded,
     mixed_axes,
     optional,
@@ -192,14 +192,14 @@ def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """A row of the output reads its own query and its own row of the mask."""
+    """A row of the output reads its own query and its own row of the mask. Of a causal one only the last row is cut."""
     out, mask = node.outputs[0], optional(node, 3)
     cached = any(value is not None for value in node.inputs[4:])
-    if index or cached or any(map(is_read, node.outputs[1:])) or not attends_to_all(node):
+    if index or cached or any(map(is_read, node.outputs[1:])) or has_window(node):
         return everything(node)
     rows = shapes.rank(out) - 2
     kept = box({axis: indices for axis, indices in demand if axis == rows})
-    if kept == WHOLE:
+    if kept == WHOLE or (attribute_int(node, "is_causal", 0) and not sees_every_key(shapes, node, kept)):
         return everything(node)
     read = {**everything(node).inputs, 0: kept}
     if mask is not None:
@@ -209,6 +209,13 @@ def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
                 return everything(node)
             read[3] = box({axis: dict(kept)[rows]})
     return Demand(kept, read)
+
+
+def sees_every_key(shapes: Shapes, node: ir.Node, rows: Box) -> bool:
+    """Whether these rows of queries are the last alone, of as many queries as keys: nothing comes after them."""
+    query, key = given(node, 0), given(node, 1)
+    own, last = shapes.rank(query) - 2, box({shapes.rank(query) - 2: (-1,)})
+    return rows == canonical(shapes, query, last) and same(shapes.dims(query)[own], shapes.dims(key)[own])
 
 
 def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

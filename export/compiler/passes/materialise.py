@@ -163,6 +163,8 @@ class Materialiser:
         key = node, wanted, tuple(inputs)
         if key not in self._emitted:  # several outputs may be read in the same part
             self._emitted[key] = self.nodes.copy(node, inputs, "rows")
+            if wanted != WHOLE:  # of a causal Attention the row that sees every key
+                self._emitted[key].attributes.pop("is_causal", None)
         return self._emitted[key].outputs[value.index() or 0]
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:

@@ -20,7 +20,7 @@ from export.compiler.errors import ProofFailed
 from export.compiler.operators import rules
 from export.compiler.operators.boxes import box
 from export.compiler.operators.kernels import KERNELS
-from export.compiler.pipeline import rewrite
+from export.compiler.pipeline import optimise, rewrite
 from export.compiler.proof.masks import KINDS, draw_masks
 from export.rewrite_file import Request, rewrite_file
 
@@ -139,13 +139,11 @@ SIZES = [(1, 1), (3, 1), (2, 9), (20, 25), (40, PLACES)]  # the last have more t
 
 @pytest.mark.parametrize("form", TURNS)
 def test_rows_of_a_rotary_embedding_are_cut(form: str) -> None:
-    """Its rule lets the row of the queries through, or their product would be computed whole."""
+    """Its rule lets the row of the queries through, or their product would be computed whole. "heads" is causal."""
     original = rotary(form)
     cut = rewrite(original, ["y[:,-1]"], ["read-rows"])
     places = {site.value for step in cut.steps for site in step.sites}
-    assert any(name.startswith("q0") for name in places) is (form != "heads"), (
-        places
-    )  # causal: its queries count each other
+    assert any(name.startswith("q0") for name in places), places
     for seed, (texts, length) in enumerate(SIZES):
         given = feeds(texts, length, seed)
         before, after = (answers(ir.to_proto(each), given)[0] for each in (original, cut.model))
@@ -175,3 +173,40 @@ def test_a_wrong_row_of_cosines_fails_the_proof(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(rules, "rotated", first)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "wrong.onnx", Request(("y[:,-1]",)))
+
+
+def causal(keys: str) -> ir.Model:
+    """`keys`: k of as many tokens as the queries, or of others."""
+    rng = np.random.default_rng(0)
+    return parse(
+        f"""<ir_version: 10, opset_import: ["": 23]>
+        g (float[batch, seq, {WIDTH}] x, float[batch, more, {WIDTH}] z) => (float[batch, seq, {WIDTH}] y) {{
+            q = MatMul(x, wq) k = MatMul({keys}, wk)
+            y = Attention<is_causal = 1, q_num_heads = 2, kv_num_heads = 2>(q, k, k) }}""",
+        **{name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("wq", "wk")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "read", "cut"), [("x", -1, True), ("x", 0, False), ("x", -2, False), ("z", -1, False)]
+)
+def test_the_last_row_of_a_causal_attention_is_cut(keys: str, read: int, cut: bool) -> None:
+    original = causal(keys)
+    found = optimise(original, [f"y[:,{read}]"], ["read-rows"])
+    assert bool(found.steps[0].sites) is ((keys, read) == ("x", -1))
+    for texts, tokens, more in ((2, 5, 5), (1, 2, 7), (3, 7, 4)):
+        rng = np.random.default_rng(tokens)
+        given = {"x": rng.standard_normal((texts, tokens, WIDTH)), "z": rng.standard_normal((texts, more, WIDTH))}
+        given = {name: array.astype(np.float32) for name, array in given.items()}
+        before, after = (answers(ir.to_proto(each), given)[0] for each in (original, found.model))
+        np.testing.assert_allclose(after, before[:, read], atol=1e-5)
+
+
+@pytest.mark.parametrize(("keys", "read"), [("x", 0), ("z", -1)])
+def test_a_row_that_does_not_see_every_key_fails_the_proof(
+    keys: str, read: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rules, "sees_every_key", lambda shapes, node, rows: True)
+    ir.save(causal(keys), tmp_path / "in.onnx")
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request([f"y[:,{read}]"]))

@@ -163,7 +163,7 @@ class HiddenEntries:
     def _evaluate(self, wanted: Sequence[ir.Value], values: Values) -> None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # log(0) of hidden entries
-            for node in (node for value in wanted for node in _makers(value)):
+            for node in (node for value in wanted for node in makers(value)):
                 if all(output in values for output in node.outputs if output.name):
                     continue
                 values.update(self._size(node, values) if _reads_size(node) else evaluate_node(node, values))
@@ -190,7 +190,7 @@ def _reads_size(node: ir.Node) -> bool:
     return node.op_type == "Shape" and not node.domain and source is not None and source.shape is not None
 
 
-def _makers(value: ir.Value) -> list[ir.Node]:
+def makers(value: ir.Value) -> list[ir.Node]:
     """The nodes that compute it, in order."""
     order: dict[ir.Node, None] = {}
     waiting = [(value.producer(), False)]

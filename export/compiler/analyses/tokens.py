@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.carried import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
-from export.compiler.analyses.hidden_entries import HiddenEntries, Roles
+from export.compiler.analyses.hidden_entries import HiddenEntries, Roles, makers
 from export.compiler.analyses.hidden_facts import facts_of
 from export.compiler.analyses.joins import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.errors import Refused
@@ -78,8 +78,8 @@ def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, 
 
 
 def _starts(tokens: Tokens, node: ir.Node) -> bool:
-    """Whether it reads such a value, or is the first with features, in floats, of each token of each text, or the first
-    with an axis of texts and heads: behind it the axis would not tell whether the elements of a text stand together.
+    """Whether it reads such a value, or is the first that makes features of weights for each token of each text, or the
+    first with an axis of texts and heads: behind it the axis would not tell if the elements of a text stand together.
     """
     if any(value in tokens.roles for value in node.inputs if value is not None):
         return True
@@ -92,7 +92,13 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
     if out.dtype not in FLOATS or node.op_type == "Expand":
         return False
     features = any(isinstance(dim, int) and dim > 1 for dim in dims)
-    return features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
+    every = features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
+    return every and any(map(_is_weight, (value for maker in makers(out) for value in maker.inputs)))
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    """A mask that is repeated for each head is made of none."""
+    return value is not None and value.const_value is not None and value.dtype in FLOATS and value.const_value.size > 1
 
 
 def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, VOCABULARY, Encoder, export, model, parse, run
+from foreign_networks import DIM, VOCABULARY, Encoder, check_equal, export, model, parse, run
 from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Turned, Viewed
 from numpy.typing import NDArray
 
@@ -400,6 +400,25 @@ def test_a_range_of_the_network_s_own_is_refused_without_a_hint_of_reads() -> No
     )
     with pytest.raises(NothingToRewrite, match=r"^pack: next \(Slice\): it may read hidden tokens$"):
         rewrite(own, packed="mask")
+
+
+REPEATED = """<ir_version: 8, opset_import: ["": 17]> g (int64[b, n] ids, int64[b, n] mask) => (float[b, 4] y) {
+    x = Gather(words, ids) one = Unsqueeze(x, first) keys = Transpose<perm = [0, 1, 3, 2]>(one)
+    alone = Unsqueeze(mask, middle) each = Tile(alone, heads) shown = Cast<to = 1>(each) hidden = Sub(unit, shown)
+    low = Mul(hidden, lowest) plain = MatMul(one, keys) scores = Add(plain, low) weights = Softmax<axis = -1>(scores)
+    mixed = MatMul(weights, one) sum = ReduceSum<keepdims = 0>(mixed, first) y = Gather<axis = 1>(sum, zero) }"""
+
+
+def test_a_mask_that_is_repeated_for_each_head_hides() -> None:
+    """As ProphetNet repeats it: its heads are no features of the tokens."""
+    numbers = {"first": np.array([1]), "middle": np.array([1, 2]), "heads": np.array([1, 2, 1, 1]), "zero": np.array(0)}
+    numbers |= {"unit": np.float32(1), "lowest": np.finfo(np.float32).min}
+    original = parse(REPEATED, words=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32), **numbers)
+    packed = rewrite(original, packed="mask").model
+    for seed, (texts, length) in enumerate(((3, 7), (20, 40))):
+        mask = draw_masks(texts, length, seed, KINDS)
+        given = {"ids": np.random.default_rng(seed).integers(0, 9, (texts, length)), "mask": mask}
+        check_equal(original, packed, given)
 
 
 def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:

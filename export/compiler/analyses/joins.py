@@ -152,6 +152,8 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     expected = (0, row)
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
         raise Refused.at(node, "expected no past, no numbers of keys and no scores among its outputs")
+    if all(role is not None and role.axes() == (0,) for role in (query, keys, values)) and not (mask and mask.tokens):
+        return Join(axes={0: {0: 0}}, done={(1, 0), (2, 0), (3, 0)})  # of a decoder's rows, each of its text
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):

@@ -412,7 +412,7 @@ REPEATED = """<ir_version: 8, opset_import: ["": 17]> g (int64[b, n] ids, int64[
 def test_a_mask_that_is_repeated_for_each_head_hides() -> None:
     """As ProphetNet repeats it: its heads are no features of the tokens."""
     numbers = {"first": np.array([1]), "middle": np.array([1, 2]), "heads": np.array([1, 2, 1, 1]), "zero": np.array(0)}
-    numbers |= {"unit": np.float32(1), "lowest": np.finfo(np.float32).min}
+    numbers |= {"unit": np.array(1, np.float32), "lowest": np.array(np.finfo(np.float32).min)}
     original = parse(REPEATED, words=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32), **numbers)
     packed = rewrite(original, packed="mask").model
     for seed, (texts, length) in enumerate(((3, 7), (20, 40))):

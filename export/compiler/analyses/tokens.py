@@ -22,7 +22,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.readers import is_read
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
 from export.compiler.operators.table import RESIZING
 
 
@@ -97,8 +97,9 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """A mask that is repeated for each head is made of none."""
-    return value is not None and value.const_value is not None and value.dtype in FLOATS and value.const_value.size > 1
+    """Of floats or bytes. A mask that is repeated for each head is made of none."""
+    held = value.const_value if value is not None else None
+    return held is not None and held.size > 1 and held.dtype not in {*WHOLE_NUMBERS, ir.DataType.BOOL}
 
 
 def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:

@@ -1,4 +1,3 @@
-import fcntl
 import gc
 import os
 import pickle
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from kept import kept
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -159,20 +159,7 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def made_once(shared_dir: Path) -> Callable[[str, Callable[[Path], object]], Path]:
-    """What a worker makes while the others wait; nobody changes it."""
-
-    def made(name: str, make: Callable[[Path], object]) -> Path:
-        path = shared_dir / name
-        path.parent.mkdir(exist_ok=True)
-        with path.with_name(f"{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                part = path.with_name(f"part-{path.name}")
-                make(part)
-                part.rename(path)
-        return path
-
-    return made
+    return lambda name, make: kept(shared_dir / name, make)
 
 
 @pytest.fixture(scope="session")

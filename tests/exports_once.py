@@ -1,11 +1,11 @@
-"""Exports each network once a run: an export takes a second or more.
+"""Traces each network's graph once a run: an export takes three seconds or more.
 
-In: a folder that all processes of a run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
+In: a folder that all processes of a run share. Out: a `torch.onnx.export` that keeps our networks' graphs there. Before
+the exporter optimises a graph, the graph depends on no number of its network: other weights go into the same graph.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 from collections.abc import Callable
@@ -14,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
+from kept import kept
 from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -35,25 +37,38 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     def remembered(model: nn.Module, *arguments: Any, **options: Any) -> Any:
         if not isinstance(model, Served):
             return export(model, *arguments, **options)
-        path = folder / f"{key(model, *arguments, options)}.onnx"
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                part = path.with_suffix(".part")
-                part.write_bytes(export(model, *arguments, **options).model_proto.SerializeToString())
-                part.replace(path)
-        return SimpleNamespace(model_proto=onnx.load(path))
+        whole, graph = (folder / f"{key(model, *arguments, options, weights)}.onnx" for weights in (True, False))
+
+        def write_graph(path: Path) -> None:
+            traced = export(model, *arguments, **options, optimize=False)
+            path.write_bytes(traced.model_proto.SerializeToString())
+
+        def write_whole(path: Path) -> None:
+            proto = with_weights(onnx.load(kept(graph, write_graph)), model)
+            path.write_bytes(proto.SerializeToString())
+
+        return SimpleNamespace(model_proto=onnx.load(kept(whole, write_whole)))
 
     return remembered
 
 
-def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str:
-    """Of all that decides the graph."""
-    digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options)).encode())
+def with_weights(proto: onnx.ModelProto, model: nn.Module) -> onnx.ModelProto:
+    """The graph of a network like `model`, optimised as the exporter does with the numbers of `model`."""
+    program = torch.onnx.ONNXProgram(ir.from_proto(proto), None)
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    program.apply_weights({name: tensor for name, tensor in named.items() if name in program.model.graph.initializers})
+    program.optimize()
+    return program.model_proto
+
+
+def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any], weights: bool) -> str:
+    """Of all that decides the graph; `weights`: and its numbers."""
+    digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options, weights)).encode())
     for name, module in model.named_modules():
         kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}
         code = kind.forward.__code__.co_code  # tests may replace a forward
         digest.update(repr((name, kind.__module__, kind.__qualname__, code, own)).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(repr((name, tensor.shape, tensor.dtype)).encode() + tensor.detach().numpy().tobytes())
+        digest.update(repr((name, tensor.shape, tensor.dtype)).encode())
+        digest.update(tensor.detach().numpy().tobytes() if weights else b"")
     return digest.hexdigest()

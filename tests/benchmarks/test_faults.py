@@ -2,16 +2,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
 from commands import measured
 
 from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
-from benchmarks.drills.bench import DrillBench
+from benchmarks.drills.bench import MODEL, DrillBench
 from benchmarks.drills.verdicts import Verdicts
 from benchmarks.faults import DRILLS, faults
 from benchmarks.measure.run import Row
+from export.publishing.new_config import to_text
+from export.publishing.publish import read_config
 from serving.local_server import Server
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -23,9 +26,16 @@ PAUSES_S = {"answers-nan": 0.01, "lying-version": 0.1, "slow-probe": 0.1}  # the
 
 
 class PacedBench(DrillBench):
-    """Clients that never pause would cost more than all servers' starts."""
+    """Clients that never pause, and threads that wait busily, would cost more than all servers' starts."""
 
     pause_s = PAUSE_S
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        message = read_config(self._repository / MODEL)
+        message.parameters["intra_op_thread_count"].string_value = "1"
+        (self._repository / MODEL / "config.pbtxt").write_text(to_text(message))
+        return self
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
         return super().traffic(server, max(pause_s, self.pause_s))
@@ -48,7 +58,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_faults, "AFTER_S", 0.5)
     monkeypatch.setattr(server_faults, "REQUESTS", 60)
     monkeypatch.setattr(server_faults, "PUBLICATIONS", 2)
-    monkeypatch.setattr(mixed_texts, "REQUESTS", 4_000)
+    monkeypatch.setattr(mixed_texts, "REQUESTS", 1_600)
+    monkeypatch.setattr(mixed_texts, "TEXTS", 300)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(supervised_faults, "LATER_S", 25.0)  # five times the room
@@ -109,7 +120,7 @@ def test_no_text_gets_another_texts_answer_while_a_process_dies(
     row = run(bench, "mixed-texts")
     assert (row["wrong"], row["swapped"]) == (0, 0)
     assert row["failed"] > 0, "the faults were real"
-    assert row["right"] > 3_500
+    assert row["right"] > 1_400
     assert row["texts_a_run"] > 1.02, "the server joined none"  # by chance 1.008 have the same length
 
 

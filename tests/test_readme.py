@@ -35,6 +35,7 @@ def checkout(tmp_path: Path, shared_dir: Path) -> Path:
         ("accuracy.py", '"torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized"', '"torch", "onnx-optimized"'),
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
+        ("../models/evaluation/rejection.py", "DRAWINGS = 2000", "DRAWINGS = 200"),
         ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),
         ("measure/roofline.py", "64 << 20  #", "1 << 20  #"),
     ):

@@ -32,6 +32,7 @@ TOOL = Path(__file__).parents[2] / ".perf_analyzer"
 LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
 WINDOWS = 3  # the minimum for a report
 UNSTABLE = "Failed to obtain stable measurement"  # our calls do not limit the spread, so this means an empty window
+GAP = "a window of perf_analyzer was without answers"
 LONGEST_WORDS = 400  # characters of output in an error
 MAX_THREADS = 256
 # Triton's messages for a full queue and for too long a wait.
@@ -133,7 +134,7 @@ def _run(command: list[str], report: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     words = " ".join(f"{done.stdout} {done.stderr}".split())
     if UNSTABLE in words:
-        raise Failed("a window of perf_analyzer was without answers")
+        raise Failed(GAP)
     if done.returncode or not report.is_file():
         if refusal := next((each for each in REFUSALS if each in words), None):
             raise Failed(f"the server refused requests: {refusal}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from click.testing import Result
 from commands import invoke
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
+from windows import LONG_S, SHORT_S, without_gaps
 
 from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, cells, in_process, published
@@ -26,10 +28,12 @@ from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
 from benchmarks.measure.network import shipped_network
+from benchmarks.measure.run import Run
 from benchmarks.measure.workload import Workload
+from benchmarks.reporting.tables import show
 from models.data import DataError
 
-run = partial(invoke, throughput.throughput, "--model", "vitbn-tiny", "--seconds", 2, "--rounds", 1)
+run = partial(invoke, throughput.throughput, "--model", "vitbn-tiny", "--rounds", 1, "--seconds")
 ENGINES = [word for engine in ("onnxruntime", "openvino", "tensorrt") for word in ("--engine", engine)]
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
@@ -70,7 +74,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
     loads = ("--batch", 16, "--in-flight", 4, "--rate", 800)
     reached = ("--sharing", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "system")
-    result = run(*loads, *reached, "--json", path)
+    seconds, result = without_gaps(lambda seconds: run(seconds, *loads, *reached, "--json", path))
     rows = rows_of(path, result)
     assert [(row["protocol"], row["in_flight"], row["rate"]) for row in rows] == [
         ("grpc", 4, None),
@@ -82,7 +86,7 @@ def test_a_short_run(tmp_path: Path) -> None:
         assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", "system", 2, 1)
     written = json.loads(path.read_text())
     assert written["command"].endswith(
-        "--protocol grpc --protocol http --shared-memory system --seconds 2 --rounds 1 --json FILE"
+        f"--protocol grpc --protocol http --shared-memory system --seconds {seconds} --rounds 1 --json FILE"
     )
     assert {(point["protocol"], point["by"]) for point in saturation(written["rows"])} == {
         (protocol, by) for protocol in ("grpc", "http") for by in ("rate", "in_flight")
@@ -96,8 +100,8 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
     asked = (*ENGINES, "--batch", 300, "--in-flight", 2, "--device", "cpu")
     memories = ("--shared-memory", "system", "--shared-memory", "cuda")
-    # On a busy machine perf_analyzer finds no whole request in a shorter window.
-    result = run(*asked, *memories, "--sharing", "1x1", "--seconds", 4, "--json", path)
+    asked += (*memories, "--sharing", "1x1", "--json", path)
+    _, result = without_gaps(lambda seconds: run(seconds, *asked))
     reasons = ("TensorRT needs another device than cpu", "CUDA shared memory: expected a GPU, found cpu")
     rows = rows_of(path, result, *reasons)
     assert [(row["engine"], row["precision"], row["shared_memory"], row["batch"]) for row in rows] == [
@@ -114,9 +118,22 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
 def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = run()
+    result = run(2)
     assert result.exit_code == 1
     assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
+
+
+def test_a_window_without_answers_is_measured_again_in_longer_windows() -> None:
+    def run(seconds: int, failure: str) -> SimpleNamespace:
+        if seconds == SHORT_S and failure != by_perf_analyzer.GAP:
+            raise Failed(failure)
+        rows = cells.rows({ONE: Failed(failure) if seconds == SHORT_S else [FIGURES]})
+        return SimpleNamespace(output=show(Run("x", None, None, {}, None, rows), "left_out"))
+
+    assert without_gaps(partial(run, failure=by_perf_analyzer.GAP))[0] == LONG_S
+    assert without_gaps(lambda seconds: seconds) == (SHORT_S, SHORT_S)
+    with pytest.raises(Failed, match="the server refused"):
+        without_gaps(partial(run, failure="the server refused"))
 
 
 @pytest.mark.live
@@ -124,7 +141,7 @@ def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = engines.start
     monkeypatch.setattr(engines, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
-    result = run("--sharing", "1x0", "--json", tmp_path / "throughput.json")
+    result = run(2, "--sharing", "1x0", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     expected = (
         r"Error: vitbn-tiny-onnxruntime-fp32-1x0, grpc: expected an error of at most 2.0e-05 of the largest logit"

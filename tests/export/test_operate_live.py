@@ -124,6 +124,7 @@ def damaged_as_it_appears(version: Path) -> Iterator[None]:
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("lone")
 def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path, exported: Path) -> None:
     with running_server(folder, QUICK) as server, Load(server).running() as load:
         url = server.http_url

@@ -1,4 +1,4 @@
-"""What the benchmarks and studies refuse: command, words, exit code, line. Nothing is written."""
+"""What the benchmarks and studies refuse."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from commands import failure
 from idx_files import write_idx
 from random_networks import saved
+from refusals import Row, check_refused
 
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
@@ -51,7 +51,6 @@ CHECKPOINTS = {  # depth and metrics
 OPTIONS = "expected options of models/train.py, found"
 SIZES = "expected --objective frontier with only --model vitbn"
 
-Row = tuple[click.Command, str, int, str]
 REFUSED: list[Row] = [
     (
         latency,
@@ -158,12 +157,5 @@ def place(tmp_path_factory: pytest.TempPathFactory, small_mnist: Path) -> Path:
 
 
 @pytest.mark.parametrize(("command", "words", "code", "said"), REFUSED, ids=lambda value: getattr(value, "name", None))
-def test_what_is_refused(
-    place: Path, monkeypatch: pytest.MonkeyPatch, command: click.Command, words: str, code: int, said: str
-) -> None:
-    monkeypatch.chdir(place)
-    before = sorted(place.rglob("*"))
-    line, found = failure(command, *words.split())
-    assert found == code
-    assert said in line
-    assert sorted(place.rglob("*")) == before
+def test_what_is_refused(place: Path, command: click.Command, words: str, code: int, said: str) -> None:
+    check_refused(place, command, words, code, said)

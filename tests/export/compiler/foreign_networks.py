@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import exports_once
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -137,6 +138,11 @@ def draw(network: nn.Module) -> None:
 
 def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.ModelProto:
     """Batch is free and, for text, length; `exporter`: old or new."""
+    options = {"exporter": exporter, "opset": opset}
+    return exports_once.of_a_test(network, options, partial(_export, network, **options))
+
+
+def _export(network: nn.Module, exporter: str, opset: int) -> onnx.ModelProto:
     text = isinstance(network, Encoder)
     ids = torch.randint(0, VOCABULARY, (2, 6))
     arguments: tuple[Tensor, ...] = (ids, torch.ones_like(ids)) if text else (torch.randn(2, 3, 16, 16),)

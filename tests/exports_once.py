@@ -80,5 +80,5 @@ def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, 
         digest.update(repr((name, kind.__module__, kind.__qualname__, code, own)).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(repr((name, tensor.shape, tensor.dtype)).encode())
-        digest.update(tensor.detach().numpy().tobytes() if weights else b"")
+        digest.update(tensor.detach().flatten().contiguous().view(torch.uint8).numpy().tobytes() if weights else b"")
     return digest.hexdigest()

@@ -53,7 +53,7 @@ def _sinks(node: ir.Node, given: Sequence[Facts]) -> bool:
         return any(each.sunk for each in given) and all(each.sunk or not each.high for each in given)
     if node.op_type == "Sub":
         return given[0].sunk and not given[1].low
-    return all(each.sunk for each in given)
+    return all(_of(node, given, position).sunk for position in range(len(given)))
 
 
 def _far(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
@@ -82,13 +82,14 @@ def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
 def _where(node: ir.Node, given: Sequence[Facts]) -> Facts:
     condition = given[0]
     if condition.true or condition.zero:
-        return _branch(node, given, 1 if condition.true else 2)
-    left, right = (_branch(node, given, k) for k in (1, 2))
+        return _of(node, given, 1 if condition.true else 2)
+    left, right = (_of(node, given, k) for k in (1, 2))
     both = (left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
     return Facts(*both, left.low or right.low, left.high or right.high)
 
 
-def _branch(node: ir.Node, given: Sequence[Facts], position: int) -> Facts:
+def _of(node: ir.Node, given: Sequence[Facts], position: int) -> Facts:
+    """Of an input, which may be a constant."""
     value = node.inputs[position]
     number = constant(made_of(value, "Expand") or value)  # also of torch.full_like
     if number is None:

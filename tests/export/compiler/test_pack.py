@@ -287,8 +287,10 @@ def test_a_mask_of_other_texts_or_tokens_than_the_ids_is_an_error(mask: tuple[in
         after.run(None, feeds(4, 5, 0, np.ones(mask, np.int64)))
 
 
-def crossed() -> ir.Model:
-    """Rows of another input read tokens, then each other, as a decoder's do; the last is answered."""
+def crossed(floor: float = -3e38) -> ir.Model:
+    """Rows of another input read tokens, then each other, as a decoder's do; the last is answered. No score is below
+    `floor`, as in XGLM.
+    """
     rng = np.random.default_rng(0)
     return parse(
         """<ir_version: 8, opset_import: ["": 18]>
@@ -296,13 +298,14 @@ def crossed() -> ir.Model:
         {
             x = Gather(table, input_ids) made = MatMul(x, w) keys = Transpose<perm = [0, 2, 1]>(made)
             m = Cast<to = 9>(attention_mask) shown = Unsqueeze(m, one) scores = MatMul(read, keys)
-            sunk = Where(shown, scores, lowest) weights = Softmax(sunk) taken = MatMul(weights, x)
-            h = Add(taken, read) other = Transpose<perm = [0, 2, 1]>(h) alike = MatMul(h, other) p = Softmax(alike)
-            z = MatMul(p, h) y = Gather<axis = 1>(z, last)
+            filled = Where(shown, scores, lowest) sunk = Max(filled, floor) weights = Softmax(sunk)
+            taken = MatMul(weights, x) h = Add(taken, read) other = Transpose<perm = [0, 2, 1]>(h)
+            alike = MatMul(h, other) p = Softmax(alike) z = MatMul(p, h) y = Gather<axis = 1>(z, last)
         }""",
         table=rng.standard_normal((VOCABULARY, 4)).astype(np.float32),
         w=rng.standard_normal((4, 4)).astype(np.float32),
         lowest=np.array(-1e9, np.float32),
+        floor=np.array(floor, np.float32),
         one=np.array([1]),
         last=np.array(-1),
     )
@@ -320,6 +323,12 @@ def test_rows_of_another_input_may_read_each_other(tmp_path: Path) -> None:
             read = np.random.default_rng(rows).standard_normal((own, rows, 4)).astype(np.float32)
             given = feeds(texts, length, rows) | {"read": read}
             np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0], atol=2e-5)
+
+
+def test_scores_that_a_maximum_lifts_are_refused(tmp_path: Path) -> None:
+    onnx.save(ir.to_proto(crossed(floor=-5)), tmp_path / "in.onnx")
+    with pytest.raises(NothingToRewrite, match="Softmax"):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
 
 
 def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

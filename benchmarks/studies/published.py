@@ -74,13 +74,8 @@ def at_rate(rate: float, *published: str) -> list[Row]:
         ("6 blocks against 1: last epoch", *((last, key) for key in against_one(rate))),
         ("6 against 1: mean of the epochs", *((average, key) for key in against_one(rate))),
         by_model("6 against 1, short run: last epoch", SMALL, rate, AGAINST_ONE, last),
-        *(
-            (f"6 blocks each: {name}", *((figure, key) for key in six_each(rate)))
-            for name, figure in (("last epoch", last), ("mean of the epochs", average))
-            if rate in WHOLE_EACH
-        ),
-        by_model("6 blocks each, short run: last epoch", SMALL, rate, EACH, last),
-        by_model("6 each, short run: mean of the epochs", SMALL, rate, EACH, average),
+        ("6 blocks each: last epoch", *((last, key) for key in six_each(rate))),
+        ("6 blocks each: mean of the epochs", *((average, key) for key in six_each(rate))),
     ]
 
 

@@ -1,7 +1,7 @@
 """Tries whether other colours help or ruin a training, on a part of its pictures.
 
 In: a dataset, a configuration and options. Out: the better distortion and why. A quarter of the training pictures
-judges trainings on the others, of a quarter of the epochs. Of fewer than FEWEST pictures each quarter judges in turn.
+judges trainings on the others for a quarter of the epochs. Of fewer than FEWEST pictures each quarter judges in turn.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """Of floats or bytes. A mask that is repeated for each head is made of none."""
+    """Whether it is a tensor of floats or bytes; a mask that is repeated for each head is made of none."""
     held = value.const_value if value is not None else None
     return held is not None and held.size > 1 and held.dtype not in {*WHOLE_NUMBERS, ir.DataType.BOOL}
 

@@ -168,11 +168,11 @@ def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> i
 
 
 def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.Value | None) -> None:
-    """Raises BadRequest for a range of tokens, of which each text has others."""
+    """Raises BadRequest for a range of tokens: texts of other lengths have other tokens there."""
     if mask is None or mask.shape is None or value.shape is None or not same(value.shape[axis], mask.shape[-1]):
         return
-    few = len(range(sys.maxsize)[rows])
-    if 1 < few < sys.maxsize:
+    count = len(range(sys.maxsize)[rows])
+    if 1 < count < sys.maxsize:
         raise BadRequest(f"read: expected tokens by number with --packed, as {read.output}[:,[-2,-1]], found {read}")
 
 

@@ -177,7 +177,8 @@ class _Original:
             raise NotSupported(f"packed: expected finite answers beside drawn masks, found none: {self.reason}")
 
     def attempt_empty(self, sizes: Sizes) -> Round | None:
-        """None if the original does not answer, or with what is not finite, a mean of no token, or has another rank:
+        """None without an answer that is finite, as a mean of no token is not, and has the rank of the others.
+
         ONNX Runtime's ArgMax of no token keeps its axis.
         """
         feeds = draw(self.graph, sizes)

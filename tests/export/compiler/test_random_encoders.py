@@ -16,8 +16,8 @@ from test_onnx_operators import runner
 
 from export.compiler.analyses.joins import OF_ANOTHER
 from export.compiler.errors import NothingToRewrite
-from export.compiler.passes import packed_body, packed_texts
-from export.compiler.pipeline import PASSES, rewrite
+from export.compiler.passes import PASSES, packed_body, packed_texts
+from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import MANY, draw_masks
 
 Array = NDArray[Any]

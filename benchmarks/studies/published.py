@@ -37,7 +37,6 @@ RATES = (0.0005, 0.005, 0.01)
 AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
 SMALL, LONG = "learning-rates-three-seeds/learning-rates", "learning-rates-0.01-all-images/learning-rates"
 WHOLE = "learning-rates/learning-rates"
-WHOLE_EACH = {0.0005: "learning-rates-0.0005-six-blocks-each/learning-rates", 0.01: LONG}
 GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in (0.0005, 0.005, 0.01)}
 PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
 RIGHT = "test images right, %"
@@ -61,10 +60,9 @@ def against_one(rate: float) -> list[Key]:
 
 
 def six_each(rate: float) -> list[Key]:
-    """All networks of six blocks, at the published size if they were trained so."""
-    if rate not in WHOLE_EACH:
-        return [(SMALL, model, 6, rate) for model in MODELS]
-    return [against_one(rate)[0], *((WHOLE_EACH[rate], model, 6, rate) for model in MODELS[1:])]
+    """All networks of six blocks, at the published size."""
+    each = LONG if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks-each/learning-rates"
+    return [against_one(rate)[0], *((each, model, 6, rate) for model in MODELS[1:])]
 
 
 def at_rate(rate: float, *published: str) -> list[Row]:

@@ -20,6 +20,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes import MOVING, PASSES, QUICKER
+from export.compiler.passes.open_fused import open_fused
 from export.compiler.passes.outcome import Pass
 from export.compiler.passes.pack import pack
 from export.compiler.passes.prepare import fold_constants, prepare, settle
@@ -124,6 +125,7 @@ def optimise(
             settle(own, norms_gone=any(site.operator == NORM for site in outcome.sites))
         steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
     if packed is not None:
+        open_fused(own, lambda node: True)
         mask = mask_input(own.graph, packed)
         work = model_work(own, sizes)
         outcome = pack(own, mask, masked_feeds(own.graph, mask))  # last: no other pass reads a loop

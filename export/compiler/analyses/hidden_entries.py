@@ -65,13 +65,19 @@ class HiddenEntries:
 
     A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name;
     picks of other first axes are of no texts. Places may be added later: what holds for all texts holds for fewer.
+    `trailing`: as well, if a token that it hides stands before one that it shows.
     """
 
     def __init__(
-        self, shapes: Shapes, mask: ir.Value, picks: Sequence[ir.Value], drawn: Sequence[Mapping[str, Array]]
+        self,
+        shapes: Shapes,
+        mask: ir.Value,
+        picks: Sequence[ir.Value],
+        drawn: Sequence[Mapping[str, Array]],
+        trailing: bool = False,
     ) -> None:
         """Raises Refused if the mask has other axes than free ones of texts and tokens."""
-        self.shapes, self.mask = shapes, mask
+        self.shapes, self.mask, self.trailing = shapes, mask, trailing
         self.places: list[tuple[int, ...]] = []
         self.batch, self.length = self._sizes()
         self.picks = [value for value in picks if shapes.rank(value) and same(shapes.dims(value)[0], self.batch)]
@@ -126,6 +132,8 @@ class HiddenEntries:
         drawn: list[Facts] = []
         for seen, (array, *picked) in self._evaluated([value, *self.picks]):
             apart = seen.any(1, keepdims=True)
+            if self.trailing:
+                apart &= (seen[:, 1:] <= seen[:, :-1]).all(1, keepdims=True)
             for numbers in picked:
                 apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1).astype(np.int64), 1).all(
                     1, keepdims=True

@@ -57,13 +57,27 @@ class Tokens:
 
 
 def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Tokens:
-    """`drawn`: inputs with masks of every kind. Raises Refused where an output may depend on a hidden token."""
+    """`drawn`: inputs with masks of every kind. Raises Refused where an output may depend on a hidden token.
+
+    A network that reads a mask as the number of tokens, as ONNX Runtime's fused BERT does, hides the last of them: then
+    texts of which the mask hides others are computed whole.
+    """
+    try:
+        return _analysed(shapes, mask, drawn, trailing=False)
+    except Refused as refused:
+        try:
+            return _analysed(shapes, mask, drawn, trailing=True)
+        except Refused:
+            raise refused from None
+
+
+def _analysed(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]], trailing: bool) -> Tokens:
     chosen = {choice.node: choice for choice in choices(shapes)}
     moved = [
         node.inputs[1] for node in shapes.graph if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0)
     ]
     picks = dict.fromkeys([*(choice.chosen for choice in chosen.values()), *(value for value in moved if value)])
-    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks], drawn))
+    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks], drawn, trailing))
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
         if node in chosen and chosen[node].whole in tokens.roles and chosen[node].flat is not None:

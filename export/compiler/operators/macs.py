@@ -86,6 +86,13 @@ def multi_head(shapes: Shapes, node: ir.Node) -> int:
     return 2 * _out(shapes, node) * (sizes[1] or sizes[0])[1]
 
 
+def projecting(shapes: Shapes, node: ir.Node) -> int:
+    """Of the projections to queries, keys and values, and of the new tokens by these and the past ones."""
+    sizes = _inputs(shapes, node)
+    past = sizes[4][3] if len(sizes) > 4 and sizes[4] else 0
+    return math.prod(sizes[0]) * sizes[1][1] + 2 * _out(shapes, node) * (sizes[0][1] + past)
+
+
 def grouped(shapes: Shapes, node: ir.Node) -> int:
     """Over the new and the past tokens."""
     sizes = _inputs(shapes, node)

@@ -83,7 +83,7 @@ class _Loop:
         self.outer, self.before, self.inner, self.whole = (Nodes(self.constants, "packed") for _ in range(4))
         self.answers: dict[ir.Value, ir.Value] = {}
         picks = dict.fromkeys([*(pick.rows for pick in tokens.rows.values()), *tokens.entries.picks])
-        self.texts = number_texts(self.before, self._at_the_inputs(self.before), [*picks])
+        self.texts = number_texts(self.before, self._at_the_inputs(self.before), [*picks], tokens.entries.trailing)
         self.results = self._results(self._run())
 
     def choose(self) -> None:

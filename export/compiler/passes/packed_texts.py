@@ -3,7 +3,8 @@
 In: the mask and the tokens that a network picks by number. Out: nodes before the loop, `Texts`, and nodes of its body,
 `Part`, for a few texts of like length.
 
-    keep (texts, tokens)  what the mask shows; every token of a text without one, or of which a hidden one is picked
+    keep (texts, tokens)  what the mask shows; every token of a text without one, or of which a hidden one is picked, or
+                          in `trailing` of which more than the last are hidden
     order                 each text's kept tokens in their order, then the others
     sorted                texts by the number of kept tokens, the longest first
 """
@@ -46,16 +47,19 @@ class Part:
     rows: ir.Value  # (1, t), of each packed row the place in the grid
 
 
-def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value]) -> Texts:
+def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value], trailing: bool) -> Texts:
+    """`trailing`: texts of which the mask hides more than the last tokens are kept whole, too."""
     sizes = nodes.add("Shape", [mask])
     count, length = (nodes.gather(sizes, nodes.integers([axis])) for axis in (0, 1))
     seen = nodes.cast(mask, BOOL)
     places = {pick: _places(nodes, pick, count, length) for pick in picks}
-    keep = nodes.add("Or", [seen, _whole(nodes, seen, [*places.values()])], BOOL)
-    kept = nodes.cast(keep, INT64)
     one = nodes.scalar(1)
-    rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])  # of a kept token among those of its text
     numbers = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
+    whole = _whole(nodes, seen, [*places.values()])
+    if trailing:
+        whole = nodes.add("Or", [whole, _hides_others(nodes, seen, numbers)], BOOL)
+    kept = nodes.cast(nodes.add("Or", [seen, whole], BOOL), INT64)
+    rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])  # of a kept token among those of its text
     behind = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])
     order = _top(nodes, nodes.add("Add", [numbers, behind]), length, largest=0)[1]
     counts = nodes.sum(kept, 1, keepdims=0)
@@ -93,6 +97,14 @@ def _whole(nodes: Nodes, seen: ir.Value, places: Sequence[ir.Value]) -> ir.Value
         some = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)], BOOL)
         whole = nodes.add("Or", [whole, some], BOOL)
     return whole
+
+
+def _hides_others(nodes: Nodes, seen: ir.Value, numbers: ir.Value) -> ir.Value:
+    """(texts, 1), whether a token that the mask hides stands before one that it shows."""
+    shown = nodes.sum(nodes.cast(seen, INT64), 1, keepdims=1)
+    first = nodes.add("Less", [numbers, shown], BOOL)
+    differ = nodes.cast(nodes.add("Xor", [seen, first], BOOL), INT64)
+    return nodes.add("Greater", [nodes.sum(differ, 1, keepdims=1), nodes.scalar(0)], BOOL)
 
 
 def _top(nodes: Nodes, value: ir.Value, count: ir.Value, largest: int) -> tuple[ir.Value, ir.Value]:

@@ -14,13 +14,16 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, share
+from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, merged, share
 from export.compiler.analyses.stops import in_words, stops
 from export.compiler.errors import Site
 from export.compiler.graph.shapes import Shapes
+from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
+from export.compiler.operators.table import demand_of
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.move_choices import move_choices
+from export.compiler.passes.open_fused import open_fused
 from export.compiler.passes.outcome import Outcome
 
 
@@ -28,11 +31,27 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     moved = move_choices(model, sizes)
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
+    open_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0]))
+    shapes = Shapes(model.graph, sizes)
+    demands = analyse(shapes)
     sites = (*moved, *_sites(shapes, demands))
     refusals = stops(shapes, demands) or ([] if sites else [_obstacle(model.graph)])
     if sites:
         Materialiser(shapes, demands).run()
     return Outcome(sites, tuple(refusals))
+
+
+def _computes_more(shapes: Shapes, demands: Demands, value: ir.Value) -> bool:
+    """Whether its readers need a part of it alone, and its operator computes all."""
+    if value.is_graph_output() or WHOLE not in demands.get(value, []):
+        return False
+    read = [
+        demand_of(shapes, use.node, index, wanted).inputs.get(use.idx, WHOLE)
+        for use in value.uses()
+        for index, output in enumerate(use.node.outputs)
+        for wanted in demands.get(output, [])
+    ]
+    return WHOLE not in merged(shapes, value, read)
 
 
 def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:

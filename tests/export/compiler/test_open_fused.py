@@ -1,0 +1,171 @@
+"""Files that ONNX Runtime's optimiser fused: as cut and as packed as others, by ONNX Runtime's answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from foreign_networks import parse
+from numpy.typing import NDArray
+
+from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.passes import open_fused, packed_texts
+from export.compiler.pipeline import rewrite
+from export.compiler.proof.masks import KINDS, draw_masks
+from export.rewrite_file import Request, rewrite_file
+
+Array = NDArray[Any]
+
+MASK, WIDTH, PLACES = "attention_mask", 16, 64
+SIZES = {"n": 1, "s": 24}
+NORM = "com.microsoft.SkipLayerNormalization<epsilon = 0.00001>"
+FUSED = "com.microsoft.Attention<num_heads = 2"
+SPLIT = "com.microsoft.MultiHeadAttention<num_heads = 2"
+COUNTED = "e, counts = com.microsoft.EmbedLayerNormalization<epsilon = 0.00001>(ids, , words, places, , g, h, m)"
+PARTED = "e, , sums = com.microsoft.EmbedLayerNormalization(ids, zeros, words, places, kinds, g, h)"
+LOOKED = "e = Gather(words, ids)"
+PROJECTED = "q{0} = MatMul({1}, wq) k{0} = MatMul({1}, wk) v{0} = MatMul({1}, wv)"
+# How tokens are looked up, and the attention of a block, of its number and its input.
+FORMS = {
+    "numbers of tokens": (COUNTED, FUSED + ">({1}, w, b, counts)"),
+    "a mask": (LOOKED, FUSED + ">({1}, w, b, m)"),
+    "segments": (PARTED, FUSED + ", scale = 0.3, mask_filter_value = -20000.0>({1}, w, b, m)"),
+    "a mask for each query": (LOOKED, FUSED + ">({1}, w, b, each)"),
+    "narrow keys": (LOOKED, FUSED + ", qkv_hidden_sizes = [8, 8, 16]>({1}, narrow, thin, m)"),
+    "a bias of scores": (LOOKED, FUSED + ">({1}, w, b, m, , scores)"),
+    "parts": (LOOKED, SPLIT + ">(q{0}, k{0}, v{0}, b, m)"),
+    "parts, a bias of scores": (LOOKED, SPLIT + ", scale = 0.3>(q{0}, k{0}, v{0}, , m, scores)"),
+}
+NO_MASK = (LOOKED, FUSED + ">({1}, w, b)")
+
+
+def weights() -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    draw = {"words": (PLACES, WIDTH), "places": (PLACES, WIDTH), "kinds": (2, WIDTH), "w": (WIDTH, 48), "b": (48,)}
+    draw |= {"narrow": (WIDTH, 32), "thin": (32,), "o": (WIDTH, WIDTH), "wq": (WIDTH, WIDTH), "wk": (WIDTH, WIDTH)}
+    draw |= {"wv": (WIDTH, WIDTH), "head": (WIDTH, 3)}
+    made: dict[str, Array] = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in draw.items()}
+    vectors = {"g": np.ones(WIDTH, np.float32), "h": np.zeros(WIDTH, np.float32)}
+    numbers = {"nil": np.array(0), "step": np.array(1), "first": np.array([0])}
+    return made | vectors | numbers | {"far": np.array(0.1, np.float32), "both": np.array([0, 1])}
+
+
+# Of the mask also its integers, its row for each query, and scores by distance.
+BEFORE = """
+    m = Cast<to = 6>(attention_mask) zeros = Sub(ids, ids)
+    batch = Shape<end = 1>(ids) length = Shape<start = 1, end = 2>(ids) count = Squeeze(length)
+    size = Concat<axis = 0>(batch, length, length) row = Unsqueeze(m, one) each = Expand(row, size)
+    r = Range(nil, count, step) across = Unsqueeze(r, first) down = Unsqueeze(r, one) away = Sub(down, across)
+    distance = Cast<to = 1>(away) near = Mul(distance, far) scores = Unsqueeze(near, both)
+"""
+BLOCK = "a{0} = {attention} p{0} = MatMul(a{0}, o) x{2} = {norm}({1}, p{0}, g, h)"
+CLS = "t = Gather<axis = 1>(x2, nil) y = MatMul(t, head)"
+ALL = "y = MatMul(x2, head)"
+
+
+def network(form: tuple[str, str], read: str = CLS) -> ir.Model:
+    """Two blocks of attention, projection and norm; `read` makes y of their output, x2."""
+    embedding, attention = form
+    nodes = [BEFORE, embedding]
+    for number, (given, made) in enumerate((("e", 1), ("x1", 2))):
+        nodes += [PROJECTED.format(number, given)] if SPLIT in attention else []
+        called = attention.format(number, given)
+        nodes.append(BLOCK.format(number, given, made, attention=called, norm=NORM))
+    header = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g'
+    inputs = f"(int32[n, s] ids, int64[n, s] {MASK})"
+    return parse(f"{header} {inputs} => (float y) {{ {' '.join(nodes)} {read} }}", **weights(), one=np.array([1]))
+
+
+def fused(model: ir.Model) -> list[str]:
+    return [
+        node.op_type for node in model.graph.all_nodes() if node.op_type in {*open_fused.INPUTS, open_fused.EMBEDDING}
+    ]
+
+
+def check(before: ir.Model, after: ir.Model, shown: bool = False) -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    left, right = (ort.InferenceSession(ir.to_proto(each).SerializeToString(), options) for each in (before, after))
+    for seed, (texts, length) in enumerate([(1, 1), (1, 7), (3, 1), (5, 9), (8, 20), (16, 12)]):
+        ids = np.random.default_rng(seed).integers(0, PLACES, (texts, length), dtype=np.int32)
+        feeds = {"ids": ids, MASK: draw_masks(texts, length, seed, KINDS)}
+        seen = np.asarray(feeds[MASK], bool)
+        expected, found = (np.asarray(each.run(None, feeds)[0]) for each in (left, right))
+        if shown:
+            expected = np.where(seen[..., None], expected, 0)
+        assert found.shape == expected.shape
+        for of, step in ((seen.any(1), 2e-5), (~seen.any(1), 1e-3)):  # beside -10000 floats are 0.001 apart
+            assert np.abs(found - expected)[of].max(initial=0) <= step * np.abs(expected).max(initial=1)
+
+
+@pytest.mark.parametrize("form", [*FORMS.values(), NO_MASK], ids=[*FORMS, "no mask"])
+def test_the_last_block_is_cut_and_the_others_stay_fused(form: tuple[str, str]) -> None:
+    """MultiHeadAttention is cut as it is."""
+    original = network(form)
+    rewritten = rewrite(original, sizes=SIZES)
+    opened = 0 if SPLIT in form[1] else 1
+    assert len(fused(rewritten.model)) == len(fused(original)) - opened
+    assert rewritten.steps[0].sites
+    check(original, rewritten.model)
+
+
+@pytest.mark.parametrize(("read", "shown"), [(CLS, False), (ALL, True)])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_no_mask_changes_an_answer_of_a_packed_file(form: tuple[str, str], read: str, shown: bool) -> None:
+    """Of numbers of tokens, too: texts of which the mask hides more than the last tokens are computed whole."""
+    original = network(form, read)
+    rewritten = rewrite(original, ["y[mask]"] if shown else [], sizes=SIZES, packed=MASK)
+    assert rewritten.steps[-1].sites
+    check(original, rewritten.model, shown)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        FUSED + ", unidirectional = 1>({1}, w, b, m)",
+        FUSED + ">({1}, made, b, m)",
+        FUSED + ">({1}, w, b, pairs)",
+        SPLIT + ", unidirectional = 1>(q{0}, k{0}, v{0}, b, m)",
+    ],
+)
+def test_what_is_causal_or_of_another_form_stays_fused(attention: str) -> None:
+    more = "most = ReduceMax<keepdims = 0>(distance) made = Mul(w, most) "
+    more += "counts = ReduceSum<keepdims = 0>(m, one) pairs = Concat<axis = 0>(counts, counts)"
+    original = network((f"{LOOKED} {more}", attention))
+    rewritten = rewrite(original, sizes=SIZES)
+    assert fused(rewritten.model) == fused(original)
+    with pytest.raises(NothingToRewrite):
+        rewrite(original, sizes=SIZES, packed=MASK)
+
+
+def forget_filter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(open_fused, "FILTER", -1.0)
+
+
+def forget_scale(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(open_fused, "attribute_float", lambda node, name, default: 1.0 if name == "scale" else default)
+
+
+def forget_others(patch: pytest.MonkeyPatch) -> None:
+    def none(nodes: Any, seen: ir.Value, numbers: ir.Value, true: Any = packed_texts._hides_others) -> ir.Value:
+        hides: ir.Value = true(nodes, seen, numbers)
+        return nodes.add("And", [hides, nodes.add("Not", [hides], hides.dtype)], hides.dtype)  # type: ignore[no-any-return]
+
+    patch.setattr(packed_texts, "_hides_others", none)
+
+
+@pytest.mark.parametrize(
+    ("fault", "packed"), [(forget_filter, None), (forget_scale, None), (forget_scale, MASK), (forget_others, MASK)]
+)
+def test_a_planted_fault_fails_the_proof(
+    fault: Any, packed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ir.save(network(FORMS["numbers of tokens"]), tmp_path / "in.onnx")
+    fault(monkeypatch)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=packed))
+    assert not (tmp_path / "o.onnx").exists()

@@ -202,6 +202,28 @@ def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(demand, {0: canonical(shapes, value, box(outer)), 1: box(inner)})
 
 
+def gather_nd(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Places (batch, ..., w) of `data` (batch, w axes, ...): of them, too, only those of the wanted rows."""
+    data, places = given(node, 0), given(node, 1)
+    batch, picked, width = attribute_int(node, "batch_dims", 0), shapes.dims(places)[-1], shapes.rank(places) - 1
+    if not isinstance(picked, int):
+        return everything(node)
+    rows = {own: chosen for own, chosen in demand if own < width}
+    held = {own: chosen for own, chosen in rows.items() if own < batch}
+    held |= {own - width + batch + picked: chosen for own, chosen in demand if own >= width}
+    return Demand(demand, {0: canonical(shapes, data, box(held)), 1: box(rows)})
+
+
+def gather_elements(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Along the other axes than its own, on which `data` may have more rows, each place reads its row."""
+    data, places = given(node, 0), given(node, 1)
+    axis = attribute_int(node, "axis", 0) % shapes.rank(data)
+    rows = {own: chosen for own, chosen in demand if own != axis}
+    if not all(same(shapes.dims(data)[own], shapes.dims(places)[own]) for own in rows):
+        return everything(node)
+    return Demand(demand, {0: box(rows), 1: demand})
+
+
 def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of the axes behind those that the indices choose, which data and updates share."""
     value, indices, updates = (given(node, position) for position in range(3))

@@ -138,7 +138,8 @@ def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return row_by_row(node, demand, mixed_axes(node, shapes.rank(node.outputs[index])))
 
 
-def lp_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def along_axis(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Of an operator whose axis is the last if it names none."""
     return row_by_row(node, demand, {attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])})
 
 
@@ -174,8 +175,13 @@ def einsum_terms(shapes: Shapes, node: ir.Node) -> tuple[list[str], str] | None:
     terms = left.split(",")
     if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
         return None
-    operands = [value for value in node.inputs if value is not None]
-    broadcast = any(same(dim, 1) for value in operands for dim in shapes.dims(value))
+    operands = [shapes.dims(value) for value in node.inputs if value is not None]
+    sized = {
+        (letter, same(dim, 1))
+        for term, dims in zip(terms, operands, strict=True)
+        for letter, dim in zip(term, dims, strict=True)
+    }
+    broadcast = len(sized) > len({letter for letter, _ in sized})
     return None if broadcast else (terms, right)
 
 

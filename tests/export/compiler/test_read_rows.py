@@ -7,9 +7,11 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import Encoder, Vision, check_equal, export, model, parse, proved, with_read_rows_alone
 
+from export.compiler.analyses.carried import carried
 from export.compiler.errors import BadRequest, NothingToRewrite
+from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.pipeline import optimise, rewrite
+from export.compiler.pipeline import optimise, prepared, rewrite
 from export.compiler.proof.runs import session
 
 SIZES = {"batch": 1, "seq": 24}
@@ -89,6 +91,15 @@ RULES = [
     ("y = Gather<axis = 1>(a, places)", (2, 7, 4), (1,)),
     ("y = Gather<axis = 1>(a, last)", (2, 7, 5, 4), (1,)),
     ("y = Einsum<equation = 'bik,kj->bij'>(a, b)", (2, 5, 3), (3, 4)),
+    ("y = Einsum<equation = 'bik,ikj->bij'>(a, b)", (2, 1, 3), (5, 3, 4)),
+    ("y = Einsum<equation = 'bhik,bhjk->bijh'>(a, b)", (2, 1, 5, 3), (2, 1, 4, 3)),
+    ("t, i = TopK(a, two) y = Mul(t, t)", (2, 5, 4), (1,)),
+    ("t, i = TopK<axis = 1>(a, five) y = Cast<to = 1>(i)", (2, 7, 4), (1,)),
+    ("y = GatherElements(a, others)", (3, 5, 4), (1,)),
+    ("y = GatherElements<axis = 1>(a, others)", (2, 5, 4), (1,)),
+    ("y = GatherElements<axis = 2>(a, others)", (3, 5, 6), (1,)),
+    ("y = GatherND(a, pairs)", (3, 7, 4), (1,)),
+    ("y = GatherND<batch_dims = 1>(a, pairs)", (2, 7, 7, 4), (1,)),
     ("y = Attention(a, a, a, b)", (2, 4, 5, 4), (5, 5)),
     ("y = RotaryEmbedding(a, b, b)", (2, 4, 5, 4), (2, 5, 2)),
     ("y = RotaryEmbedding<num_heads = 2>(a, b, b)", (2, 5, 8), (2, 5, 2)),
@@ -125,11 +136,28 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
         two_five_four=np.array([2, 5, 4]),
         two_one_two=np.array([2, 1, 2]),
         pair=np.array([[1]]),
+        two=np.array([4]),
+        five=np.array([5]),
+        others=rng.integers(0, 3, (2, 5, 4)),
+        pairs=np.array([[[0, 4], [1, 0], [0, 1], [2, 6], [1, 3]], [[1, 4], [-1, 0], [2, -1], [0, 1], [2, 2]]]),
         three_pairs=np.array([[0, 4], [1, 0], [0, 1]]),
         k=rng.random((2, 5, 1)) < 0.5,
     )
     feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
     check_equal(original, with_read_rows_alone(original), feeds)
+
+
+def test_an_einsum_of_a_single_row_moves_texts_one_by_one() -> None:
+    """As ProphetNet's encoder for a row that is read: only a size that meets another one is repeated."""
+    for texts, found in [("1", {0: 0, 1: 0}), ("batch", None)]:
+        original = parse(
+            f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[batch, 1, 4] a, float[batch, {texts}, 3, 4] b) => (float y)
+            {{ y = Einsum<equation = "bik,bijk->bij">(a, b) }}"""
+        )
+        graph = prepared(original).model.graph
+        (node,) = graph
+        assert carried(Shapes(graph), node, node.outputs[0], 0) == found
 
 
 def test_sizes_pass_through_filled_tensors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from foreign_networks import parse, proved
 
@@ -25,6 +26,19 @@ WEIGHTS = {
     "heads": np.array([0, 0, HEADS, WIDTH // HEADS]),
     "pairs": np.array([2, 2, WIDTH]),
     "zeros": np.array([0, 1, WIDTH]),
+    "last": np.array([-1]),
+    "first": np.array([1]),
+    "one": np.array([1]),
+    "six": np.array(WIDTH),
+    "ends": np.array([0, 1], np.float32),
+    "halves": np.array([3, 3]),
+    "turned": np.array([-1, 3, 2]),
+    "zero": np.array([0]),
+    "few": np.array([2]),
+    "twice": np.array([1, 2, 1]),
+    "experts": RNG.standard_normal((3, WIDTH, WIDTH)).astype(np.float32),
+    "router": RNG.standard_normal((WIDTH, 3)).astype(np.float32),
+    "both": np.array([-1, 2, WIDTH]),
     "two": np.array(2.0, np.float32),
     "eight": np.array(8, np.uint8),
     "scales": np.full(WIDTH, 0.1, np.float32),
@@ -95,7 +109,66 @@ def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
     check_same(more, rewritten, kept=1)
 
 
+def routed(repeat: str, taken: str) -> str:
+    """Two of three experts for each token, as transformers writes them with batched products."""
+    return f"""f = Reshape(x, flat) scores = MatMul(f, router) chances = Softmax<axis = 1>(scores)
+    best, which = TopK<axis = 1>(chances, few) total = ReduceSum<keepdims = 1>(best, first) shares = Div(best, total)
+    apart = Unsqueeze(f, first) {repeat} number = Reshape(which, last) place = Unsqueeze(number, last) {taken}
+    column = Unsqueeze(each, last) wide = MatMul(taken, column) narrow = Squeeze(wide, last)
+    share = Reshape(shares, last) factor = Unsqueeze(share, last) weighted = Mul(narrow, factor)
+    back = Reshape(weighted, both) joined = ReduceSum<keepdims = 0>(back, first) s = Shape(x) y = Reshape(joined, s)"""
+
+
+EXPERTS = {
+    "of torch's newer exporter": routed(
+        "repeated = Expand(apart, twice) each = Reshape(repeated, flat)", "taken = GatherND(experts, place)"
+    ),
+    "of TorchScript": routed(
+        "repeated = Tile(apart, twice) each = Flatten<axis = 2>(repeated)", "taken = Gather(experts, number)"
+    ),
+}
+
+
+@pytest.mark.parametrize("nodes", EXPERTS.values(), ids=EXPERTS)
+def test_a_mixture_of_experts_is_computed_for_the_row_that_is_read(nodes: str) -> None:
+    original = model(nodes)
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    check_same(original, rewritten)
+    session = ort.InferenceSession(ir.to_proto(rewritten.model).SerializeToString())
+    (nothing,) = session.run(None, {"x": np.zeros((0, 3, WIDTH), np.float32)})
+    assert nothing.shape == (0, WIDTH)  # along an axis of -1 ONNX Runtime would not sum
+
+
+ROWS = {
+    "the best": "k, i = TopK<axis = -1>(f, few) e = Gather<axis = 1>(k, zero) g = Mul(f, e)",
+    "the best of all rows": "k, i = TopK<axis = 0>(f, one) g = Sub(f, k)",
+    "heads": (
+        "l, r = Split<axis = 1>(f, halves) j = Concat<axis = -1>(r, l) h = Reshape(j, turned) "
+        "t = Transpose<perm = [0, 2, 1]>(h) v = ReduceMax<keepdims = 1, axes = [2]>(t) p = Squeeze(v, last) "
+        "z = Slice(p, zero, few, first) w2 = Concat<axis = 1>(z, z, z) g = Mul(f, w2)"
+    ),
+    "picked": (
+        "a = ArgMax<axis = 1, keepdims = 1>(f) e = GatherElements<axis = 1>(f, a) q = Squeeze(a, last) "
+        "o = OneHot<axis = 1>(q, six, ends) m = Mul(o, e) d = LogSoftmax<axis = 1>(m) g = Add(f, d)"
+    ),
+}
+
+
+@pytest.mark.parametrize("nodes", ROWS.values(), ids=ROWS)
+def test_operators_along_features_are_moved(nodes: str) -> None:
+    original = model(f"f = Reshape(x, flat) {nodes} u = MatMul(g, w) s = Shape(x) y = Reshape(u, s)")
+    original.opset_imports[""] = 17
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    check_same(original, rewritten)
+
+
 KEPT = {
+    "rows in turn": (
+        "f = Reshape(x, flat) t = Transpose<perm = [1, 0]>(f) h = Reshape(t, flat) g = Gemm(h, w, c) s = Shape(x) "
+        "y = Reshape(g, s)"
+    ),
     "alpha": LINEAR.replace("Gemm(f, w, c)", "Gemm<alpha = 2.0>(f, w, c)"),
     "beta": LINEAR.replace("Gemm(f, w, c)", "Gemm<beta = 2.0>(f, w, c)"),
     "transA": "f = Reshape(x, square) g = Gemm<transA = 1>(f, w) s = Shape(x) y = Reshape(g, s)",

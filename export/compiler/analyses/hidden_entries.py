@@ -123,6 +123,10 @@ class HiddenEntries:
         """Whether the axis is of neither texts nor tokens, such as a decoder's rows: then each text has all of it."""
         return not agree(self.length, dim) and self.texts_in(dim) is None
 
+    def behind(self, dim: Dim) -> int:
+        """How many other entries an axis has behind its tokens, such as a sink of scores."""
+        return self.shapes.more(dim, self.length)
+
     def texts_in(self, dim: Dim) -> int | None:
         """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""
         return self.shapes.times(dim, self.batch)

@@ -36,7 +36,7 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     if node.op_type in COMPARING:
         return _compared(node, given)
     traits = operator_of(node).traits
-    if Trait.MOVES in traits:
+    if Trait.MOVES in traits or (node.op_type == "Concat" and {*axes} == {0}):  # tokens, and others behind them
         return given[0]
     low, high = _far(node, given)
     if Trait.ZERO_IF_ANY in traits:

@@ -15,7 +15,7 @@ from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
 from export.compiler.graph.readers import is_read
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.shapes import Shapes, same, slices
 from export.compiler.operators.rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 from export.compiler.operators.view import wide
@@ -108,6 +108,8 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
     view, role = view_of(shapes, node), roles[0]
     if view is None or role is None:
         return NOTHING
+    if node.op_type == "Slice" and (kept := _without_behind(shapes, node, role)):
+        return Join(axes={axis: {0: axis} for axis in kept})
     if {*view.picks} & {*role.tokens}:
         ((axis, pick), *others) = view.picks.items()
         if others or pick.numbers is None:
@@ -125,10 +127,22 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
     return Join(axes=axes)
 
 
+def _without_behind(shapes: Shapes, node: ir.Node, role: Roles) -> list[int]:
+    """The axis of which a Slice keeps the tokens, and drops the last entries, those that stand behind them."""
+    cuts = slices(node, shapes.rank(node.outputs[0])) or {}
+    axes = [axis for axis, cut in cuts.items() if axis in role.tokens and cut[0] == 0 and cut[1] < 0 and cut[2] == 1]
+    source, out = given(node, 0), node.outputs[0]
+    cut_off = [shapes.dims(source)[axis] + cuts[axis][1] for axis in axes]
+    return axes if len(cuts) == 1 and all(map(same, cut_off, [shapes.dims(out)[axis] for axis in axes])) else []
+
+
 def _concat(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Older exporters join a single value."""
+    """Older exporters join a single value; behind the tokens other entries may stand, such as a sink of scores."""
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[0])
-    return NOTHING if len(node.inputs) > 1 else Join(axes={axis: {0: axis}})
+    first, *others = roles
+    tokens = first is not None and axis in first.tokens
+    behind = [isinstance(shapes.dims(value)[axis], int) for value in node.inputs[1:] if value is not None]
+    return Join(axes={axis: {0: axis}}) if not others or (tokens and all(behind)) else NOTHING
 
 
 def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -50,7 +50,9 @@ class Tokens:
 
     def leads(self, value: ir.Value) -> bool:
         """Whether texts and tokens are its first axes."""
-        return self.role(value).axes() == (0, 1) and same(self.shapes.dims(value)[0], self.entries.batch)
+        dims = self.shapes.dims(value)
+        first = self.role(value).axes() == (0, 1) and same(dims[0], self.entries.batch)
+        return first and not self.entries.behind(dims[1])
 
     def role(self, value: ir.Value) -> Roles:
         return self.roles[value] if value in self.roles else self.entries.roles(value)
@@ -128,6 +130,8 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
         if join.rows is not None and given[0] is not None:
             if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
                 raise Refused.at(node, "expected an axis of texts alone of what it picks")
+            if tokens.entries.behind(tokens.shapes.dims(given[0])[join.axis]):
+                raise Refused.at(node, "it may pick what is no token")
             tokens.rows[node] = PickedTokens(given[0], join.rows, join.axis)
             if isinstance(join.rows, tuple):
                 tokens.entries.places.append(join.rows)
@@ -143,9 +147,11 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
     for axis, dim in enumerate(tokens.shapes.dims(output)):
         if isinstance(dim, int):
             continue
-        tokens.entries.check(output, dim)
+        longer = tokens.entries.behind(dim) > 0
+        if not longer:
+            tokens.entries.check(output, dim)
         found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
-        if found is None and tokens.entries.is_of_text(dim):
+        if found is None and tokens.entries.is_of_text(dim) and not longer:
             continue
         if found is None:
             raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
@@ -192,7 +198,7 @@ def _check_output(tokens: Tokens, output: ir.Value) -> None:
     roles = tokens.roles[output]
     if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
         raise Refused.at(maker, f"expected texts as the first axis of the output {output.name!r}")
-    if roles.tokens and (roles.tokens != (1,) or not roles.at(1).zero):
+    if roles.tokens and (not tokens.leads(output) or not roles.at(1).zero):
         name = output.name
         parts = f"--read '{name}[:,0]' reads a part of it, --read '{name}[mask]' all but hidden tokens"
         raise Refused.at(maker, f"the output {name!r} shows hidden tokens: {parts}")

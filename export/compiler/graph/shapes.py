@@ -150,6 +150,13 @@ class Shapes:
         each = Shapes(self.graph, {str(unit): 1}).nominal(dim)
         return each if same(dim, unit * each) else None
 
+    def more(self, dim: Dim, unit: Dim) -> int:
+        """By how much it is more than the free size `unit`; 0 of another size."""
+        if isinstance(dim, int) or isinstance(unit, int):
+            return 0
+        more = Shapes(self.graph, {str(unit): 1}).nominal(dim) - 1
+        return more if same(dim, unit + more) else 0
+
     def is_positive(self, dim: Dim) -> bool:
         """Whether an input of integers has this size: of the others a cache may be empty."""
         if isinstance(dim, int):

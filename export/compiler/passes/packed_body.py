@@ -146,6 +146,8 @@ class Body:
             return self.part.count
         if same(dim, self.tokens.entries.length):
             return self.part.length
+        if behind := self.tokens.entries.behind(dim):
+            return self.nodes.add("Add", [self.part.length, self.nodes.integers([behind])])
         if (each := self.tokens.entries.texts_in(dim)) is not None:
             return self.nodes.add("Mul", [self.part.count, self.nodes.integers([each])])
         return self._fixed(dim)

@@ -176,6 +176,26 @@ class Turned(Masked):
         return q, k, v
 
 
+class Sunk(Masked):
+    """A learned score of each head takes some of the weight, as of GPT-OSS: `behind` the keys, or before them."""
+
+    def __init__(self, behind: bool = True, pool: str = "mean") -> None:
+        super().__init__("absolute", pool)
+        self.behind, self.sinks = behind, nn.Parameter(torch.linspace(-1, 2, HEADS))
+        self.eval()
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
+        sinks = self.sinks.view(1, -1, 1, 1).expand(b, self.heads, n, 1)
+        scores = q @ k.transpose(2, 3) * 0.35 + bias
+        every = torch.cat([scores, sinks] if self.behind else [sinks, scores], -1)
+        weights = F.softmax(every - every.max(-1, keepdim=True).values, -1)
+        weights = weights[..., :-1] if self.behind else weights[..., 1:]
+        made: Tensor = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        return made
+
+
 class Joined(Masked):
     """Texts and heads on a single axis, as decoders for pictures and speech have them."""
 

@@ -13,10 +13,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import DIM, VOCABULARY, Encoder, check_equal, export, model, parse, run
-from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Turned, Viewed
+from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Sunk, Turned, Viewed
 from numpy.typing import NDArray
 
-from export.compiler.analyses import hidden_entries, joins
+from export.compiler.analyses import hidden_entries, joins, tokens
 from export.compiler.errors import BadRequest, NothingToRewrite, ProofFailed
 from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
@@ -337,6 +337,52 @@ def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch)
         rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
 
 
+@pytest.mark.parametrize("exporter", ["old", "new"])
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_a_sink_behind_the_scores_is_packed(pool: str, exporter: str) -> None:
+    proto = export(Sunk(pool=pool), exporter=exporter)
+    check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=5)
+
+
+def behind(nodes: str) -> ir.Model:
+    """Behind the tokens, 0 where hidden, stands the first one of each text."""
+    rng = np.random.default_rng(0)
+    return parse(
+        f"""<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float y)
+        {{
+            x = Gather(table, input_ids) made = MatMul(x, w) m = Cast<to = 1>(attention_mask) wide = Unsqueeze(m, two)
+            shown = Mul(made, wide) first = Slice(x, zero, one, one) all = Concat<axis = 1>(shown, first) {nodes}
+        }}""",
+        table=rng.standard_normal((VOCABULARY, 4)).astype(np.float32),
+        w=rng.standard_normal((4, 4)).astype(np.float32),
+        **{name: np.array([number]) for name, number in (("zero", 0), ("one", 1), ("two", 2), ("end", -2))},
+        last=np.array(-1),
+    )
+
+
+def test_an_entry_behind_the_tokens_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = behind("r = Relu(all) y = ReduceSum<keepdims = 0>(r, one)")
+    check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model)
+    monkeypatch.setattr(tokens.Tokens, "leads", lambda self, value: self.role(value).axes() == (0, 1))
+    with pytest.raises((AssertionError, RuntimeError, NothingToRewrite)):
+        check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ("y = Gather<axis = 1>(all, last)", "may pick what is no token"),
+        ("y = Neg(all)", "shows hidden tokens"),
+        ("part = Slice(all, zero, end, one) y = ReduceSum<keepdims = 0>(part, one)", "Slice"),
+        ("more = Concat<axis = 1>(first, shown) y = ReduceSum<keepdims = 0>(more, one)", "Concat"),
+    ],
+)
+def test_what_takes_an_entry_behind_the_tokens_for_one_is_refused(nodes: str, told: str) -> None:
+    with pytest.raises(NothingToRewrite, match=told):
+        rewrite(behind(nodes), passes=(), packed=MASK)
+
+
 REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
     (Masked("absolute", "summed"), "Einsum"),
@@ -344,6 +390,7 @@ REFUSED = [
     (Biased(), "Softmax"),
     (Filled(), "Softmax"),
     (Convolved(), "Conv"),
+    (Sunk(behind=False), "Concat"),
 ]
 
 

@@ -224,6 +224,16 @@ def gather_elements(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> D
     return Demand(demand, {0: box(rows), 1: demand})
 
 
+def scatter_elements(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Along the other axes than its own, on which all its inputs have as many rows, each row is of itself."""
+    data, *others = (given(node, position) for position in range(3))
+    axis = attribute_int(node, "axis", 0) % shapes.rank(data)
+    rows = {own: chosen for own, chosen in demand if own != axis}
+    if not all(same(shapes.dims(data)[own], shapes.dims(other)[own]) for own in rows for other in others):
+        return everything(node)
+    return Demand(box(rows), dict.fromkeys(range(3), box(rows)))
+
+
 def scatter(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """Of the axes behind those that the indices choose, which data and updates share."""
     value, indices, updates = (given(node, position) for position in range(3))

@@ -90,6 +90,7 @@ STANDARD = _rows(
     ("Gather", _moving(moves.gathered, moves.gather, PICKS)),
     ("GatherElements", Operator(moves.gather_elements, PICKS)),
     ("GatherND", Operator(moves.gather_nd, PICKS | MOVES | SIGNED)),
+    ("ScatterElements", Operator(moves.scatter_elements)),
     ("ScatterND", Operator(moves.scatter)),
     ("Concat", Operator(moves.concat, ZERO_IF_ALL | SIGNED)),
     ("ReduceL1 ReduceL2 ReduceSumSquare", Operator(rules.reduce, SUMS)),

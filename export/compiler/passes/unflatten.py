@@ -23,18 +23,18 @@ from export.compiler.graph.attributes import (
     optional,
     permutation,
 )
-from export.compiler.graph.constants import Constants, integers, is_constant
+from export.compiler.graph.constants import Constants, integers, is_constant, number
 from export.compiler.graph.nodes import Attributes, nodes_before
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.readers import is_read, made_of
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, REDUCING
 
 EACH = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
 ALONG = {  # operators along one axis, and the axis if they name none
     **dict.fromkeys(("LayerNormalization", "LogSoftmax", "OneHot", "Softmax", "TopK"), -1),
-    **dict.fromkeys(("ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "Split"), 0),
+    **dict.fromkeys(("ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "ScatterElements", "Split"), 0),
 }
-ALIKE = {"Concat", "GatherElements"}  # of which each input has the rows
+ALIKE = {"Concat", "GatherElements", "ScatterElements"}  # of which each input has the rows
 AXES = {**dict.fromkeys((*REDUCING, "Squeeze", "Unsqueeze"), 1), "Slice": 3}  # the input that names several axes
 AXES_ARE_INPUTS = 13  # from this opset on; before, a Softmax mixes several axes
 
@@ -59,7 +59,7 @@ class _Moving:
         if node.op_type in ("Flatten", "Reshape"):
             self._reshape(node, outputs[0])
             return
-        flat = next((value for value in node.inputs if value in self.tokens), None)
+        flat = next((value for value in [*node.inputs, _filled_as(node)] if value in self.tokens), None)
         if flat is None or any(out.is_graph_output() for out in outputs):
             return
         rows = self.shapes.dims(flat)[0]
@@ -122,7 +122,7 @@ class _Moving:
                 return rank == 2 and first is not None and len(first.uses()) > 1
             case "Expand" | "Tile":
                 known = node.op_type == "Expand" or is_constant(second)
-                return known and first in self.tokens and self._each([first], rank)
+                return known and self._each([first if first in self.tokens else _filled_as(node)], rank)
             case "Transpose":
                 return permutation(node, rank)[0] == 0
         if node.op_type in ALONG or node.op_type in AXES:
@@ -184,7 +184,9 @@ class _Moving:
             normed = self._node(node, node.op_type, [turned, *given[1:]], attributes=node.attributes)
             return [self._node(node, "Transpose", [normed], shape, {"perm": back})]
         new = nodes_before(self.constants, node).copy(node, given, "tokens")
-        if node.op_type in ("Expand", "Tile"):
+        if (like := _filled_as(node)) in self.tokens and node.inputs[0] not in self.tokens:
+            new.replace_input_with(1, nodes_before(self.constants, new).add("Shape", [self.tokens[like]]))
+        elif node.op_type in ("Expand", "Tile"):
             rest = (
                 self.shapes.dims(outputs[0])[1:] if node.op_type == "Expand" else (integers(node.inputs[1]) or [])[1:]
             )
@@ -223,6 +225,14 @@ class _Moving:
     ) -> ir.Value:
         dtype = before.outputs[0].dtype
         return nodes_before(self.constants, before).add(operator, inputs, dtype, attributes, shape)
+
+
+def _filled_as(node: ir.Node) -> ir.Value | None:
+    """The value whose shape an Expand gives to a number."""
+    held = node.inputs[0] if node.op_type == "Expand" else None
+    like = made_of(node.inputs[1], "Shape") if held is not None and number(held) is not None else None
+    whole = like is not None and like.shape == node.outputs[0].shape
+    return like if whole else None
 
 
 def _is_product(node: ir.Node, bias: ir.Value | None) -> bool:

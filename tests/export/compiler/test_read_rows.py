@@ -98,6 +98,8 @@ RULES = [
     ("y = GatherElements(a, others)", (3, 5, 4), (1,)),
     ("y = GatherElements<axis = 1>(a, others)", (2, 5, 4), (1,)),
     ("y = GatherElements<axis = 2>(a, others)", (3, 5, 6), (1,)),
+    ("y = ScatterElements<axis = 2>(a, others, b)", (2, 5, 4), (2, 5, 4)),
+    ("y = ScatterElements<axis = 2>(a, others, b)", (3, 7, 4), (2, 5, 4)),
     ("y = GatherND(a, pairs)", (3, 7, 4), (1,)),
     ("y = GatherND<batch_dims = 1>(a, pairs)", (2, 7, 7, 4), (1,)),
     ("y = Attention(a, a, a, b)", (2, 4, 5, 4), (5, 5)),

@@ -10,7 +10,7 @@ from foreign_networks import parse, proved
 
 from export.compiler.errors import NothingToRewrite
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.pipeline import Rewritten, rewrite
+from export.compiler.pipeline import Rewritten, optimise, rewrite
 
 WIDTH, HEADS = 6, 2
 LINEAR = "f = Reshape(x, flat) g = Gemm(f, w, c) s = Shape(x) y = Reshape(g, s)"
@@ -141,6 +141,11 @@ def test_a_mixture_of_experts_is_computed_for_the_row_that_is_read(nodes: str) -
 
 
 ROWS = {
+    "the best of groups": (
+        "k, i = TopK<axis = 1>(f, few) all = Shape(f) empty = ConstantOfShape(all) chosen = Shape(i) "
+        "ones = ConstantOfShape<value = float[1] {1}>(chosen) "
+        "m = ScatterElements<axis = 1>(empty, i, ones) g = Mul(f, m)"
+    ),
     "the best": "k, i = TopK<axis = -1>(f, few) e = Gather<axis = 1>(k, zero) g = Mul(f, e)",
     "the best of all rows": "k, i = TopK<axis = 0>(f, one) g = Sub(f, k)",
     "heads": (
@@ -162,6 +167,18 @@ def test_operators_along_features_are_moved(nodes: str) -> None:
     rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
     assert rewritten.steps[-1].macs == rewritten.macs / 10
     check_same(original, rewritten)
+
+
+def test_features_are_not_taken_for_as_many_tokens() -> None:
+    """Six tokens of six features."""
+    nodes = "f = Reshape(x, flat) t = Transpose<perm = [1, 0]>(f) g = MatMul(t, w) y = Reshape(g, fixed)"
+    text = (
+        f'<ir_version: 8, opset_import: ["": 18]> g (float[2, 3, {WIDTH}] x) => (float[2, 3, {WIDTH}] y) {{ {nodes} }}'
+    )
+    original = parse(text, fixed=np.array([2, 3, WIDTH]), **WEIGHTS)
+    x = RNG.standard_normal((2, 3, WIDTH))
+    before, after = (evaluate(each, {"x": x})[0] for each in (original, optimise(original, ["y[:,-1]"]).model))
+    np.testing.assert_allclose(after, before[:, -1], rtol=1e-12)
 
 
 KEPT = {

@@ -158,9 +158,16 @@ def batch_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 
 
 def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    rank, axes = shapes.rank(given(node, 0)), axes_of(node)
-    if axes is None:
-        return everything(node)
+    axes = axes_of(node)
+    return everything(node) if axes is None else _reduced(shapes, node, demand, axes)
+
+
+def best(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    return _reduced(shapes, node, demand, [attribute_int(node, "axis", 0)])
+
+
+def _reduced(shapes: Shapes, node: ir.Node, demand: Box, axes: Sequence[int]) -> Demand:
+    rank = shapes.rank(given(node, 0))
     reduced = {axis % rank for axis in axes}
     left = [axis for axis in range(rank) if axis not in reduced]
     source = {axis: axis for axis in left} if attribute_int(node, "keepdims", 1) else dict(enumerate(left))

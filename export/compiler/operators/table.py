@@ -98,6 +98,7 @@ STANDARD = _rows(
     ("ReduceMax", Operator(rules.reduce, ZERO | GREATEST)),
     ("ReduceLogSumExp", Operator(rules.reduce, GREATEST)),
     ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(rules.reduce)),
+    ("ArgMax ArgMin", Operator(rules.best)),
     ("Softmax", Operator(rules.softmax, POSITIVE | BOUNDED)),
     ("LogSoftmax", Operator(rules.softmax)),
     ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm, BOUNDED)),

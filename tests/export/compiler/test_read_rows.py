@@ -95,6 +95,8 @@ RULES = [
     ("y = Einsum<equation = 'bhik,bhjk->bijh'>(a, b)", (2, 1, 5, 3), (2, 1, 4, 3)),
     ("t, i = TopK(a, two) y = Mul(t, t)", (2, 5, 4), (1,)),
     ("t, i = TopK<axis = 1>(a, five) y = Cast<to = 1>(i)", (2, 7, 4), (1,)),
+    ("i = ArgMax<axis = 1, keepdims = 0>(a) y = Cast<to = 1>(i)", (2, 3, 5, 4), (1,)),
+    ("i = ArgMin<axis = -1>(a) t = Cast<to = 1>(i) y = Add(a, t)", (2, 5, 4), (1,)),
     ("y = GatherElements(a, others)", (3, 5, 4), (1,)),
     ("y = GatherElements<axis = 1>(a, others)", (2, 5, 4), (1,)),
     ("y = GatherElements<axis = 2>(a, others)", (3, 5, 6), (1,)),
@@ -160,6 +162,17 @@ def test_an_einsum_of_a_single_row_moves_texts_one_by_one() -> None:
         graph = prepared(original).model.graph
         (node,) = graph
         assert carried(Shapes(graph), node, node.outputs[0], 0) == found
+
+
+@pytest.mark.parametrize("nodes", ["i = ArgMax<axis = 2>(a)", "t, i = TopK(a, two)", "i = ArgMin<axis = -1>(a)"])
+def test_texts_of_a_router_s_choice_stay_apart(nodes: str) -> None:
+    original = parse(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[batch, seq, 4] a) => (int64 i) {{ {nodes} }}""",
+        two=np.array([2]),
+    )
+    graph = prepared(original).model.graph
+    (node,) = graph
+    assert [carried(Shapes(graph), node, node.outputs[-1], axis) for axis in (0, 1, 2)] == [{0: 0}, {0: 1}, None]
 
 
 def test_the_last_of_fewer_places_is_not_the_last_row() -> None:

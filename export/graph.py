@@ -18,9 +18,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from export.compiler.graph.plain import without_functions
 from export.compiler.operators.costs import Work
 from export.compiler.passes import PASSES
-from export.compiler.passes.prepare import without_functions
 from export.compiler.pipeline import Rewritten, Step, optimise
 from export.compiler.proof.tolerances import TOLERANCES
 from export.engines.fuse_attention import fuse_attention

@@ -19,24 +19,18 @@ from common.repository import ONNX_FILE
 from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
-from export.compiler.graph.files import (
-    check_apart,
-    dtype_of,
-    read_model,
-    release,
-    save_model,
-    weight_files,
-)
+from export.compiler.graph.files import check_apart, release, save_model
+from export.compiler.graph.plain import name_free_dimensions
 from export.compiler.graph.reads import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes import PASSES
-from export.compiler.passes.prepare import name_free_dimensions, without_functions
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.masks import mask_input
+from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
-from export.compiler.proof.runs import Runner, session
+from export.compiler.proof.runs import Runner
 from export.compiler.proof.shared_axes import share_names
 from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
@@ -72,64 +66,61 @@ class Written:
 
 def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str], None] = lambda _: None) -> Written:
     """`say` is told each step. Raises ForeignError or OSError."""
-    original = read_model(path)
+    original = Original(path)
     try:
-        return _rewrite(original, path, output, request, say)
+        return _rewrite(original, output, request, say)
     except (ForeignError, OSError):
         raise
     except MemoryError as error:
         raise NotSupported("expected a graph that fits into memory, found one that needs more") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
-        session(path, lean=True)  # a damaged graph has its reason in ONNX Runtime
+        original.check_runs()  # a damaged graph has its reason in ONNX Runtime
         raise NotSupported(f"expected a graph that the passes read, found {type(error).__name__} in it") from error
 
 
-def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say: Callable[[str], None]) -> Written:
+def _rewrite(original: Original, output: Path, request: Request, say: Callable[[str], None]) -> Written:
     say("rewriting the graph")
-    reads = resolve(request.reads, original.graph)
+    model = original.model
+    reads = resolve(request.reads, model.graph)
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
-    check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
-    dtype = dtype_of(original)
+    check_apart(output, [*original.files, *([request.inputs] if request.inputs else [])])
+    dtype = original.dtype
     if request.packed is not None:
-        name_free_dimensions(original.graph)
-        mask = mask_input(original.graph, request.packed)
-        share_names(original.graph, path, mask)
-    whole = prepared(original)
+        name_free_dimensions(model.graph)
+        share_names(original, mask_input(model.graph, request.packed))
+    whole = prepared(model)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
     if missing := [name for name in request.require if name not in rewritten.applied]:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
-    plain = without_functions(original)
-    asked, beside = asked_of(request, reads, plain.graph, graph)
-    if integer := any(map(is_integer, plain.graph)):
+    asked, beside = asked_of(request, reads, original, graph)
+    if integer := any(map(is_integer, original.plain.graph)):
         asked, beside = replace(asked, as_written=True), "the original without ONNX Runtime's optimiser"
     left: list[str] = []
     with staged(output) as written:
         say("writing the file")
-        model = clean(rewritten.model, original, reads)
-        save_model(model, written)
-        release(plain)  # computed weights have read the original's
-        runner = _runner(written, path)
+        clean(rewritten.model, model, reads)
+        save_model(rewritten.model, written)
+        release(original.plain)  # computed weights have read the original's
+        runner = _runner(written, original)
         own = Errors(dtype, beside, bounded=not integer)
-        drawn = rounds(plain, graph, path, asked, say, left.append)
-        proved = prove(drawn, model, runner, own, say, left.append)
+        drawn = rounds(original, graph, asked, say, left.append)
+        proved = prove(drawn, rewritten.model, runner, own, say, left.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
         sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
         sample = _sample(runner, proved)
-        origin = describe(path, original, rewritten, proved, request, sizes)
+        origin = describe(original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
         artifact = any_artifact(contents, runner.session, sample, dtype, origin)
         artifact = artifact.telling({"not_compared": left})
-        del runner  # holds all weights
-        timed = _timed(path, written, graph, sizes) if request.time else ()
+        del runner, original.runner  # each holds all weights
+        timed = _timed(original.path, written, graph, sizes) if request.time else ()
         lay(written, artifact)
-    before = sum(file.stat().st_size for file in (path, *weight_files(original)))
-    return Written(
-        rewritten, proved.proofs, timed, sizes, sizes_of_files, before, json.loads(artifact.manifest.to_json())
-    )
+    manifest = json.loads(artifact.manifest.to_json())
+    return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, original.size, manifest)
 
 
 def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
@@ -148,19 +139,19 @@ def _sample(runner: Runner, proved: Proved) -> Sample:
     return Sample(feeds, proved.answers if len(feeds) == len(proved.feeds) else runner(feeds))
 
 
-def _runner(written: Path, path: Path) -> Runner:
-    """Raises NotSupported, for the original `path` if ONNX Runtime refuses that too."""
+def _runner(written: Path, original: Original) -> Runner:
+    """Raises NotSupported, for the original if ONNX Runtime refuses that too."""
     try:
         return Runner(written)
     except NotSupported:
-        session(path, lean=True)
+        original.check_runs()
         raise
 
 
-def asked_of(request: Request, reads: Sequence[Read], plain: ir.Graph, graph: ir.Graph) -> tuple[Asked, str]:
-    """What the proof asks of the original, `plain`, and beside what it judges a file. `graph`: to draw inputs."""
+def asked_of(request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph) -> tuple[Asked, str]:
+    """What the proof asks of the original, and beside what it judges a file. `graph`: to draw inputs."""
     inputs = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
-    if (without := without_double(plain)) is not None:
+    if (without := without_double(original.plain.graph)) is not None:
         beside = f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
     else:
         beside = "the original in float64" if request.proof == "float64" else "the original"
@@ -187,8 +178,7 @@ def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Mode
 
 
 def describe(
-    path: Path,
-    original: ir.Model,
+    original: Original,
     rewritten: Rewritten,
     proved: Proved,
     request: Request,
@@ -196,9 +186,9 @@ def describe(
 ) -> Origin:
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     facts = {
-        **source_facts(path, original, proved),
+        **source_facts(original, proved),
         "reads": list(request.reads),
-        "fixed_inputs": fixed_inputs(original),
+        "fixed_inputs": fixed_inputs(original.model),
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
@@ -213,11 +203,11 @@ def _places(sites: Sequence[Site], told: str) -> list[dict[str, str]]:
     return [{"value": site.value, "operator": site.operator, told: site.told} for site in sites]
 
 
-def source_facts(path: Path, original: ir.Model, proved: Proved) -> dict[str, Any]:
+def source_facts(original: Original, proved: Proved) -> dict[str, Any]:
     """The file that a proved file was made of, and its proofs."""
-    hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
+    hashes = {file.name: sha256(file) for file in original.files}
     return {
-        "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
+        "source": {"file": original.path.name, "files": hashes, "opsets": dict(original.model.graph.opset_imports)},
         "proofs": [asdict(proof) for proof in proved.proofs],
         "proof_inputs": proved.source,
     }

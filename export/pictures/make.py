@@ -19,11 +19,10 @@ import onnx_ir as ir
 from common.files import sha256
 from export.compiler.errors import ForeignError
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.files import dtype_of, read_model, weight_bytes
-from export.compiler.passes.prepare import without_functions
+from export.compiler.graph.files import weight_bytes
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.original import Original
 from export.errors import PublishError
 from export.pictures.graph import Interface, behind_bytes, interface
 from export.pictures.processor import Processor
@@ -60,9 +59,9 @@ def make(
     say: Say = lambda _: None,
 ) -> Made:
     """`choose` gets the network's interface. `labels`: default "class 0" and so on. Raises ExportError."""
-    original = read_model(file)
+    original = Original(file)
     try:
-        return _make(file, original, choose, labels, temperature, say)
+        return _make(original, choose, labels, temperature, say)
     except (PublishError, OSError):
         raise
     except ForeignError as error:  # its hints are another command's
@@ -70,21 +69,20 @@ def make(
     except ConfigError as error:
         raise PublishError(f"{file}: {error}") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
-        Runner(file)  # a damaged graph has its reason in ONNX Runtime
+        original.check_runs()  # a damaged graph has its reason in ONNX Runtime
         raise PublishError(f"{file}: expected a graph that can be read, found {type(error).__name__} in it") from error
 
 
 def _make(
-    file: Path,
-    original: ir.Model,
+    original: Original,
     choose: Callable[[Interface], Processor],
     labels: Sequence[str] | None,
     temperature: float | None,
     say: Say,
 ) -> Made:
-    if "model_config" in original.metadata_props:
+    file, plain = original.path, original.plain
+    if "model_config" in original.model.metadata_props:
         raise PublishError(f"{file}: expected a network of another origin, found ours: publish it without --pictures")
-    plain = without_functions(original)
     if (size := weight_bytes(plain)) > LARGEST:
         raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
     found = interface(plain, labels is not None)
@@ -92,8 +90,8 @@ def _make(
     _check_fits(file, processor, found)
     wrapped = behind_bytes(plain, processor, labels is not None)
     with TemporaryDirectory() as folder:
-        source = Source(file, plain, found, processor, Path(folder))
-        model, rewritten, proved, left = _proved(source, wrapped, dtype_of(original), say)
+        source = Source(original, found, processor, Path(folder))
+        model, rewritten, proved, left = _proved(source, wrapped, original.dtype, say)
         proto = onnx.load(source.served)  # with the weights of files beside it
     scores = np.asarray(proved.answers[OUTPUT_NAME])
     _check_scores(file, scores)
@@ -104,9 +102,9 @@ def _make(
     network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
     origin = Origin(
         rewritten.applied if rewritten else (),
-        "fp32" if dtype_of(original) == "float32" else "fp16",
+        "fp32" if original.dtype == "float32" else "fp16",
         facts={
-            **source_facts(file, original, proved),
+            **source_facts(original, proved),
             "processor": asdict(processor),
             **({"not_rewritten": left} if left else {}),
         },

@@ -20,6 +20,7 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.files import save_model
 from export.compiler.proof.compare import Errors, Proved, prove
 from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Round
 from export.compiler.proof.runs import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error
@@ -36,10 +37,9 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Source:
-    """`plain`: the original's graph. `folder`: for files in between."""
+    """`folder`: for files in between."""
 
-    file: Path
-    plain: ir.Model
+    original: Original
     found: Interface
     processor: Processor
     folder: Path
@@ -54,12 +54,14 @@ class Source:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]
             except NotSupported as error:
                 raise PublishError(
-                    f"{self.file}: expected a network that takes {size} pictures at once: {error}"
+                    f"{self.original.path}: expected a network that takes {size} pictures at once: {error}"
                 ) from error
             alone = alone or [answers]
             if answers.shape[:1] != (size,) or not relative_error(alone[0][:1], answers[:1]) <= ALONE:
                 what = "answers that do not depend on the other pictures of a batch"
-                raise PublishError(f"{self.file}: expected {what}, found others; was it exported in eval mode?")
+                raise PublishError(
+                    f"{self.original.path}: expected {what}, found others; was it exported in eval mode?"
+                )
             exact = double_answers(self._scores, self._feeds(images, np.float64)) if double else None
             yield Round(f"{size} drawn pictures", {INPUT_NAME: images}, [answers], exact)
 
@@ -79,7 +81,7 @@ class Source:
     @cached_property
     def _scores(self) -> ir.Model:
         """The original with its scores as the only output."""
-        model = self.plain.clone()
+        model = self.original.plain.clone()
         names = {value.name: value for node in model.graph for value in node.outputs}
         scores = names[self.found.scores.name]
         scores.type = scores.type or ir.TensorType(ir.DataType.FLOAT)
@@ -88,8 +90,8 @@ class Source:
 
     @cached_property
     def _runner(self) -> Runner:
-        if any(value is self.found.scores for value in self.plain.graph.outputs):
-            return Runner(self.file)
+        if any(value is self.found.scores for value in self.original.plain.graph.outputs):
+            return self.original.runner
         path = self.folder / "scores.onnx"
         save_model(self._scores.clone(), path)
         return Runner(path)

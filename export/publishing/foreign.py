@@ -15,18 +15,17 @@ from numpy.typing import NDArray
 
 from common.repository import ONNX_FILE
 from common.sample import Sample
-from export.compiler.graph.files import dtype_of, read_model, weights_by_place
+from export.compiler.graph.files import weights_by_place
 from export.compiler.pipeline import prepared
 from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
-from export.compiler.proof.runs import Runner
 from export.compiler.proof.tolerances import TOLERANCES, size_of
 from export.errors import as_published
 from export.publishing.artifact import Artifact, Content, make_artifact
 from export.publishing.manifest import Origin, Tensor
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     import onnxruntime as ort
 
 TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round differently
@@ -35,12 +34,12 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 
 def foreign_artifact(file: Path) -> Artifact:
     """Of a file without a manifest. Raises ForeignError for a file that does not run."""
-    model, runner = read_model(file), Runner(file)
-    given = _inputs(file, model)
+    original = Original(file)
+    runner, given = original.runner, _inputs(original)
     inputs = {value.name: given[value.name] for value in runner.session.get_inputs()}
     sample = Sample(inputs, runner(inputs))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
-    return any_artifact(contents, runner.session, sample, dtype_of(model), Origin())
+    return any_artifact(contents, runner.session, sample, original.dtype, Origin())
 
 
 def any_artifact(
@@ -63,9 +62,8 @@ def _tensors(given: Any) -> dict[str, Tensor]:
     return {each.name: Tensor(NUMPY.get(kinds[each.name], kinds[each.name]), tuple(each.shape)) for each in given}
 
 
-def _inputs(file: Path, model: ir.Model) -> Feeds:
-    if (beside := file.with_suffix(".npz")).exists():
+def _inputs(original: Original) -> Feeds:
+    if (beside := original.path.with_suffix(".npz")).exists():
         with as_published():
             return Sample.read(beside).inputs
-    own = prepared(model).model
-    return next(rounds(own, own.graph, file, Asked())).feeds
+    return next(rounds(original, prepared(original.model).model.graph, Asked())).feeds

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from export.compiler.passes.prepare import without_functions
+from export.compiler.graph.plain import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
 from export.equivalence import double_classifier

@@ -6,22 +6,17 @@ values that do not depend on the inputs, and with inferred shapes. Raises NotSup
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import (
-    InlinePass,
-    LiftConstantsToInitializersPass,
-    RemoveInitializersFromInputsPass,
-)
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.plain import lift, name_free_dimensions
 from export.compiler.graph.readers import is_read, made_by, made_of, remove_unused
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
@@ -33,8 +28,6 @@ from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
-SYMBOL = r"[A-Za-z_]\w*"
-RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_FOLDED = 1 << 24  # elements
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 SMALL = 256  # elements of a constant that is no weight
@@ -45,7 +38,7 @@ NARROW = frozenset(
 
 def prepare(model: ir.Model) -> None:
     """In place and idempotent. Raises NotSupported."""
-    _lift(model)
+    lift(model)
     check_supported(model)
     _drop_dropout(model.graph)
     _expand_fills(model.graph)
@@ -59,19 +52,6 @@ def prepare(model: ir.Model) -> None:
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
     remove_unused(model)
-
-
-def without_functions(model: ir.Model) -> ir.Model:
-    """A copy, with initialisers for its constants."""
-    copy = model.clone()
-    _lift(copy)
-    return copy
-
-
-def _lift(model: ir.Model) -> None:
-    InlinePass()(model)
-    RemoveInitializersFromInputsPass()(model)
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def settle(model: ir.Model, norms_gone: bool = False) -> None:
@@ -210,43 +190,6 @@ def _expand_tiles(graph: ir.Graph) -> None:
 def _put_instead(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
     """With the name, shape and type of its first output."""
     ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs[:1], new.outputs)
-
-
-def name_free_dimensions(graph: ir.Graph) -> None:
-    """Names every free dimension of an input; some exporters write -1, 0 or ?."""
-    taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
-    plain = {name for name in taken if isinstance(name, str)}
-    for value in graph.inputs:
-        if value.shape is None or not isinstance(value.type, ir.TensorType):
-            kind = value.type or "no type"
-            raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
-        dims = enumerate(value.shape.dims)
-        value.shape = ir.Shape(
-            [_kept(dim) or _sum(dim, plain) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims]
-        )
-
-
-def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
-    """A size, or a name that the parser of expressions reads."""
-    if isinstance(dim, int):
-        return dim if dim > 0 else None
-    readable = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
-    return dim.value if readable else None
-
-
-def _sum(dim: int | ir.SymbolicDim, known: Container[str]) -> str | None:
-    """A sum of named sizes: optimum writes past_sequence_length + sequence_length for a mask."""
-    parts = str(dim.value).split(" + ") if isinstance(dim, ir.SymbolicDim) else []
-    return " + ".join(parts) if len(parts) > 1 and all(part in known for part in parts) else None
-
-
-def _fresh(name: str, taken: set[int | str | None]) -> str:
-    name = re.sub(r"\W", "_", name)
-    name = name if re.fullmatch(SYMBOL, name) else f"dim_{name}"
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:

@@ -1,6 +1,6 @@
 """Chooses the inputs of the proof: those on which the original gives finite answers.
 
-In: a file, its graph and the reads. Out: a `Round` at a time; none is kept.
+In: a file, a graph of its inputs and the reads. Out: a `Round` at a time; none is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from export.compiler.proof.inputs import (
 )
 from export.compiler.proof.masks import KINDS, MANY, SEEN, WHOLE, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.runs import AS_WRITTEN, Arrays, Runner, answers_apart, double_answers
+from export.compiler.proof.original import Original
+from export.compiler.proof.runs import AS_WRITTEN, Arrays, answers_apart, double_answers
 from export.compiler.proof.tolerances import FILL
 
 SMALL = 0.1  # of an output's largest number in the rounds before
@@ -69,9 +70,8 @@ class Asked:
 
 
 def rounds(
-    original: ir.Model,
+    original: Original,
     graph: ir.Graph,
-    path: Path,
     asked: Asked,
     say: Callable[[str], None] = lambda _: None,
     leave: Callable[[str], None] = lambda _: None,
@@ -83,7 +83,7 @@ def rounds(
 
     Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
     """
-    runs = _Original(original, graph, path, asked, say, leave)
+    runs = _Answers(original, graph, asked, say, leave)
     if asked.inputs:
         file, feeds = asked.inputs
         runs.check_memory([bound_sizes(graph, feeds)])
@@ -108,19 +108,18 @@ def rounds(
         raise runs.failure()
 
 
-class _Original:
+class _Answers:
     def __init__(
         self,
-        model: ir.Model,
+        original: Original,
         graph: ir.Graph,
-        path: Path,
         asked: Asked,
         say: Callable[[str], None],
         leave: Callable[[str], None],
     ) -> None:
-        self.model, self.graph, self.asked, self.say, self.leave = model, graph, asked, say, leave
-        self.runner = Runner(path)
-        self.plain = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
+        self.original, self.graph, self.asked, self.say, self.leave = original, graph, asked, say, leave
+        self.runner = original.runner
+        self.as_written = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
         self.sizes: list[float] = []  # the largest of each output
         self.ranks: list[int] = []  # of the outputs
         self.reason = ""  # of the first attempt that failed
@@ -199,12 +198,13 @@ class _Original:
 
     def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
         if self.asked.as_written:
-            return Round(source, feeds, answers, None, as_written=self._finite(self.plain(feeds), feeds))
+            return Round(source, feeds, answers, None, as_written=self._finite(self.as_written(feeds), feeds))
         if not self.asked.double:
             return Round(source, feeds, answers, None)
         self.say(f"the original in float64, {source}")
-        names = [str(value.name) for value in self.model.graph.outputs]
-        double = dict(zip(names, double_answers(self.model, feeds), strict=True))
+        plain = self.original.plain
+        names = [str(value.name) for value in plain.graph.outputs]
+        double = dict(zip(names, double_answers(plain, feeds), strict=True))
         return Round(source, feeds, answers, self._finite(double, feeds))
 
     def _mask(self, feeds: Feeds) -> Array | None:

@@ -1,6 +1,6 @@
 """Finds the axes of inputs that are the mask's texts and tokens under another name.
 
-In: a graph, its file, its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
+In: a file and its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
 apart unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
 one of them is smaller or where it is larger. The file may also take an input of a single row, such as places that all
 texts share, or of a single token. Then the graph repeats that input to the mask's size.
@@ -9,7 +9,6 @@ texts share, or of a single token. Then the graph repeats that input to the mask
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx_ir as ir
 
@@ -17,14 +16,14 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import nodes_before
 from export.compiler.proof.inputs import draw, free_dimensions
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.original import Original
 
 TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 
 
-def share_names(graph: ir.Graph, path: Path, mask: ir.Value) -> None:
+def share_names(original: Original, mask: ir.Value) -> None:
     """In place, for inputs whose first two axes are free. Raises NotSupported if ONNX Runtime refuses the file."""
-    own = _names(mask)
+    graph, own = original.model.graph, _names(mask)
     others = [
         (name, shared)
         for value in graph.inputs
@@ -33,13 +32,12 @@ def share_names(graph: ir.Graph, path: Path, mask: ir.Value) -> None:
     ]
     if not others:
         return
-    runner = Runner(path)
     sizes = dict.fromkeys(free_dimensions(graph), TOKENS) | dict(zip(own, (TEXTS, TOKENS), strict=True))
     sizes |= {name: sizes[shared] for name, shared in others}
 
     def answers(changed: dict[str, int]) -> bool:
         try:
-            runner(draw(graph, sizes | changed))
+            original.runner(draw(graph, sizes | changed))
         except NotSupported:
             return False
         return True

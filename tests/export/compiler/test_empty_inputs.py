@@ -19,6 +19,7 @@ from export.compiler.passes import absorb_queries
 from export.compiler.proof import compare
 from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner, answers_apart
 
@@ -142,7 +143,7 @@ def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tupl
     ir.save(original, folder / "before.onnx")
     ir.save(rewritten, folder / "after.onnx")
     own, left = Errors("float32", "the original"), list[str]()
-    drawn = rounds(original, original.graph, folder / "before.onnx", Asked(), leave=left.append)
+    drawn = rounds(Original(folder / "before.onnx"), original.graph, Asked(), leave=left.append)
     prove(drawn, rewritten, Runner(folder / "after.onnx"), own, leave=left.append)
     return own, left
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NotSupported, ProofFailed
-from export.compiler.graph.files import dtype_of, read_model
 from export.compiler.graph.plain import name_free_dimensions, without_functions
 from export.compiler.graph.reads import resolve
 from export.compiler.pipeline import cost_sizes, prepared
@@ -20,7 +19,6 @@ from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
-from export.compiler.proof.runs import Runner
 from export.rewrite_file import Request, asked_of
 from export.timing import BATCHES, Timed, time_both
 
@@ -50,26 +48,27 @@ def compare_files(
 
     Raises ForeignError for files that cannot be compared, OSError.
     """
-    original, other = Original(first), read_model(second)
+    original, other = Original(first), Original(second)
     reads, graph = resolve(request.reads, original.model.graph), _drawable(original.model)
     if request.packed is not None:
         mask_input(graph, request.packed)
     elif masked := next((read for read in reads if read.masked), None):
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
     asked, beside = asked_of(request, reads, original, graph)
-    runner = Runner(second)
+    runner = other.runner
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):
         raise BadRequest(f"{second}: expected the inputs of {first}, found another, {unknown[0]!r}")
     kept = [read.output for read in reads] or [str(value.name) for value in original.model.graph.outputs]
     if {*runner.outputs} == {*kept}:  # an optimiser may order them anew
         runner.outputs = kept
-    narrow = "float16" if "float16" in (original.dtype, dtype_of(other)) else "float32"
+    narrow = "float16" if "float16" in (original.dtype, other.dtype) else "float32"
     try:
         own = Errors(narrow, beside)
         proof = prove(rounds(original, graph, asked, say), None, runner, own, say).proofs[0]
     except ProofFailed as failed:
         return Compared(None, str(failed), ())
     say("timing both")
+    del runner, original.runner, other.runner  # each holds all weights
     sizes = cost_sizes(graph, request.dims)
     return Compared(proof, "", time_both(first, second, graph, sizes, batches, threads))
 

@@ -16,9 +16,9 @@ from export.compiler.graph.plain import name_free_dimensions, without_functions
 from export.compiler.graph.reads import resolve
 from export.compiler.pipeline import cost_sizes, prepared
 from export.compiler.proof.compare import Errors, Proof, prove
-from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
+from export.compiler.proof.shared_axes import share_names
 from export.rewrite_file import Request, asked_of
 from export.timing import BATCHES, Timed, time_both
 
@@ -49,11 +49,12 @@ def compare_files(
     Raises ForeignError for files that cannot be compared, OSError.
     """
     original, other = Original(first), Original(second)
-    reads, graph = resolve(request.reads, original.model.graph), _drawable(original.model)
+    reads = resolve(request.reads, original.model.graph)
     if request.packed is not None:
-        mask_input(graph, request.packed)
+        share_names(original, request.packed)
     elif masked := next((read for read in reads if read.masked), None):
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
+    graph = _drawable(original.model)
     asked, beside = asked_of(request, reads, original, graph)
     runner = other.runner
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):

@@ -20,14 +20,12 @@ from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import check_apart, release, save_model
-from export.compiler.graph.plain import name_free_dimensions
 from export.compiler.graph.reads import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
-from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
@@ -87,8 +85,7 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
     check_apart(output, [*original.files, *([request.inputs] if request.inputs else [])])
     dtype = original.dtype
     if request.packed is not None:
-        name_free_dimensions(model.graph)
-        share_names(original, mask_input(model.graph, request.packed))
+        share_names(original, request.packed)
     whole = prepared(model)
     graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
     rewritten = rewrite(whole, reads, request.only, sizes, request.packed)

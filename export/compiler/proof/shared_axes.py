@@ -1,7 +1,7 @@
 """Finds the axes of inputs that are the mask's texts and tokens under another name.
 
-In: a file and its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input
-apart unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
+In: a file and its mask. Out: the same graph with one name for each. torch.onnx names the axes of each input apart
+unless it is told otherwise. The file itself tells which are equal: it answers where they are, and fails where
 one of them is smaller or where it is larger. The file may also take an input of a single row, such as places that all
 texts share, or of a single token. Then the graph repeats that input to the mask's size.
 """
@@ -15,15 +15,23 @@ import onnx_ir as ir
 from export.compiler.errors import NotSupported
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.plain import name_free_dimensions
 from export.compiler.proof.inputs import draw, free_dimensions
+from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original import Original
 
 TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 
 
-def share_names(original: Original, mask: ir.Value) -> None:
-    """In place, for inputs whose first two axes are free. Raises NotSupported if ONNX Runtime refuses the file."""
-    graph, own = original.model.graph, _names(mask)
+def share_names(original: Original, packed: str) -> None:
+    """In place, for inputs whose first two axes are free. `packed`: the mask's name.
+
+    Raises BadRequest for another name, NotSupported if ONNX Runtime refuses the file.
+    """
+    graph = original.model.graph
+    name_free_dimensions(graph)
+    mask = mask_input(graph, packed)
+    own = _names(mask)
     others = [
         (name, shared)
         for value in graph.inputs

@@ -1,0 +1,37 @@
+"""A file that is rewritten or compared is opened once in ONNX Runtime, whoever asks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from foreign_networks import export
+from masked_networks import Masked
+
+from export.compare_files import compare_files
+from export.compiler.proof import runs
+from export.rewrite_file import Request, rewrite_file
+
+
+@pytest.mark.slow
+def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its proof opened it a second time behind the question which axes are the mask's under another name."""
+    proto = export(Masked("absolute", "mean", 1))
+    for axis, name in enumerate(("texts", "tokens")):
+        proto.graph.input[1].type.tensor_type.shape.dim[axis].dim_param = name
+    onnx.save(proto, path := tmp_path / "apart.onnx")
+    opened, session = list[Path](), runs.session
+
+    def counted(file: Path, *given: Any, **named: Any) -> Any:
+        opened.append(file)
+        return session(file, *given, **named)
+
+    monkeypatch.setattr(runs, "session", counted)
+    rewrite_file(path, out := tmp_path / "out.onnx", Request(packed="attention_mask"))
+    assert opened.count(path) == 1
+    opened.clear()
+    monkeypatch.setattr("export.compare_files.time_both", lambda *given: ())  # opens both anew, to be timed
+    assert compare_files(path, out, Request(packed="attention_mask")).proof
+    assert sorted(opened) == [path, out]

@@ -26,14 +26,14 @@ LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-coarse": 0.995,
     "vitbn-tiny": 0.984,
     "cnn": 0.995,
-    "garments": 0.921,
+    "garments": 0.929,
     "garments-cnn": 0.940,
 }
 DEPTHS = {"vitbn-tiny": 1}
 SIZES = {
     "vitbn-late-deep": {"depth": 5, "heads": 4, "class_attention": (32, 16), "standardise": True},
     "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "class_attention": (32, 16), "standardise": True},
-    "garments": {"depth": 2, "heads": 2, "mlp_dim": 192, "class_attention": (32, 16), "standardise": True},
+    "garments": {"depth": 2, "heads": 4, "mlp_dim": 256, "class_attention": (32, 16), "standardise": True},
     "vitbn-coarse": {
         **{"patch_size": (14, 14), "depth": 5, "dim": 48, "heads": 1, "dim_head": 32, "mlp_dim": 96},
         **{"class_attention": (4, 64), "standardise": True},
@@ -52,7 +52,7 @@ WEIGHTS = {
     "vitbn-coarse": "327cf4b53b265454",
     "vitbn": "a8ac37e9654d5c63",
     "vitbnffn": "8ae1857c34a68337",
-    "garments": "3d43d0bff754fa6f",
+    "garments": "4b07693dda26963b",
     "garments-cnn": "f7c2bd0a994dc48e",
 }
 
@@ -123,7 +123,7 @@ def test_weights_are_those_of_the_training(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_checkpoint_is_calibrated(name):
     metrics = load(shipped(name)).metrics
-    highest, error = (1.05, 0.005) if name in OF_DIGITS else (1.1, 0.01)
+    highest, error = (1.05, 0.005) if name in OF_DIGITS else (1.1, 0.012)
     assert 0.5 < metrics["temperature"] < highest, "a teacher and hard pictures make a network modest, never sure"
     spread = 0.0005  # a temperature of nearly 1, from held-out images, may be worse by chance on the test's
     assert metrics["calibration_error"] < min(error, metrics["calibration_error_before"] + spread)

@@ -22,14 +22,11 @@ for epoch in $(seq 13 240); do
     ln $CACHE/epoch-$(printf %04d $(((epoch - 1) % 12 + 1))).safetensors $CACHE/epoch-$(printf %04d $epoch).safetensors
 done
 taught garments-cnn --model cnn --epochs 30 --lr 0.002 --ema 0.999 --seed 1 --init $FIRST
-taught garments-fast --depth 2 --heads 2 --mlp-dim 192 --class-attention 32 16 --standardise --epochs 110 --lr 0.003 \
-    --ema 0.999
 
 # The CNN once more, its own teacher, with new distortions.
 SECOND=checkpoints/second/garments-cnn.safetensors
 vitbn train $SHARED --model cnn --epochs 22 --lr 0.0015 --ema 0.999 --seed 2 --init $SECOND --teacher $SECOND \
     --output checkpoints/third/garments-cnn.safetensors
-cp checkpoints/second/garments-fast.safetensors models/pretrained/garments.safetensors
 cp checkpoints/third/garments-cnn.safetensors models/pretrained
 
 # The CNN without a teacher, on mixed pairs. Its own answers as teacher, for 30 epochs more, were no better on held-out
@@ -37,3 +34,16 @@ cp checkpoints/third/garments-cnn.safetensors models/pretrained
 vitbn train $SHARED --model cnn --epochs 60 --lr 0.003 --ema 0.9995 --seed 3 --cutmix 0.5 --mixup 0.2 \
     --init models/pretrained/garments-cnn.safetensors --output checkpoints/mixed/garments-cnn.safetensors
 cp checkpoints/mixed/garments-cnn.safetensors models/pretrained
+
+# The transformer, from the weights of the digits' `vitbn-late-64`, taught by that CNN. 20 epochs of images and answers
+# serve in turns.
+TAUGHT="--teacher models/pretrained/garments-cnn.safetensors --teacher-cache checkpoints/flip-erase-20 --seed 1"
+vitbn train $SHARED $TAUGHT --model dnnbn --epochs 20 --output checkpoints/fourth/none.safetensors
+for epoch in $(seq 21 220); do
+    ln checkpoints/flip-erase-20/epoch-$(printf %04d $(((epoch - 1) % 20 + 1))).safetensors \
+        checkpoints/flip-erase-20/epoch-$(printf %04d $epoch).safetensors
+done
+vitbn train $SHARED $TAUGHT --model vitbn --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --standardise \
+    --init models/pretrained/vitbn-late-64.safetensors --epochs 220 --lr 0.003 --ema 0.999 \
+    --output checkpoints/fourth/garments.safetensors
+cp checkpoints/fourth/garments.safetensors models/pretrained

@@ -20,7 +20,7 @@ from export.compiler.analyses.demand import sizes_read
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.constants import Array, Constants, of_type
+from export.compiler.graph.constants import Array, Constants, is_constant, of_type
 from export.compiler.graph.nodes import BOOL, INT64, Nodes
 from export.compiler.graph.readers import is_read, remove_unused
 from export.compiler.graph.shapes import Shapes, same
@@ -59,6 +59,7 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     loop.choose()
     for node in loop.outer.list:
         graph.append(node)
+    _hold_numbers(graph, loop.constants)
     remove_unused(model)
     graph.sort()
     return tuple(Site.at(node, "computed only for tokens that the mask shows") for node in products)
@@ -238,6 +239,17 @@ class _Loop:
 def _others(value: ir.Value, nodes: Container[ir.Node]) -> list[tuple[ir.Node, int]]:
     """Where other nodes read it."""
     return [use for use in value.uses() if use.node not in nodes]
+
+
+def _hold_numbers(graph: ir.Graph, constants: Constants) -> None:
+    """A Max of a single value behind each DequantizeLinear before the loop.
+
+    ONNX Runtime would take it behind the nodes that turn its numbers, and ends its process where a loop reads those.
+    """
+    nodes = Nodes(constants, "packed", graph.append)
+    for node in list(graph):
+        if node.op_type == "DequantizeLinear" and not is_constant(node.inputs[0]):
+            constants.replace(node.outputs[0], nodes.add("Max", node.outputs, node.outputs[0].dtype), "numbers")
 
 
 def _rebuild_shapes(tokens: Tokens, constants: Constants) -> None:

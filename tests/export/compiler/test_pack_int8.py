@@ -74,6 +74,15 @@ def test_hidden_tokens_that_keep_an_integer_fail_the_proof(plain: Path, monkeypa
         rewrite_file(path, plain.with_name("out.onnx"), Request(packed=MASK))
 
 
+@pytest.mark.parametrize("form", ["absolute", "relative"])
+def test_tables_of_integers_are_packed(form: str, tmp_path: Path) -> None:
+    """Of numbers that a loop reads ONNX Runtime ended its process."""
+    onnx.save(export(Masked(form, "mean")), plain := tmp_path / "plain.onnx")
+    quantize_dynamic(plain, path := tmp_path / "int8.onnx", op_types_to_quantize=["Gather"])
+    written = rewrite_file(path, tmp_path / "out.onnx", Request(packed=MASK))
+    assert "DequantizeLinear" in {node.op_type for node in written.rewritten.model.graph.all_nodes()}
+
+
 def test_one_scale_of_all_tokens_is_refused(plain: Path) -> None:
     quantize_dynamic(plain, path := plain.with_name("int8.onnx"), weight_type=QuantType.QInt8)
     with pytest.raises(NothingToRewrite, match=r"\(DynamicQuantizeLinear\): its scale is of all tokens"):

@@ -65,32 +65,31 @@ def _of(graph: ir.Graph, operators: Container[str]) -> Iterator[ir.Node]:
 
 def _is_readable(shapes: Shapes, node: ir.Node) -> bool:
     """Whether the number of each text's tokens, if it is read, comes from a mask."""
-    ids = given(node, 0)
-    return ids.shape is not None and shapes.rank(ids) == 2 and not (is_read(node.outputs[1]) and not optional(node, 7))
+    ids, counted = given(node, 0), is_read(node.outputs[1])
+    return ids.shape is not None and shapes.rank(ids) == 2 and not (counted and optional(node, 7) is None)
 
 
 def _open_embedding(constants: Constants, node: ir.Node) -> None:
-    nodes, out, sums = nodes_before(constants, node), node.outputs[0], node.outputs[2:3]
+    nodes, (out, counts, *sums) = nodes_before(constants, node), node.outputs
     ids, segments, words, places, kinds = (optional(node, place) for place in range(5))
     mask, numbers = optional(node, 7), optional(node, 8)
     if numbers is None:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
         numbers = nodes.unsqueeze(nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)]), [0])
-    looked = [
-        nodes.add("Gather", [table, read], out.dtype) for table, read in ((words, ids), (kinds, segments)) if read
-    ]
-    token = looked[0] if len(looked) == 1 else nodes.add("Add", looked, out.dtype)
+    token = nodes.add("Gather", [words, ids], out.dtype)
+    if segments is not None:
+        token = nodes.add("Add", [token, nodes.add("Gather", [kinds, segments], out.dtype)], out.dtype)
     place = nodes.add("Gather", [places, numbers], out.dtype)
     epsilon = {"epsilon": attribute_float(node, "epsilon", 1e-12)}
     norm = ir.node("SkipLayerNormalization", [token, place, *node.inputs[5:7]], epsilon, domain=DOMAIN, num_outputs=4)
     _replace(constants, out, nodes.put(norm, f"{out.name}_norm", out.dtype))
-    if sums and is_read(sums[0]):
+    for embedded in filter(is_read, sums):
         of_type(norm.outputs[3], out.dtype).name = constants.name("embedded")
-        _replace(constants, sums[0], norm.outputs[3])
-    if mask is not None and is_read(node.outputs[1]):
+        _replace(constants, embedded, norm.outputs[3])
+    if mask is not None and is_read(counts):
         one = constants.add(np.ones((), np.int32), "one", mask.dtype)
         seen = nodes.cast(nodes.add("Equal", [mask, one], BOOL), ir.DataType.INT32)
-        _replace(constants, node.outputs[1], nodes.sum(seen, 1, keepdims=0))
+        _replace(constants, counts, nodes.sum(seen, 1, keepdims=0))
 
 
 def _is_plain(shapes: Shapes, node: ir.Node) -> bool:

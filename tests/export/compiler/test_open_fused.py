@@ -26,7 +26,8 @@ NORM = "com.microsoft.SkipLayerNormalization<epsilon = 0.00001>"
 FUSED = "com.microsoft.Attention<num_heads = 2"
 SPLIT = "com.microsoft.MultiHeadAttention<num_heads = 2"
 COUNTED = "e, counts = com.microsoft.EmbedLayerNormalization<epsilon = 0.00001>(ids, , words, places, , g, h, m)"
-PARTED = "e, , sums = com.microsoft.EmbedLayerNormalization(ids, zeros, words, places, kinds, g, h)"
+PARTED = "k, , e = com.microsoft.EmbedLayerNormalization(ids, zeros, words, places, kinds, g, h)"
+ALONE = "e, unread = com.microsoft.EmbedLayerNormalization(ids, , words, places, , g, h)"
 LOOKED = "e = Gather(words, ids)"
 PROJECTED = "q{0} = MatMul({1}, wq) k{0} = MatMul({1}, wk) v{0} = MatMul({1}, wv)"
 # How tokens are looked up, and the attention of a block, of its number and its input.
@@ -34,7 +35,7 @@ FORMS = {
     "numbers of tokens": (COUNTED, FUSED + ">({1}, w, b, counts)"),
     "a mask": (LOOKED, FUSED + ">({1}, w, b, m)"),
     "segments": (PARTED, FUSED + ", scale = 0.3, mask_filter_value = -20000.0>({1}, w, b, m)"),
-    "a mask for each query": (LOOKED, FUSED + ">({1}, w, b, each)"),
+    "a mask for each query": (ALONE, FUSED + ">({1}, w, b, each)"),
     "narrow keys": (LOOKED, FUSED + ", qkv_hidden_sizes = [8, 8, 16]>({1}, narrow, thin, m)"),
     "a bias of scores": (LOOKED, FUSED + ">({1}, w, b, m, , scores)"),
     "parts": (LOOKED, SPLIT + ">(q{0}, k{0}, v{0}, b, m)"),

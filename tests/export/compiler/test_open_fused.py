@@ -23,13 +23,21 @@ Array = NDArray[Any]
 MASK, WIDTH, PLACES = "attention_mask", 16, 64
 SIZES = {"n": 1, "s": 24}
 NORM = "com.microsoft.SkipLayerNormalization<epsilon = 0.00001>"
-FUSED = "com.microsoft.Attention<num_heads = 2"
-SPLIT = "com.microsoft.MultiHeadAttention<num_heads = 2"
 COUNTED = "e, counts = com.microsoft.EmbedLayerNormalization<epsilon = 0.00001>(ids, , words, places, , g, h, m)"
 PARTED = "k, , e = com.microsoft.EmbedLayerNormalization(ids, zeros, words, places, kinds, g, h)"
 ALONE = "e, unread = com.microsoft.EmbedLayerNormalization(ids, , words, places, , g, h)"
 LOOKED = "e = Gather(words, ids)"
-PROJECTED = "q{0} = MatMul({1}, wq) k{0} = MatMul({1}, wk) v{0} = MatMul({1}, wv)"
+PROJECTED = "q{0} = MatMul({1}, wq) k{0} = MatMul({1}, wk) v{0} = MatMul({1}, wv) "
+FUSED = "a{0} = com.microsoft.Attention<num_heads = 2"
+SPLIT = PROJECTED + "a{0} = com.microsoft.MultiHeadAttention<num_heads = 2"
+PRODUCTS = (
+    PROJECTED
+    + """
+    r{0} = com.microsoft.FusedMatMul<alpha = 0.25, transB = 1>(q{0}, k{0}) s{0} = Add(r{0}, hidden)
+    t{0} = Softmax<axis = 2>(s{0}) u{0} = Transpose<perm = [0, 2, 1]>(t{0})
+    a{0} = com.microsoft.FusedMatMul<transA = 1>(u{0}, v{0})
+"""
+)
 # How tokens are looked up, and the attention of a block, of its number and its input.
 FORMS = {
     "numbers of tokens": (COUNTED, FUSED + ">({1}, w, b, counts)"),
@@ -38,6 +46,7 @@ FORMS = {
     "a mask for each query": (ALONE, FUSED + ">({1}, w, b, each)"),
     "narrow keys": (LOOKED, FUSED + ", qkv_hidden_sizes = [8, 8, 16]>({1}, narrow, thin, m)"),
     "a bias of scores": (LOOKED, FUSED + ">({1}, w, b, m, , scores)"),
+    "products": (LOOKED, PRODUCTS),
     "parts": (LOOKED, SPLIT + ">(q{0}, k{0}, v{0}, b, m)"),
     "parts, a bias of scores": (LOOKED, SPLIT + ", scale = 0.3>(q{0}, k{0}, v{0}, , m, scores)"),
 }
@@ -52,18 +61,29 @@ def weights() -> dict[str, Array]:
     made: dict[str, Array] = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in draw.items()}
     vectors = {"g": np.ones(WIDTH, np.float32), "h": np.zeros(WIDTH, np.float32)}
     numbers = {"nil": np.array(0), "step": np.array(1), "first": np.array([0])}
-    return made | vectors | numbers | {"far": np.array(0.1, np.float32), "both": np.array([0, 1])}
+    return (
+        made
+        | vectors
+        | numbers
+        | {
+            "far": np.array(0.1, np.float32),
+            "unit": np.array(1, np.float32),
+            "low": np.array(-1e4, np.float32),
+            "both": np.array([0, 1]),
+        }
+    )
 
 
-# Of the mask also its integers, its row for each query, and scores by distance.
+# Of the mask also its integers, its row for each query, what hides scores, and scores by distance.
 BEFORE = """
     m = Cast<to = 6>(attention_mask) zeros = Sub(ids, ids)
     batch = Shape<end = 1>(ids) length = Shape<start = 1, end = 2>(ids) count = Squeeze(length)
     size = Concat<axis = 0>(batch, length, length) row = Unsqueeze(m, one) each = Expand(row, size)
     r = Range(nil, count, step) across = Unsqueeze(r, first) down = Unsqueeze(r, one) away = Sub(down, across)
+    shown = Cast<to = 1>(row) gone = Sub(unit, shown) hidden = Mul(gone, low)
     distance = Cast<to = 1>(away) near = Mul(distance, far) scores = Unsqueeze(near, both)
 """
-BLOCK = "a{0} = {attention} p{0} = MatMul(a{0}, o) x{2} = {norm}({1}, p{0}, g, h)"
+BLOCK = "{attention} p{0} = MatMul(a{0}, o) x{2} = {norm}({1}, p{0}, g, h)"
 CLS = "t = Gather<axis = 1>(x2, nil) y = MatMul(t, head)"
 ALL = "y = MatMul(x2, head)"
 
@@ -73,7 +93,6 @@ def network(form: tuple[str, str], read: str = CLS) -> ir.Model:
     embedding, attention = form
     nodes = [BEFORE, embedding]
     for number, (given, made) in enumerate((("e", 1), ("x1", 2))):
-        nodes += [PROJECTED.format(number, given)] if SPLIT in attention else []
         called = attention.format(number, given)
         nodes.append(BLOCK.format(number, given, made, attention=called, norm=NORM))
     header = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g'
@@ -105,10 +124,10 @@ def check(before: ir.Model, after: ir.Model, shown: bool = False) -> None:
 
 @pytest.mark.parametrize("form", [*FORMS.values(), NO_MASK], ids=[*FORMS, "no mask"])
 def test_the_last_block_is_cut_and_the_others_stay_fused(form: tuple[str, str]) -> None:
-    """MultiHeadAttention is cut as it is."""
+    """Of what is cut as it is none is opened."""
     original = network(form)
     rewritten = rewrite(original, sizes=SIZES)
-    opened = 0 if SPLIT in form[1] else 1
+    opened = 0 if PROJECTED in form[1] else 1
     assert len(fused(rewritten.model)) == len(fused(original)) - opened
     assert rewritten.steps[0].sites
     check(original, rewritten.model)
@@ -148,7 +167,8 @@ def forget_filter(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_scale(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(open_fused, "attribute_float", lambda node, name, default: 1.0 if name == "scale" else default)
+    factors = {"scale": 1.0, "alpha": 1.0}
+    patch.setattr(open_fused, "attribute_float", lambda node, name, default: factors.get(name, default))
 
 
 def forget_others(patch: pytest.MonkeyPatch) -> None:
@@ -160,12 +180,19 @@ def forget_others(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "packed"), [(forget_filter, None), (forget_scale, None), (forget_scale, MASK), (forget_others, MASK)]
+    ("form", "fault", "packed"),
+    [
+        ("numbers of tokens", forget_filter, None),
+        ("numbers of tokens", forget_scale, None),
+        ("numbers of tokens", forget_scale, MASK),
+        ("numbers of tokens", forget_others, MASK),
+        ("products", forget_scale, MASK),
+    ],
 )
 def test_a_planted_fault_fails_the_proof(
-    fault: Any, packed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    form: str, fault: Any, packed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ir.save(network(FORMS["numbers of tokens"]), tmp_path / "in.onnx")
+    ir.save(network(FORMS[form]), tmp_path / "in.onnx")
     fault(monkeypatch)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=packed))

@@ -79,7 +79,8 @@ def test_every_shipped_network_has_its_threshold(name):
     metrics = describe(name).metrics
     assert np.isfinite(metrics["least_evidence"])
     assert 0 < metrics["rejected_held_out"] <= MOST_LOST
-    assert metrics["rejected_drawings"] > (0.35 if name == "vitbn-tiny" else 0.6)
+    least = {"vitbn-tiny": 0.35, "garments": 0.5}  # one block; from the weights of digits
+    assert metrics["rejected_drawings"] > least.get(name, 0.6)
 
 
 @pytest.mark.slow

@@ -81,8 +81,8 @@ def test_a_part_of_an_output_may_be_compared(tmp_path: Path) -> None:
 
 def test_a_slower_file_has_its_own_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = write(tmp_path / "a.onnx")
-    more = " ".join(f"c{k} = Concat<axis = 1>({', '.join(['y0'] * 30)}) t{k} = ReduceMax(c{k})" for k in range(20))
-    total = "t = Sum(" + ", ".join(f"t{k}" for k in range(20)) + ") none = Mul(t, zero) y = Add(y0, none)"
+    more = " ".join(f"c{k} = Concat<axis = 1>({', '.join(['y0'] * 30)}) t{k} = ReduceMax(c{k})" for k in range(200))
+    total = "t = Sum(" + ", ".join(f"t{k}" for k in range(200)) + ") none = Mul(t, zero) y = Add(y0, none)"
     body = BODY.replace("y = Relu(h)", f"y0 = Relu(h) {more} zero = Constant<value_float = 0.0>() {total}")
     result = run(first, second := write(tmp_path / "b.onnx", body), "--batch", "8")
     assert (result.exit_code, result.output[:5]) == (5, "Equal"), result.output

@@ -65,7 +65,7 @@ class HiddenEntries:
 
     A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name;
     picks of other first axes are of no texts. Places may be added later: what holds for all texts holds for fewer.
-    `trailing`: as well, if a token that it hides stands before one that it shows.
+    `trailing`: so is a text with a hidden token before one that the mask shows.
     """
 
     def __init__(

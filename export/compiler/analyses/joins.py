@@ -128,7 +128,7 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
 
 
 def _without_behind(shapes: Shapes, node: ir.Node, role: Roles) -> list[int]:
-    """The axis of which a Slice keeps the tokens, and drops the last entries, those that stand behind them."""
+    """The axis along which a Slice keeps the tokens and drops what stands behind them."""
     cuts = slices(node, shapes.rank(node.outputs[0])) or {}
     axes = [axis for axis, cut in cuts.items() if axis in role.tokens and cut[0] == 0 and cut[1] < 0 and cut[2] == 1]
     source, out = given(node, 0), node.outputs[0]

@@ -61,8 +61,8 @@ class Tokens:
 def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Tokens:
     """`drawn`: inputs with masks of every kind. Raises Refused where an output may depend on a hidden token.
 
-    A network that reads a mask as the number of tokens, as ONNX Runtime's fused BERT does, hides the last of them: then
-    texts of which the mask hides others are computed whole.
+    A network may read the mask as a number of tokens, as ONNX Runtime's fused BERT does, and hide the last tokens. Then
+    a text is computed whole if its mask hides other tokens.
     """
     try:
         return _analysed(shapes, mask, drawn, trailing=False)

@@ -3,8 +3,8 @@
 In: the mask and the tokens that a network picks by number. Out: nodes before the loop, `Texts`, and nodes of its body,
 `Part`, for a few texts of like length.
 
-    keep (texts, tokens)  what the mask shows; every token of a text without one, or of which a hidden one is picked, or
-                          in `trailing` of which more than the last are hidden
+    keep (texts, tokens)  what the mask shows; every token of a text without one, or of which a hidden one is picked. If
+                          `trailing`, every token of a text with a hidden token before one that the mask shows
     order                 each text's kept tokens in their order, then the others
     sorted                texts by the number of kept tokens, the longest first
 """
@@ -48,7 +48,7 @@ class Part:
 
 
 def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value], trailing: bool) -> Texts:
-    """`trailing`: texts of which the mask hides more than the last tokens are kept whole, too."""
+    """`trailing`: see `keep`."""
     sizes = nodes.add("Shape", [mask])
     count, length = (nodes.gather(sizes, nodes.integers([axis])) for axis in (0, 1))
     seen = nodes.cast(mask, BOOL)

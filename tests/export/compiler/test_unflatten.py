@@ -62,6 +62,13 @@ def check_same(original: ir.Model, rewritten: Rewritten, kept: int = 0) -> None:
             np.testing.assert_allclose(right, left, rtol=1e-12)
 
 
+def computed_for_a_row(original: ir.Model) -> Rewritten:
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    check_same(original, rewritten)
+    return rewritten
+
+
 LIFTED = {
     "with a bias": LINEAR,
     "with w transposed": LINEAR.replace("Gemm(f, w, c)", "Gemm<transB = 1>(f, w, c)"),
@@ -80,11 +87,8 @@ LIFTED = {
 
 @pytest.mark.parametrize("nodes", LIFTED.values(), ids=LIFTED)
 def test_a_linear_layer_on_flattened_tokens_is_computed_for_the_row_that_is_read(nodes: str) -> None:
-    original = model(nodes)
-    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
-    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    rewritten = computed_for_a_row(model(nodes))
     assert not any(node.op_type == "Gemm" for node in rewritten.model.graph)
-    check_same(original, rewritten)
 
 
 def test_rows_that_are_rounded_to_integers_are_cut() -> None:
@@ -92,9 +96,7 @@ def test_rows_that_are_rounded_to_integers_are_cut() -> None:
     nodes = "f = Reshape(x, flat) i = QuantizeLinear(f, two, eight) d = DequantizeLinear(i, two, eight)"
     original = model(f"{nodes} g = Gemm(d, w, c) s = Shape(x) y = Reshape(g, s)")
     original.opset_imports[""] = 21
-    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
-    assert rewritten.steps[-1].macs == rewritten.macs / 10
-    check_same(original, rewritten)
+    computed_for_a_row(original)
 
 
 def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
@@ -131,10 +133,7 @@ EXPERTS = {
 
 @pytest.mark.parametrize("nodes", EXPERTS.values(), ids=EXPERTS)
 def test_a_mixture_of_experts_is_computed_for_the_row_that_is_read(nodes: str) -> None:
-    original = model(nodes)
-    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
-    assert rewritten.steps[-1].macs == rewritten.macs / 10
-    check_same(original, rewritten)
+    rewritten = computed_for_a_row(model(nodes))
     session = ort.InferenceSession(ir.to_proto(rewritten.model).SerializeToString())
     (nothing,) = session.run(None, {"x": np.zeros((0, 3, WIDTH), np.float32)})
     assert nothing.shape == (0, WIDTH)  # along an axis of -1 ONNX Runtime would not sum
@@ -164,9 +163,7 @@ ROWS = {
 def test_operators_along_features_are_moved(nodes: str) -> None:
     original = model(f"f = Reshape(x, flat) {nodes} u = MatMul(g, w) s = Shape(x) y = Reshape(u, s)")
     original.opset_imports[""] = 17
-    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
-    assert rewritten.steps[-1].macs == rewritten.macs / 10
-    check_same(original, rewritten)
+    computed_for_a_row(original)
 
 
 def test_features_are_not_taken_for_as_many_tokens() -> None:

@@ -9,12 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
-
-from export.compiler.errors import BadRequest, NotSupported, ProofFailed
-from export.compiler.graph.plain import name_free_dimensions, without_functions
+from export.compiler.errors import BadRequest, ProofFailed
 from export.compiler.graph.reads import resolve
-from export.compiler.pipeline import cost_sizes, prepared
+from export.compiler.pipeline import cost_sizes, drawable
 from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
@@ -54,7 +51,7 @@ def compare_files(
         share_names(original, request.packed)
     elif masked := next((read for read in reads if read.masked), None):
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
-    graph = _drawable(original.model)
+    graph = drawable(original.model)
     asked, beside = asked_of(request, reads, original, graph)
     runner = other.runner
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):
@@ -72,13 +69,3 @@ def compare_files(
     del runner, original.runner, other.runner  # each holds all weights
     sizes = cost_sizes(graph, request.dims)
     return Compared(proof, "", time_both(first, second, graph, sizes, batches, threads))
-
-
-def _drawable(model: ir.Model) -> ir.Graph:
-    """For drawing inputs: prepared, where the passes read the graph."""
-    try:
-        return prepared(model).model.graph
-    except NotSupported:
-        plain = without_functions(model)
-        name_free_dimensions(plain.graph)
-        return plain.graph

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Site
 from export.compiler.graph.defaults import restore_defaults, split_defaults
+from export.compiler.graph.plain import name_free_dimensions, without_functions
 from export.compiler.graph.reads import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
@@ -88,6 +89,16 @@ def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
     split_defaults(own)
     prepare(own)
     return Prepared(own)
+
+
+def drawable(model: ir.Model) -> ir.Graph:
+    """For drawing inputs: prepared, where the passes read the graph. Raises NotSupported for inputs without a rank."""
+    try:
+        return prepared(model).model.graph
+    except NotSupported:
+        plain = without_functions(model)
+        name_free_dimensions(plain.graph)
+        return plain.graph
 
 
 def optimise(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.repository import ONNX_FILE
 from common.sample import Sample
 from export.compiler.graph.files import weights_by_place
-from export.compiler.pipeline import prepared
+from export.compiler.pipeline import drawable
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
@@ -66,4 +66,4 @@ def _inputs(original: Original) -> Feeds:
     if (beside := original.path.with_suffix(".npz")).exists():
         with as_published():
             return Sample.read(beside).inputs
-    return next(rounds(original, prepared(original.model).model.graph, Asked())).feeds
+    return next(rounds(original, drawable(original.model), Asked())).feeds

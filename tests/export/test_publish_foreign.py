@@ -104,6 +104,17 @@ def test_weights_keep_the_place_that_the_model_names(place: str, file: Path, mod
     assert "expected the SHA-256" in plan(models / "sums").problems[0].text
 
 
+def test_a_file_that_no_pass_reads_is_published(models: Path, tmp_path: Path) -> None:
+    branches = """
+        then_branch = positive () => (float[n, 4] twice) { twice = Add(x, x) },
+        else_branch = negative () => (float[n, 4] changed) { changed = Neg(x) }"""
+    body = f"sum = ReduceSum<keepdims = 0>(x) larger = Greater(sum, zero) y = If <{branches}> (larger)"
+    text = f"chosen (float[n, 4] x) => (float[n, 4] y) <float zero = {{0}}> {{ {body} }}"
+    onnx.save(parsed(text), tmp_path / "chosen.onnx")
+    publish_file(models, tmp_path / "chosen.onnx", name="chosen")
+    assert verify_version(models / "chosen", 1).problem is None
+
+
 def test_a_version_that_does_not_load_is_not_published(
     file: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

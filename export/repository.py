@@ -71,6 +71,11 @@ def show(model: str, version: int | None, repository: Path) -> None:
     type=click.Choice(["latency", "throughput"]),
     help="latency: single rows get a session of their own.  [default: latency for networks of this project]",
 )
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of a file without a manifest: its sample's inputs, .npz.",
+)
 @picture_options
 @loading_options
 @one_line_errors()
@@ -80,6 +85,7 @@ def publish(
     instances: int | None,
     threads: int | None,
     goal: Any,
+    inputs: Path | None,
     pictures: PictureOptions | None,
     repository: Path,
     **server: Any,
@@ -95,10 +101,12 @@ def publish(
     from export.publishing.promote import activate, served
     from export.publishing.triton_config import Serving
 
+    if inputs and (pictures or file.with_suffix(".json").exists()):
+        raise click.UsageError("--inputs: expected a file without a manifest, and no --pictures")
     if name is not None:
         publishing.check_name(name)
     with publishing.locked(repository, OPERATING):
-        artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file), None)
+        artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file, inputs), None)
         artifact, together = joining(artifact)
         name = name or default_name
         engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
@@ -189,7 +197,7 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
 OPERATING = ".operating"  # lock, held until the server has loaded or refused the change
 
 
-def _read(file: Path) -> tuple[Artifact, str]:
+def _read(file: Path, inputs: Path | None) -> tuple[Artifact, str]:
     """With the name of its network, or of the file if its network is none of ours."""
     from common.repository import ONNX_FILE
     from export.errors import PublishError
@@ -201,7 +209,7 @@ def _read(file: Path) -> tuple[Artifact, str]:
 
         if file.suffix != ".onnx":
             raise PublishError(f"{file}: expected an ONNX file, or an engine with {beside.name} beside it")
-        return foreign_artifact(file), file.stem
+        return foreign_artifact(file, inputs), file.stem
     artifact = read_beside(file)
     config = artifact.manifest.config
     if not isinstance(config, ModelConfig):

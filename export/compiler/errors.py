@@ -25,6 +25,10 @@ class BadRequest(ForeignError):
     """The graph lacks the requested output, input or dimension."""
 
 
+class NotDrawn(BadRequest):
+    """The original answers no drawn inputs."""
+
+
 class NothingToRewrite(ForeignError):
     """No pass applies, or a required pass does not."""
 

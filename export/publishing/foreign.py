@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from common.repository import ONNX_FILE
 from common.sample import Sample
+from export.compiler.errors import NotDrawn
 from export.compiler.graph.files import weights_by_place
 from export.compiler.pipeline import drawable
-from export.compiler.proof.inputs import Feeds
+from export.compiler.proof.inputs import Feeds, read_inputs
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.tolerances import TOLERANCES, size_of
-from export.errors import as_published
 from export.publishing.artifact import Artifact, Content, make_artifact
 from export.publishing.manifest import Origin, Tensor
 
@@ -32,12 +32,15 @@ TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round di
 NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 
 
-def foreign_artifact(file: Path) -> Artifact:
-    """Of a file without a manifest. Raises ForeignError for a file that does not run."""
+def foreign_artifact(file: Path, inputs: Path | None = None) -> Artifact:
+    """Of a file without a manifest. `inputs`: an .npz file for the sample; else they are drawn.
+
+    Raises ForeignError for a file that does not run.
+    """
     original = Original(file)
-    runner, given = original.runner, _inputs(original)
-    inputs = {value.name: given[value.name] for value in runner.session.get_inputs()}
-    sample = Sample(inputs, runner(inputs))
+    runner, given = original.runner, _inputs(original, inputs)
+    needed = {value.name: given[value.name] for value in runner.session.get_inputs()}
+    sample = Sample(needed, runner(needed))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
     return any_artifact(contents, runner.session, sample, original.dtype, Origin())
 
@@ -62,8 +65,10 @@ def _tensors(given: Any) -> dict[str, Tensor]:
     return {each.name: Tensor(NUMPY.get(kinds[each.name], kinds[each.name]), tuple(each.shape)) for each in given}
 
 
-def _inputs(original: Original) -> Feeds:
-    if (beside := original.path.with_suffix(".npz")).exists():
-        with as_published():
-            return Sample.read(beside).inputs
-    return next(rounds(original, drawable(original.model), Asked())).feeds
+def _inputs(original: Original, file: Path | None) -> Feeds:
+    graph = drawable(original.model)
+    given = (file, read_inputs(file, graph)) if file else None
+    try:
+        return next(rounds(original, graph, Asked(inputs=given))).feeds
+    except NotDrawn as error:
+        raise NotDrawn(error.reason, "--inputs FILE.npz gives others") from error

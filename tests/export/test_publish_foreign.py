@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from graphs import parsed
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
-from operating import ok
+from operating import error, ok, operate
 from tritonclient.grpc import model_config_pb2 as pb
 
 from common.repository import versions
@@ -113,6 +113,28 @@ def test_a_file_that_no_pass_reads_is_published(models: Path, tmp_path: Path) ->
     onnx.save(parsed(text), tmp_path / "chosen.onnx")
     publish_file(models, tmp_path / "chosen.onnx", name="chosen")
     assert verify_version(models / "chosen", 1).problem is None
+
+
+def test_inputs_of_the_user_s_own_are_the_sample(models: Path, tmp_path: Path) -> None:
+    """Drawn numbers have no root."""
+    root, inputs = tmp_path / "root.onnx", tmp_path / "given.npz"
+    onnx.save(parsed("root (float[n, 4] x) => (float[n, 4] y) { y = Sqrt(x) }"), root)
+    assert error(models, "publish", str(root)).endswith("; --inputs FILE.npz gives others")
+    np.savez(inputs, x=np.full((2, 4), 9, np.float32))
+    ok(models, "publish", str(root), "--inputs", str(inputs))
+    sample = read_version(models / "root/1").sample
+    np.testing.assert_array_equal(sample.outputs["y"], np.full((2, 4), 3, np.float32))
+
+
+@pytest.mark.parametrize("way", ["a manifest", "--pictures"])
+def test_inputs_are_for_files_without_a_manifest(way: str, file: Path, models: Path, tmp_path: Path) -> None:
+    np.savez(inputs := tmp_path / "given.npz", x=np.ones(4))
+    if way == "a manifest":
+        write_beside(file, ARTIFACT)
+    pictures = [way] if way == "--pictures" else []
+    refused = operate(models, "publish", str(file), "--inputs", str(inputs), *pictures)
+    assert refused.exit_code == 2
+    assert "--inputs: expected a file without a manifest, and no --pictures" in refused.output
 
 
 def test_a_version_that_does_not_load_is_not_published(

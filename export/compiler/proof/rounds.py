@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.errors import BadRequest, ForeignError, NoReference, NotSupported
+from export.compiler.errors import BadRequest, ForeignError, NoReference, NotDrawn, NotSupported
 from export.compiler.graph.constants import Array
 from export.compiler.graph.reads import Read
 from export.compiler.proof.inputs import (
@@ -234,11 +234,10 @@ class _Answers:
         if " that is stale, " in self.reason:
             return BadRequest(self.reason)
         if alone := self._alone():
-            return BadRequest(
-                f"expected the file to run at any size that it declares free, give --dims {alone}: {self.reason}"
-            )
-        what = "--inputs" + (f" or --dims {dims}" if dims else "")
-        return BadRequest(f"expected the file to run on drawn inputs, give {what}: {self.reason}")
+            reason = f"expected the file to run at any size that it declares free: {self.reason}"
+            return NotDrawn(reason, f"--dims {alone} gives its size")
+        ways = "--inputs" + (f" or --dims {dims}" if dims else "")
+        return NotDrawn(f"expected the file to run on drawn inputs: {self.reason}", f"{ways} gives others")
 
     def _alone(self) -> str:
         """`batch=1` if the file runs with that, else nothing."""

@@ -1,7 +1,7 @@
 """Another's graph -> the same network behind the served tensors: `image` uint8 in, `logits` float32 out.
 
-In: a model that reads floats (batch, C, H, W), and a `Processor`. Out: a copy with Cast, Mul and Add before it, which
-the compiler then folds into the first linear layer; PublishError for another kind of network.
+In: a model that reads floats (batch, C, H, W) or (batch, H, W, C), and a `Processor`. Out: a copy with Cast, Mul and
+Add before it, which the compiler then folds into the first linear layer; PublishError for another kind of network.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 NO_SCORES = ("embed", "hidden", "pooler", "feature", "attention", "attn")
 PASSING = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze")
-CHANNELS_FIRST = "tf2onnx has --inputs-as-nchw for it"
+LAST_TO_FIRST, FIRST_TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 DYNAMIC = "torch.onnx.export has dynamic_shapes, or dynamic_axes, for it"
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Of the original. `size`: height and width; None: free. `reads_bytes`: it normalises by itself."""
+    """Of the original. `size`: height and width; None: free. `reads_bytes`: it normalises by itself.
+
+    `channels_last`: it reads (batch, H, W, C).
+    """
 
     given: ir.Value
     scores: ir.Value
     channels: int
     size: Size | None
     reads_bytes: bool
+    channels_last: bool
 
 
 def interface(model: ir.Model, named: bool) -> Interface:
@@ -40,17 +44,19 @@ def interface(model: ir.Model, named: bool) -> Interface:
     if len(inputs) != 1:
         raise PublishError(f"expected a network of one input, pictures, found {_names(inputs)}")
     given = inputs[0]
-    dims = [dim if isinstance(dim, int) else None for dim in given.shape.dims] if given.shape is not None else []
+    shape = given.shape.dims if given.shape is not None else ()
+    dims = [dim if isinstance(dim, int) and dim > 0 else None for dim in shape]  # Paddle writes -1
+    if last := len(dims) == 4 and dims[1] not in (1, 3) and dims[3] in (1, 3):
+        dims = [dims[axis] for axis in LAST_TO_FIRST]
     if len(dims) != 4 or dims[1] not in (1, 3, None) or given.dtype not in (*FLOATS, ir.DataType.UINT8):
         expected = "float or uint8 pictures (batch, 1 or 3 channels, height, width)"
-        last = f"; {CHANNELS_FIRST}" if len(dims) == 4 and dims[3] in (1, 3) and dims[1] not in (1, 3) else ""
-        raise PublishError(f"input {given.name}: expected {expected}, found {given.dtype} {given.shape}{last}")
+        raise PublishError(f"input {given.name}: expected {expected}, found {given.dtype} {given.shape}")
     if dims[0] is not None:
         raise PublishError(f"input {given.name}: expected a free batch, found {dims[0]}; {DYNAMIC}")
     height, width = dims[2:]
     size = (height, width) if height is not None and width is not None else None
     channels = dims[1] or 3  # exporters declare them free
-    return Interface(given, _scores(model, named), channels, size, given.dtype == ir.DataType.UINT8)
+    return Interface(given, _scores(model, named), channels, size, given.dtype == ir.DataType.UINT8, last)
 
 
 def _scores(model: ir.Model, named: bool) -> ir.Value:
@@ -92,10 +98,11 @@ def behind_bytes(model: ir.Model, processor: Processor, named: bool) -> ir.Model
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         if value.name in (INPUT_NAME, OUTPUT_NAME):
             value.name = f"{value.name}_inside"
-    batch = found.given.shape.dims[0] if found.given.shape is not None else "batch"
+    free = found.given.shape.dims[0] if found.given.shape is not None else None
+    batch = free if isinstance(free, ir.SymbolicDim) and free.value else "batch"
     shape = ir.Shape([batch, found.channels, *processor.size])
     image = ir.Value(name=INPUT_NAME, type=ir.TensorType(ir.DataType.UINT8), shape=shape)
-    nodes = [] if found.reads_bytes else _normalising(own, image, processor, found)
+    nodes = _before(own, image, processor, found)
     start = nodes[-1].outputs[0] if nodes else image
     for use in [*found.given.uses()]:  # a Cast to the type that it has hides the first layer from the passes
         held = use.node.attributes.get("to") if use.node.op_type == "Cast" else None
@@ -115,11 +122,15 @@ def behind_bytes(model: ir.Model, processor: Processor, named: bool) -> ir.Model
     return own
 
 
-def _normalising(model: ir.Model, image: ir.Value, processor: Processor, found: Interface) -> list[ir.Node]:
+def _before(model: ir.Model, image: ir.Value, processor: Processor, found: Interface) -> list[ir.Node]:
     constants, floats = Constants(model.graph), ir.DataType.FLOAT
     nodes = Nodes(constants, "pixels")
-    levels = nodes.gather(image, nodes.integers([2, 1, 0]), 1) if processor.bgr else image
-    scaled = nodes.add("Mul", [nodes.cast(levels, floats), constants.add(processor.scale, "scale", floats)], floats)
-    shifted = nodes.add("Add", [scaled, constants.add(processor.shift, "shift", floats)], floats)
-    nodes.cast(shifted, found.given.dtype or floats)
+    pixels = image
+    if not found.reads_bytes:
+        levels = nodes.gather(image, nodes.integers([2, 1, 0]), 1) if processor.bgr else image
+        scaled = nodes.add("Mul", [nodes.cast(levels, floats), constants.add(processor.scale, "scale", floats)], floats)
+        shifted = nodes.add("Add", [scaled, constants.add(processor.shift, "shift", floats)], floats)
+        pixels = nodes.cast(shifted, found.given.dtype or floats)
+    if found.channels_last:
+        nodes.transpose(pixels, FIRST_TO_LAST)
     return nodes.list

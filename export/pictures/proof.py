@@ -25,7 +25,7 @@ from export.compiler.proof.rounds import Round
 from export.compiler.proof.runs import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error
 from export.errors import PublishError
-from export.pictures.graph import Interface
+from export.pictures.graph import FIRST_TO_LAST, Interface
 from export.pictures.processor import Processor
 from models.networks.config import INPUT_NAME
 
@@ -66,12 +66,11 @@ class Source:
             yield Round(f"{size} drawn pictures", {INPUT_NAME: images}, [answers], exact)
 
     def _feeds(self, images: Images, dtype: type[np.floating[Any]]) -> Feeds:
-        name = str(self.found.given.name)
-        if self.found.reads_bytes:
-            return {name: images}
         half = self.found.given.dtype == ir.DataType.FLOAT16 and dtype is np.float32
-        floats = self.processor.apply(images, dtype)
-        return {name: floats.astype(np.float16) if half else floats}
+        given: NDArray[np.generic] = images
+        if not self.found.reads_bytes:
+            given = self.processor.apply(images, dtype).astype(np.float16 if half else dtype)
+        return {str(self.found.given.name): given.transpose(FIRST_TO_LAST) if self.found.channels_last else given}
 
     @property
     def served(self) -> Path:

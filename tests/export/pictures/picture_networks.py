@@ -24,10 +24,12 @@ def network(
     dtype: int = FLOAT,
     outputs: Sequence[str] = ("scores",),
     classes: int = CLASSES,
+    channels_last: bool = False,
 ) -> Path:
     """`pixels` (batch, C, H, W) -> `scores`: a patch embedding, Relu, the mean of the patches, a head.
 
-    `first`, `end`: an operator before and behind. Another output is the mean of the patches.
+    `first`, `end`: an operator before and behind. Another output is the mean of the patches. `channels_last`: `pixels`
+    is (batch, H, W, C).
     """
     rng = np.random.default_rng(0)
     kind = helper.tensor_dtype_to_np_dtype(FLOAT if dtype == TensorProto.UINT8 else dtype)
@@ -53,7 +55,11 @@ def network(
         nodes.append(helper.make_node("Identity", ["mean"], [outputs[1]]))
     if first == "LayerNormalization":
         held.append(numpy_helper.from_array(rng.normal(size=sides[-1]).astype(kind), "gain"))
-    given = helper.make_tensor_value_info("pixels", dtype, [batch, channels, *sides])
+    if channels_last:
+        nodes[0].input[0] = "channels_first"
+        nodes.insert(0, helper.make_node("Transpose", ["pixels"], ["channels_first"], perm=[0, 3, 1, 2]))
+    shape = [batch, *sides, channels] if channels_last else [batch, channels, *sides]
+    given = helper.make_tensor_value_info("pixels", dtype, shape)
     of_scores = FLOAT if dtype == TensorProto.UINT8 else dtype
     made = [helper.make_tensor_value_info(name, of_scores, None) for name in outputs]
     graph = helper.make_graph(nodes, "pictures", [given], made, held)

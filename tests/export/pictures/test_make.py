@@ -33,11 +33,18 @@ def made(path: Path, processor: Any = usual, labels: list[str] | None = None, **
     return make(network(path / "net.onnx", **variation), processor, labels)
 
 
-def check(path: Path, found: Made, processor: Processor, output: str = "scores", dtype: Any = np.float32) -> None:
-    """Beside the original on floats of the processor, at a batch that the proof does not use."""
+def check(
+    path: Path,
+    found: Made,
+    processor: Processor,
+    output: str = "scores",
+    dtype: Any = np.float32,
+    order: tuple[int, ...] = (0, 1, 2, 3),
+) -> None:
+    """Beside the original on floats of the processor, their axes in `order`, at a batch that the proof does not use."""
     images = np.random.default_rng(7).integers(0, 256, (6, *shape_of(found)), np.uint8)
     floats = processor.apply(images, np.float32).astype(dtype)
-    expected = answers(path / "net.onnx", output, pixels=floats).astype(np.float64)
+    expected = answers(path / "net.onnx", output, pixels=floats.transpose(order)).astype(np.float64)
     got = answers(found.artifact.data, OUTPUT_NAME, **{INPUT_NAME: images})
     assert got.dtype == np.float32
     tolerance = 1e-5 if dtype == np.float32 else 5e-3
@@ -116,6 +123,36 @@ def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest
 def test_grey_and_colour(channels: int, tmp_path: Path) -> None:
     found = made(tmp_path, channels=channels)
     check(tmp_path, found, from_options(MEAN[:channels], STD[:channels], 1, "bicubic", (SIDE, SIDE)))
+
+
+def test_channels_behind_the_sides(tmp_path: Path) -> None:
+    """As tf2onnx writes a network of Keras."""
+    found = made(tmp_path, channels_last=True)
+    assert found.normalises == ()
+    assert found.left == ""
+    operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
+    assert operators[:2] == ["Cast", "Conv"]
+    processor = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE))
+    check(tmp_path, found, processor, order=(0, 2, 3, 1))
+
+
+def test_bytes_with_channels_behind_the_sides(tmp_path: Path) -> None:
+    found = made(tmp_path, channels_last=True, dtype=TensorProto.UINT8)
+    images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
+    expected = answers(tmp_path / "net.onnx", "scores", pixels=images.transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(answers(found.artifact.data, OUTPUT_NAME, image=images), expected, rtol=1e-4)
+
+
+def test_rows_taken_for_columns_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.pictures.graph.FIRST_TO_LAST", (0, 3, 2, 1))
+    with pytest.raises(ProofFailed, match="float32: output 0"):
+        made(tmp_path, channels_last=True)
+
+
+def test_sizes_that_paddle_leaves_free_are_free(tmp_path: Path) -> None:
+    found = made(tmp_path, batch=-1, sides=(-1, -1))
+    assert shape_of(found) == (3, SIDE, SIDE)
+    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
 
 
 def test_blue_first(tmp_path: Path) -> None:
@@ -201,7 +238,6 @@ def test_names_that_two_classes_share_get_their_number(tmp_path: Path) -> None:
             {"channels": 4},
             "input pixels: expected float or uint8 pictures (batch, 1 or 3 channels, height, width), found",
         ),
-        ({"channels": SIDE, "sides": (SIDE, 3)}, "found FLOAT [batch,16,16,3]; tf2onnx has --inputs-as-nchw for it"),
         ({"dtype": TensorProto.DOUBLE}, "found DOUBLE"),
         ({"end": "Sigmoid"}, "output scores: expected scores of classes that exclude each other, found Sigmoid"),
         ({"outputs": ("a", "b")}, "expected one output, the scores of classes, found a, b; vitbn rewrite --read NAME"),

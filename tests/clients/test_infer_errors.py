@@ -38,13 +38,6 @@ def test_the_port_of_the_other_protocol(served, asked, other):
     assert not any(words in error for words in LIBRARIES)
 
 
-@pytest.mark.parametrize("url", ["http://a:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999", "::1:8000", "[::1]"])
-def test_address_that_is_none(url):
-    code, lines, (error,) = run(DIGIT, "--url", url)
-    assert (code, lines) == (3, [])
-    assert f"HOST:PORT, found {url!r}" in error
-
-
 def test_refused_encryption_is_one_line_though_grpc_logs():
     """In its own process: gRPC's library writes to the descriptor."""
     with StandIn().serving("grpc") as stand_in:
@@ -70,27 +63,6 @@ def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
     code, lines, errors = run("missing.png", tmp_path / "bad.png", "--url", NOBODY)
     assert (code, lines) == (1, [])
     assert [line.split(": ")[1] for line in errors] == ["missing.png", str(tmp_path / "bad.png")]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--json", "--csv"], "expected at most one of --json, --csv and --show"),
-        (["--timeout", "nan"], "timeout_s: expected seconds above 0, found nan"),
-        (["--header", "Key"], "header: expected NAME:VALUE, found 'Key'"),
-        (["--header", "Key: a\nb"], "header Key: expected printable ASCII, found 'a\\nb'"),
-        (["--ssl-cert", DIGIT], "TLS: expected a client certificate and its key, found one without the other"),
-        (["--labels", DIGIT], "--labels: expected PATH to be one idx file of images"),
-        (["--split", "--labels", DIGIT], "expected at most one of --split and --labels"),
-        *(
-            (["--reject-below", share], f"--reject-below: expected above 0 and at most 1, or auto, found '{share}'")
-            for share in ("0", "1.1", "nan", "automatic")
-        ),
-    ],
-)
-def test_usage(options, reason):
-    code, lines, errors = run(DIGIT, *options)
-    assert (code, lines, errors[-1]) == (2, [], f"Error: {reason}")
 
 
 def test_a_usage_error_comes_at_once(processor_time_s):

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bulk_inputs import expected, png, run, write_parquet, write_tar
-from commands import failure, told
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
-from clients.bulk.app import _job, bulk
+from clients.bulk.app import _job
 from clients.bulk.job import JobMismatch, Output, parts_to_do
 from clients.bulk.progress import Progress
 from clients.bulk.scoring import Outcome, do_part
@@ -173,37 +172,6 @@ def test_what_is_no_input_stops_before_anything_is_written(tmp_path, network):
         assert str(path) in str(refusal.value), name
         assert text in str(refusal.value), name
         assert not output.exists(), name
-
-
-def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
-    (tmp_path / "x.onnx").write_bytes(b"no model")
-    code, printed = told(bulk, forms["idx"], "--output", tmp_path / "out", "--model", tmp_path / "x.onnx")
-    assert (code, printed.count("\n"), "expected a classifier of the exporter" in printed) == (1, 1, True)
-    assert not (tmp_path / "out").exists()
-
-
-IN_MEMORY = "memory://answers"
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        *(
-            (["--share", share], f"'--share': expected INDEX/COUNT with INDEX below COUNT, found '{share}'")
-            for share in ("1", "2/2", "-1/2", "a/b")
-        ),
-        (
-            ["--engine", "ray", "--processes", 2],
-            "expected --processes with --engine processes, found ray, which takes every core",
-        ),
-        (["--output", IN_MEMORY], f"output: expected a folder or storage that processes share, found {IN_MEMORY}"),
-    ],
-)
-def test_options_that_are_refused(tmp_path, forms, options, reason):
-    given = ["--output", tmp_path / "out", "--model", forms["idx"]]
-    line, code = failure(bulk, forms["idx"], *given, *options)
-    assert (code, line.removeprefix("Error: ").removeprefix("Invalid value for ")) == (2, reason)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_last_line_gives_the_time_taken_though_rows_are_missing():

@@ -42,13 +42,6 @@ def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
     assert error.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
 
 
-@pytest.mark.parametrize("name", ["https://digits.example", "digits.example:8000", ""])
-def test_a_proxy_s_name_has_neither_scheme_nor_port(name: str) -> None:
-    code, printed, errors = told_lines(web, "--behind-proxy", name)
-    assert (code, printed) == (2, [])
-    assert f"--behind-proxy: expected a name without scheme and port, found {name!r}" in errors[-1]
-
-
 @contextmanager
 def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     command = [*APP, "--port", "0", "--url", "127.0.0.1:1", *options]

@@ -16,7 +16,7 @@ from benchmarks.latency import latency
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.network import Network
 from benchmarks.throughput import throughput
-from models.checkpoints.checkpoint import CheckpointError, save
+from models.checkpoints.checkpoint import save
 from models.data import FASHION_MNIST_LABELS
 from models.data.mnist import MNIST_PARTS
 from models.networks.config import ModelConfig
@@ -83,27 +83,12 @@ def test_throughput_of_a_checkpoint(mine: Path, tmp_path: Path) -> None:
     assert [row["model"] for row in found] == ["mine"]
 
 
-def test_names_that_results_could_not_tell_apart_are_refused(mine: Path, tmp_path: Path) -> None:
-    for path in (tmp_path / "vitbn.safetensors", tmp_path / "mine.safetensors"):
-        path.write_bytes(mine.read_bytes())
-        line, code = failure(latency, "--checkpoint", mine, "--checkpoint", path)
-        assert (code, "expected a name that no other network has; rename the file" in line) == (2, True)
-
-
 def test_another_dataset_must_fit(mine: Path, garments: Path, mnist_dir: Path) -> None:
     line, code = failure(accuracy, "--checkpoint", mine, "--dataset", "mnist", "--data-dir", mnist_dir)
     assert (code, "mnist: expected images (1, 20, 20) of 10 classes" in line) == (1, True)
     line, code = failure(accuracy, "--checkpoint", mine, "--conditions", "--dataset", "digits")
     assert (code, "--conditions: expected networks that read digits, found mine" in line) == (2, True)
     assert Network("mine", mine, True, "fashion-mnist", garments).data.folder == str(garments)
-
-
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "none.safetensors"
-    path.write_text("nothing")
-    with pytest.raises(CheckpointError, match=f"{path}: expected safetensors"):
-        _ = Network("none", path).config
-    assert failure(accuracy, "--checkpoint", path)[0].startswith(f"Error: {path}: expected safetensors")
 
 
 def test_a_file_of_pytorch_s_is_measured_too(tmp_path: Path) -> None:

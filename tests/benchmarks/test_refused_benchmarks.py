@@ -47,8 +47,11 @@ CHECKPOINTS = {  # depth and metrics
     "mixed/b": (2, METRICS | {"dataset": "digits", "test_images": 359}),
     "a/runs/vit": (1, METRICS),
     "b/runs/vit": (2, METRICS),
+    "vitbn": (1, METRICS),
 }
 OPTIONS = "expected options of models/train.py, found"
+OTHER_NAME = "expected a name that no other network has; rename the file"
+NO_CHECKPOINT = "list/a.json: expected safetensors or a PyTorch state dict, found neither"
 SIZES = "expected --objective frontier with only --model vitbn"
 
 REFUSED: list[Row] = [
@@ -79,12 +82,9 @@ REFUSED: list[Row] = [
         2,
         "--rate 10 with --batch 1: expected 40 requests or more in 2 s, found 20; ask for more --seconds",
     ),
-    (
-        accuracy,
-        "--checkpoint list/a.json",
-        1,
-        "list/a.json: expected safetensors or a PyTorch state dict, found neither",
-    ),
+    *((command, "--checkpoint list/a.json", 1, NO_CHECKPOINT) for command in (accuracy, latency)),
+    (latency, "--checkpoint vitbn.safetensors", 2, OTHER_NAME),
+    (latency, "--checkpoint a/runs/vit.safetensors --checkpoint b/runs/vit.safetensors", 2, OTHER_NAME),
     (
         accuracy,
         "--model vitbn-tiny --data-dir two-by-two",
@@ -109,6 +109,21 @@ REFUSED: list[Row] = [
         }.items()
     ),
     *((tune, f"--objective frontier {words} --output new", 2, SIZES) for words in ("--model cnn", "--depth 6")),
+    *(
+        (tune, f"--train-images 120 --device cpu --output new {words}", code, said)
+        for words, code, said in (
+            ("--trials 0", 2, "--trials"),
+            ("--epochs 0", 2, "--epochs"),
+            ("--train-images 119", 2, "--train-images"),
+            ("--train-images 1152", 1, "up to the 1151 not held out, found 1152"),
+            ("--seed -1", 2, "--seed"),
+            ("--model dnn", 2, "--model"),
+            ("--dataset cifar", 2, "--dataset"),
+            ("--dataset mnist --data-dir nowhere", 1, "nowhere: expected train-images"),
+            ("--search-depth 3 2", 2, "expected the lower depth first, found 3 and 2"),
+            ("--model cnn --search-depth 1 2", 2, "expected a transformer, found cnn"),
+        )
+    ),
     (study, "dnn --data-dir none --output out", 1, "Error: none: expected train-images"),
     (study, "optimised --params searches --data-dir none --output out", 1, "Error: none: expected train-images"),
     (study, "dnn --data-dir mnist --output file", 1, "Error: file/runs: Not a directory"),

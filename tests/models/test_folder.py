@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from commands import failure, ok
+from commands import ok
 from PIL import Image
 from striped_folder import CLASSES, striped, striped_folder
 
@@ -143,11 +143,6 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     ok(train, *typed[1:-1], tmp_path / "again.safetensors")
     series = [json.loads(file.read_text())["series"] for file in (path.with_suffix(".json"), tmp_path / "again.json")]
     assert [epoch["training_loss"] for epoch in series[0]] == [epoch["training_loss"] for epoch in series[1]]
-
-
-def test_a_size_is_for_folders(tmp_path):
-    said = failure(train, "--dataset", "digits", "--image-size", 32, 32, "--output", tmp_path / "x.safetensors")
-    assert said == ("Error: --image-size: expected a folder as --dataset, found digits", 1)
 
 
 def test_many_pictures_of_classes_with_few(folder, monkeypatch):

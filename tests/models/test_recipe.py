@@ -208,16 +208,10 @@ def test_weights_that_do_not_fit(tmp_path, some_digits):
     assert not (tmp_path / "run.safetensors").exists()
 
 
-def params_file(tmp_path, content):
-    path = tmp_path / "params.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
-
-
 def test_parameters_from_a_file(tmp_path):
     values = {"model": "vit", "lr": 0.002, "batch_size": 200, "augment": "light", "epochs": 9, "clip": None}
-    path = params_file(tmp_path, values)
-    output = tmp_path / "run.safetensors"
+    path, output = tmp_path / "params.json", tmp_path / "run.safetensors"
+    path.write_text(json.dumps(values))
     ok(command, "--params", path, "--depth", 1, "--epochs", 1, "--model", "vit", "--output", output)
     options = load(output).metrics["options"]
     assert (options["lr"], options["batch_size"], options["augment"]) == (0.002, 200, "light")
@@ -225,24 +219,9 @@ def test_parameters_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ({"model": "vit"}, "expected the model that --params is for, vit, found vitbn"),
-        ({"learning_rate": 1}, "found learning_rate"),
-        ({"output": "elsewhere"}, "found output"),
-        ({"lr": 0}, "0.0 is not in the range"),
-        ({"lr": "much"}, "'much' is not a valid float"),
-        ({"lr": [0.1]}, "expected one value for lr, found [0.1]"),
-        ({"epochs": 1.9}, "'1.9' is not a valid integer"),
-        ({"patch_size": 7}, "expected 2 values for patch_size, found 7"),
-        ([1], "found list"),
-        ("{", "expected a JSON object of options"),
-        (None, "params.json: expected a JSON object of options, found"),
-    ],
-    ids=["model", "unknown", "path", "zero", "text", "several", "fraction", "one of two", "list", "damaged", "none"],
+    ("content", "found"), [({"learning_rate": 1}, "learning_rate"), ({"output": "elsewhere"}, "output"), ([1], "list")]
 )
-def test_parameters_that_are_none(tmp_path, content, expected):
-    path = tmp_path / "params.json" if content is None else params_file(tmp_path, content)
-    line, code = failure(command, "--params", path, "--model", "vitbn", "--output", tmp_path / "run")
-    assert (code, expected in line) == (2, True)
-    assert not (tmp_path / "run").exists()
+def test_parameters_that_are_none_name_all_that_are(tmp_path, content, found):
+    (tmp_path / "params.json").write_text(json.dumps(content))
+    line, code = failure(command, "--params", tmp_path / "params.json", "--output", tmp_path / "run")
+    assert (code, ": expected options out of augment, " in line, line.endswith(f", found {found}")) == (2, True, True)

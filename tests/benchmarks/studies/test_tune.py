@@ -170,27 +170,6 @@ def test_no_test_image_is_looked_at():
     assert not trained_on & measured_on
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--trials", "0"], "--trials"),
-        (["--epochs", "0"], "--epochs"),
-        (["--train-images", "119"], "--train-images"),
-        (["--train-images", "1152"], "up to the 1151 not held out, found 1152"),
-        (["--seed", "-1"], "--seed"),
-        (["--model", "dnn"], "--model"),
-        (["--dataset", "cifar"], "--dataset"),
-        (["--dataset", "mnist", "--data-dir", "nowhere"], "nowhere: expected train-images"),
-        (["--search-depth", "3", "2"], "expected the lower depth first, found 3 and 2"),
-        (["--model", "cnn", "--search-depth", "1", "2"], "expected a transformer, found cnn"),
-    ],
-)
-def test_input_that_is_none(tmp_path, arguments, expected):
-    message, exit_code = failure(tmp_path, *arguments)
-    assert (exit_code in (1, 2), expected in message) == (True, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("module", "package"), [("ax", "ax-platform"), ("matplotlib", "matplotlib")])
 def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,12 @@ import exports_once
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import torch
 import torch.nn.functional as F
-from commands import invoke
+from commands import invoke, ok
 from graphs import parsed
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
@@ -33,7 +36,7 @@ from export.compiler.proof.rounds import picked
 from export.compiler.proof.runs import double_answers
 from export.rewrite import rewrite
 
-run = partial(invoke, rewrite)
+run, wrote = partial(invoke, rewrite), partial(ok, rewrite)
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
 
 
@@ -166,8 +169,28 @@ def model(proto: onnx.ModelProto) -> ir.Model:
     return ir.from_proto(proto)
 
 
+def manifest_of(*arguments: object) -> dict[str, Any]:
+    """What `vitbn rewrite --json` prints where it writes a file."""
+    manifest: dict[str, Any] = json.loads(wrote(*arguments, "--json").output)
+    return manifest
+
+
 def parse(text: str, **initializers: Any) -> ir.Model:
     return ir.from_proto(parsed(text, **initializers))
+
+
+def session_of(graph: ir.Model | onnx.ModelProto) -> ort.InferenceSession:
+    """ONNX Runtime without its warnings."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    proto = ir.to_proto(graph) if isinstance(graph, ir.Model) else graph
+    return ort.InferenceSession(proto.SerializeToString(), options)
+
+
+def answers(graph: ir.Model | onnx.ModelProto, feeds: Mapping[str, Any]) -> list[NDArray[Any]]:
+    """ONNX Runtime's."""
+    found: list[NDArray[Any]] = session_of(graph).run(None, feeds)
+    return found
 
 
 def apart(left: ir.Model, right: ir.Model, *shapes: tuple[int, ...]) -> float:

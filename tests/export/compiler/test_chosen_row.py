@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
-from foreign_networks import VOCABULARY, Encoder, check_equal, export, parse, run
+from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, manifest_of, parse
 
 from export.compiler.errors import NothingToRewrite
 from export.compiler.pipeline import Rewritten, rewrite
@@ -24,9 +22,7 @@ CHOSEN = "computed only for a row that is chosen at run time"
 @pytest.mark.parametrize(("joined", "exporter", "opset"), [(False, "old", 14), (True, "old", 17), (True, "new", 18)])
 def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: int, tmp_path: Path) -> None:
     onnx.save(export(Encoder("last", joined), exporter, opset), path := tmp_path / "model.onnx")
-    result = run(path, "-o", out := tmp_path / "out.onnx", "--json")
-    assert result.exit_code == 0, result.output
-    manifest = json.loads(result.output)
+    manifest = manifest_of(path, "-o", out := tmp_path / "out.onnx")
     assert sum(site["change"] == CHOSEN for site in manifest["sites"]["read-rows"]) >= 5
     assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
     plain, rewritten = Runner(path), Runner(out)
@@ -107,9 +103,8 @@ def test_a_row_of_all_texts_may_be_of_another_text() -> None:
     for chosen in ([4, 0, 2], [-1, -1, -1], [7, 5, -8], [14, -5, -15]):
         feeds = {"x": x, "chosen": np.array(chosen)}
         check_equal(original, rewritten.model, feeds)
-    file = ir.to_proto(rewritten.model).SerializeToString()
     with pytest.raises(Exception, match="out of"):
-        onnxruntime.InferenceSession(file).run(None, {"x": x.astype(np.float32), "chosen": np.array([15, 0, 0])})
+        answers(rewritten.model, {"x": x.astype(np.float32), "chosen": np.array([15, 0, 0])})
 
 
 SEVERAL = """

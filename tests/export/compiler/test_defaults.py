@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import parse, run
+from foreign_networks import manifest_of, parse, wrote
 from numpy.typing import NDArray
 
 from common.sample import Sample
@@ -39,9 +38,7 @@ def half(file: Path) -> NDArray[np.float32]:
 
 
 def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> None:
-    result = run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["fixed_inputs"] == []
+    assert manifest_of(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")["fixed_inputs"] == []
     assert [*Sample.read(tmp_path / "out.npz").inputs] == ["x"]
     before, after = ort.InferenceSession(tempered), ort.InferenceSession(tmp_path / "out.onnx")
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
@@ -52,9 +49,9 @@ def test_an_input_with_a_default_stays_one(tempered: Path, tmp_path: Path) -> No
 
 def test_given_inputs_need_not_name_it(tempered: Path, tmp_path: Path) -> None:
     np.savez(given := tmp_path / "given.npz", x=np.ones((2, 3, 4), np.float32))
-    assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
+    wrote(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given)
     np.savez(given, x=np.ones((2, 3, 4), np.float32), temperature=half(tempered))
-    assert run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given).exit_code == 0
+    wrote(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--inputs", given)
     sample = Sample.read(tmp_path / "out.npz")
     answers = ort.InferenceSession(tmp_path / "out.onnx").run(None, sample.inputs)
     np.testing.assert_allclose(sample.outputs["y"].astype(np.float64), answers[0], rtol=1e-5)
@@ -70,8 +67,7 @@ def test_a_file_that_lists_all_its_weights_says_so(tempered: Path, tmp_path: Pat
     proto = onnx.load(tempered)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 4]))
     onnx.save(proto, tempered)
-    result = run(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
-    assert result.exit_code == 0, result.output
+    result = wrote(tempered, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
     assert "now constant" in result.output
     assert "inputs with a default, as all weights are: temperature, w" in result.output
     assert [value.name for value in ort.InferenceSession(tmp_path / "out.onnx").get_overridable_initializers()] == []

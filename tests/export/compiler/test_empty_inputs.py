@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import Encoder, Vision, export, parse, run
+from foreign_networks import Encoder, Vision, export, manifest_of, parse, run, wrote
 from numpy.typing import NDArray
 
 from export.compiler.analyses import shifts
@@ -30,9 +29,8 @@ HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 2, 3] x)'
 @pytest.mark.parametrize("network", [Encoder(), Encoder(joined=True), Vision(), Vision(rows=2)])
 def test_an_empty_batch_gets_an_empty_answer(network: Encoder | Vision, tmp_path: Path) -> None:
     ir.save(ir.from_proto(export(network, "new", 18)), tmp_path / "in.onnx")
-    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries", "--json")
-    assert result.exit_code == 0, result.output
-    assert "batch=0" in json.loads(result.output)["proof_inputs"]
+    manifest = manifest_of(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries")
+    assert "batch=0" in manifest["proof_inputs"]
     shapes = {"input_ids": (0, 5), "attention_mask": (0, 5), "image": (0, 3, 16, 16)}
     session = ort.InferenceSession(tmp_path / "out.onnx")
     feeds = {
@@ -63,9 +61,8 @@ def test_an_empty_batch_passes_the_guard_of_masked_rows(tmp_path: Path) -> None:
     shapes = {"heads": np.array([0, 0, 2, 4]), "tokens": np.array([0, 0, 8])}
     bias = rng.standard_normal(8).astype(np.float32)
     ir.save(parse(GUARDED, **weights, **numbers, **shapes, bias=bias), tmp_path / "in.onnx")
-    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries", "--json")
-    assert result.exit_code == 0, result.output
-    assert "b=0" in json.loads(result.output)["proof_inputs"]
+    manifest = manifest_of(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries")
+    assert "b=0" in manifest["proof_inputs"]
     before, after = Runner(tmp_path / "in.onnx"), Runner(tmp_path / "out.onnx")
     feeds = {"x": rng.standard_normal((2, 5, 8)).astype(np.float32), "hidden": np.zeros((2, 1, 1, 5), bool)}
     feeds["hidden"][1] = True  # a row that the guard makes 0
@@ -115,9 +112,7 @@ def test_tokens_pooled_by_an_attention_may_be_none(
     form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = pooled(tmp_path, **form)
-    result = run(file, "-o", tmp_path / "out.onnx", "--require", "absorb-queries", "--json")
-    assert result.exit_code == 0, result.output
-    assert "n=0" in json.loads(result.output)["proof_inputs"]
+    assert "n=0" in manifest_of(file, "-o", tmp_path / "out.onnx", "--require", "absorb-queries")["proof_inputs"]
     monkeypatch.setattr(absorb_queries, "may_be_empty", lambda shapes, size: False)
     wrong = run(file, "-o", tmp_path / "wrong.onnx")
     assert wrong.exit_code
@@ -128,8 +123,7 @@ def test_tokens_pooled_by_an_attention_may_be_none(
 def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     biased = SHARED.replace("t = Identity(x)", "made = MatMul(x, w4) t = Add(made, early)")
     file = pooled(tmp_path, biased, PROJECTED, 1)
-    result = run(file, "-o", tmp_path / "out.onnx", "--json")
-    assert result.exit_code == 0, result.output
+    result = wrote(file, "-o", tmp_path / "out.onnx", "--json")
     assert "pools the sum, perhaps over no token" in result.output
     monkeypatch.setattr(shifts, "may_sum_to_zero", lambda shapes, weights: False)
     wrong = run(file, "-o", tmp_path / "wrong.onnx")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import Encoder, export, run
+from foreign_networks import Encoder, export, manifest_of, run
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.compare import Errors, Proof
@@ -38,9 +37,7 @@ def halved() -> onnx.ModelProto:
 def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(make(), path)
-    result = run(path, "-o", out, "--json")
-    assert result.exit_code == 0, result.output
-    manifest = json.loads(result.output)
+    manifest = manifest_of(path, "-o", out)
     double, half = manifest["proofs"]
     assert (double["precision"], double["tolerance"]) == ("float64", 1e-10)
     assert (half["precision"], half["tolerance"], half["beside"]) == ("float16", 5e-3, "the original in float64")

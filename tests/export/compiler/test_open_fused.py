@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-from foreign_networks import parse
+from foreign_networks import parse, session_of
 from numpy.typing import NDArray
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
@@ -107,9 +106,7 @@ def fused(model: ir.Model) -> list[str]:
 
 
 def check(before: ir.Model, after: ir.Model, shown: bool = False) -> None:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    left, right = (ort.InferenceSession(ir.to_proto(each).SerializeToString(), options) for each in (before, after))
+    left, right = session_of(before), session_of(after)
     for seed, (texts, length) in enumerate([(1, 1), (1, 7), (3, 1), (5, 9), (8, 20), (16, 12)]):
         ids = np.random.default_rng(seed).integers(0, PLACES, (texts, length), dtype=np.int32)
         feeds = {"ids": ids, MASK: draw_masks(texts, length, seed, KINDS)}

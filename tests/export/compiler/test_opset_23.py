@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-from foreign_networks import parse
+from foreign_networks import answers, parse
 from numpy.typing import NDArray
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -27,13 +26,6 @@ from export.rewrite_file import Request, rewrite_file
 Array = NDArray[Any]
 MASK, WORDS, WIDTH, PLACES = "attention_mask", 50, 16, 32
 HEADS, BATCH, TOKENS, PAST = 2, 2, 5, 3
-
-
-def answers(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    found: list[Array] = ort.InferenceSession(proto.SerializeToString(), options).run(None, feeds)
-    return found
 
 
 def attention(feeds: dict[str, Array], joined: bool, **attributes: Any) -> onnx.ModelProto:
@@ -146,17 +138,17 @@ def test_rows_of_a_rotary_embedding_are_cut(form: str) -> None:
     assert any(name.startswith("q0") for name in places), places
     for seed, (texts, length) in enumerate(SIZES):
         given = feeds(texts, length, seed)
-        before, after = (answers(ir.to_proto(each), given)[0] for each in (original, cut.model))
+        before, after = (answers(each, given)[0] for each in (original, cut.model))
         np.testing.assert_allclose(after, before[:, -1], atol=1e-4)
 
 
 @pytest.mark.parametrize("form", TURNS)
 def test_a_rotary_embedding_is_packed(form: str) -> None:
     original = rotary(form)
-    packed = ir.to_proto(rewrite(original, ["y[mask]"], packed=MASK).model)
+    packed = rewrite(original, ["y[mask]"], packed=MASK).model
     for seed, (texts, length) in enumerate(SIZES):
         given = feeds(texts, length, seed)
-        before = answers(ir.to_proto(original), given)[0] * given[MASK][..., None]
+        before = answers(original, given)[0] * given[MASK][..., None]
         np.testing.assert_allclose(answers(packed, given)[0], before, atol=1e-4)
 
 
@@ -198,7 +190,7 @@ def test_the_last_row_of_a_causal_attention_is_cut(keys: str, read: int, cut: bo
         rng = np.random.default_rng(tokens)
         given = {"x": rng.standard_normal((texts, tokens, WIDTH)), "z": rng.standard_normal((texts, more, WIDTH))}
         given = {name: array.astype(np.float32) for name, array in given.items()}
-        before, after = (answers(ir.to_proto(each), given)[0] for each in (original, found.model))
+        before, after = (answers(each, given)[0] for each in (original, found.model))
         np.testing.assert_allclose(after, before[:, read], atol=1e-5)
 
 
@@ -230,9 +222,9 @@ def test_a_decoder_beside_packed_texts_attends_to_its_own_rows() -> None:
     numbers = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     numbers["scale"] = np.ones(WIDTH, np.float32)
     original = parse(DECODER, **numbers, middle=np.array([1, 2]), one=np.array([1]))
-    packed = ir.to_proto(rewrite(original, ["y[:,-1]"], packed=MASK).model)
+    packed = rewrite(original, ["y[:,-1]"], packed=MASK).model
     for seed, (texts, length) in enumerate(SIZES):
         given = feeds(texts, length, seed) | {"made": rng.integers(0, WORDS, (texts, 4))}
-        before, after = answers(ir.to_proto(original), given)[0], answers(packed, given)[0]
+        before, after = answers(original, given)[0], answers(packed, given)[0]
         shown = given[MASK].any(1)  # ONNX Runtime gives numbers of its own to a text without tokens
         np.testing.assert_allclose(after[shown], before[shown, -1], atol=1e-4)

@@ -5,7 +5,6 @@ Attention is written out, a mask is a product or Where, and up to opset 14 norms
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import warnings
@@ -16,7 +15,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, run
+from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, manifest_of
 from torch import Tensor, nn
 
 NAMES = ["input_ids", "attention_mask", "token_type_ids"]
@@ -91,9 +90,7 @@ def test_a_folder_of_optimum(opset: int, mask: str, classify: bool, tmp_path: Pa
     path = write(folder, Bert(mask, classify), opset)
     held = {file.name: file.read_bytes() for file in folder.iterdir()}
     reads = () if classify else ("--read", "last_hidden_state[:,0]")
-    result = run(path, "-o", out, "--json", *reads)
-    assert result.exit_code == 0, result.output
-    manifest = json.loads(result.output)
+    manifest = manifest_of(path, "-o", out, *reads)
     assert {"read-rows", "absorb-queries"} <= {*manifest["rewrites"]}
     assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
     assert held == {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import Encoder, export, parse, run
+from foreign_networks import Encoder, export, manifest_of, parse, run, wrote
 
 from export import timing
 from export.compiler import pipeline
@@ -33,8 +33,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
-    result = run(encoder, "-o", out, "--dims", "batch=1,seq=24", "--require", "read-rows,absorb-queries", "--time")
-    assert result.exit_code == 0, result.output
+    result = wrote(encoder, "-o", out, "--dims", "batch=1,seq=24", "--require", "read-rows,absorb-queries", "--time")
     for line in ("multiply-accumulates at batch=1, seq=24", "Proved float64", "Proved float32", "times as fast"):
         assert line in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.npz", "out.onnx"]
@@ -53,9 +52,7 @@ def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> Non
     assert refused.exit_code == 3
     assert refused.output.endswith("if you use only a part of an output, name it: --read 'OUTPUT[:,0]'\n")
     assert not list(tmp_path.iterdir())
-    result = run(hidden, "-o", out, "--read", "y[:,0]", "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.output)["reads"] == ["y[:,0]"]
+    assert manifest_of(hidden, "-o", out, "--read", "y[:,0]")["reads"] == ["y[:,0]"]
 
 
 @pytest.mark.slow
@@ -82,17 +79,14 @@ def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("read", ["y[:,15]", "y[:,12:16]"])
 def test_a_read_beyond_the_first_sizes_is_proved_at_larger_ones(tokens: Path, tmp_path: Path, read: str) -> None:
-    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", read, "--json")
-    assert result.exit_code == 0, result.output
-    assert "S=32" in json.loads(result.output)["proof_inputs"]
+    assert "S=32" in manifest_of(tokens, "-o", tmp_path / "out.onnx", "--read", read)["proof_inputs"]
 
 
 def test_the_standard_domain_may_have_its_long_name(tokens: Path, tmp_path: Path) -> None:
     proto = onnx.load(tokens)
     proto.opset_import[0].domain = "ai.onnx"
     onnx.save(proto, tokens)
-    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
-    assert result.exit_code == 0, result.output
+    wrote(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
 
 
 def test_a_file_whose_weights_are_inputs_gives_a_valid_file(tokens: Path, tmp_path: Path) -> None:
@@ -102,8 +96,7 @@ def test_a_file_whose_weights_are_inputs_gives_a_valid_file(tokens: Path, tmp_pa
         proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     onnx.checker.check_model(proto)
     onnx.save(proto, tokens)
-    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
-    assert result.exit_code == 0, result.output
+    wrote(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
     onnx.checker.check_model(tmp_path / "out.onnx")
     assert [value.name for value in ort.InferenceSession(tmp_path / "out.onnx").get_inputs()] == ["a"]
 
@@ -132,9 +125,9 @@ def test_files_of_another_origin_stay(tokens: Path, tmp_path: Path) -> None:
         assert f"{name}: expected nothing or the {what} of an export, found a file; nothing written" in result.output
         assert not (tmp_path / "out.onnx").exists()
         (tmp_path / name).unlink()
-    assert run(*arguments).exit_code == 0
-    assert run(*arguments).exit_code == 0  # replaces its own
-    assert run(*arguments[:-1], "y[:,1]").exit_code == 0
+    wrote(*arguments)
+    wrote(*arguments)  # replaces its own
+    wrote(*arguments[:-1], "y[:,1]")
 
 
 PROGRAM = """
@@ -184,7 +177,7 @@ def test_a_batch_that_is_declared_free_but_is_1_is_named(tmp_path: Path) -> None
     assert result.exit_code == 2
     assert "expected the file to run at any size that it declares free: " in result.output
     assert "; --dims batch=1 gives its size" in result.output
-    assert run(*arguments, "--dims", "batch=1").exit_code == 0
+    wrote(*arguments, "--dims", "batch=1")
 
 
 def test_stale_inner_shapes_are_named(tmp_path: Path) -> None:
@@ -224,9 +217,8 @@ def test_given_inputs_may_be_the_only_ones(tmp_path: Path) -> None:
         refused = run(*arguments, "--inputs", given)
         assert refused.exit_code in (4, 5)
         assert "--inputs FILE.npz --inputs-only takes your inputs alone" in refused.output
-        result = run(*arguments, "--inputs", given, "--inputs-only", "--proof", proof, "--json")
-        assert result.exit_code == 0, result.output
-        assert json.loads(result.output)["proof_inputs"] == str(given)
+        manifest = manifest_of(*arguments, "--inputs", given, "--inputs-only", "--proof", proof)
+        assert manifest["proof_inputs"] == str(given)
     assert "--inputs-only: expected --inputs FILE.npz, too" in run(*arguments, "--inputs-only").output
 
 
@@ -284,7 +276,7 @@ def test_the_sizes_of_given_inputs_count_as_memory(
     np.savez(given := tmp_path / "given.npz", a=np.ones((200, 60, 16), np.float32))
     arguments = tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]"
     assert "proof in double: expected to need at most" in run(*arguments, "--inputs", given).output
-    assert run(*arguments).exit_code == 0
+    wrote(*arguments)
 
 
 def test_the_passes_run_once_and_in_their_own_order(tokens: Path) -> None:

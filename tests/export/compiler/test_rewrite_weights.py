@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, Encoder, export, parse, run
+from foreign_networks import DIM, Encoder, export, parse, run, wrote
 from torch import nn
 
 from export.compiler import pipeline
@@ -21,8 +21,7 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
         onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0
     )
     out = tmp_path / "out" / "out.onnx"
-    result = run(tmp_path / "in.onnx", "-o", out)
-    assert result.exit_code == 0, result.output
+    result = wrote(tmp_path / "in.onnx", "-o", out)
     assert (out.parent / "out.onnx.data").stat().st_size > out.stat().st_size / 10
     assert f"Wrote {out} and {out}.data (" in result.output
     assert ort.InferenceSession(out).get_outputs()[0].name == "y"
@@ -37,7 +36,7 @@ def test_a_copied_folder_s_file_is_replaced_with_its_weights(encoder: Path, tmp_
         where = "other" if folder == "strange" else "model.onnx.data"
         onnx.save(onnx.load(encoder), place, save_as_external_data=True, location=where, size_threshold=0)
     (tmp_path / "strange/model.onnx.data").write_bytes(b"a stranger's")
-    assert run(tmp_path / "model/model.onnx", "-o", tmp_path / "fast/model.onnx").exit_code == 0
+    wrote(tmp_path / "model/model.onnx", "-o", tmp_path / "fast/model.onnx")
     assert ort.InferenceSession(tmp_path / "fast/model.onnx").get_outputs()[0].name == "y"
     refused = run(tmp_path / "model/model.onnx", "-o", tmp_path / "strange/model.onnx")
     assert "model.onnx.data: expected nothing or the weights of an export, found a file" in refused.output
@@ -62,8 +61,7 @@ def cached(encoder: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_links_of_a_cache_are_followed(cached: Path, tmp_path: Path) -> None:
-    result = run(cached, "-o", tmp_path / "out.onnx")
-    assert result.exit_code == 0, result.output
+    wrote(cached, "-o", tmp_path / "out.onnx")
     assert ort.InferenceSession(tmp_path / "out.onnx").get_outputs()[0].name == "y"
 
 
@@ -201,8 +199,7 @@ def test_weights_of_8_or_16_bits_stay_so(kind: type[np.generic], only: str, tmp_
     gains = {f"g{k}": np.full(32, 0.5 + k, np.float32) for k in range(3)}
     text = TWICE.format(weights="c = Cast<to = 1>(w) v = Mul(c, s)", w="v")
     ir.save(parse(text, **weights, **gains), path := tmp_path / "in.onnx")
-    result = run(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]", "--only", only)
-    assert result.exit_code == 0, result.output
+    result = wrote(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]", "--only", only)
     assert out.stat().st_size < path.stat().st_size + 1000
     assert f"({path.stat().st_size / 1e6:.1f} -> {out.stat().st_size / 1e6:.1f} MB)" in result.output
     assert drawn.dtype in {onnx.numpy_helper.to_array(each).dtype for each in onnx.load(out).graph.initializer}
@@ -213,7 +210,6 @@ def test_a_weight_of_several_layers_is_not_copied_for_a_scale(tmp_path: Path) ->
     weights = {f"g{k}": np.full(32, 0.5 + k, np.float32) for k in range(3)}
     weights["w"] = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
     ir.save(parse(TWICE.format(weights="", w="w"), **weights), path := tmp_path / "in.onnx")
-    result = run(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]")
-    assert result.exit_code == 0, result.output
+    result = wrote(path, "-o", out := tmp_path / "out.onnx", "--read", "y[:,0]")
     assert "is not worth a copy of a weight that other nodes read, too" in result.output
     assert out.stat().st_size < path.stat().st_size + 1000

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import tritonclient.http as http
-from foreign_networks import Encoder, export, parse, run
+from foreign_networks import Encoder, export, parse, run, wrote
 from operating import error, ok, operate
 
 from clients.probing.asking import probe_server
@@ -28,7 +28,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("served")
     onnx.save(export(Encoder()), folder / "in.onnx")
     out, models = folder / "out.onnx", folder / "models"
-    assert run(folder / "in.onnx", "-o", out).exit_code == 0
+    wrote(folder / "in.onnx", "-o", out)
     ok(models, "publish", str(out), "--name", "reranker")
     return folder / "in.onnx", models
 

@@ -75,18 +75,8 @@ def test_a_hole_runs_apart() -> None:
     assert sorted(engine.shapes) == [(1, 1), (2, 3)]
 
 
-def test_inputs_of_unequal_lengths_are_not_mended() -> None:
-    """The engine says what is wrong with such a request, and only to its own client."""
-    engine = Adder()
-    bad = {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1]])}
-    good = {"ids": np.array([[1, 2, 3, 4]]), "mask": np.array([[1, 1, 1, 1]])}
-    groups = lengths().groups([bad, good])
-    assert sorted(groups) == [[0], [1]]
-    assert not engine.shapes
-
-
 def test_malformed_requests_fail_nobody_else_s() -> None:
-    """Two of one kind, and a request that comes without its first axis, as Triton hands over no rows."""
+    """Two of unequal lengths, whose fault the engine tells, and a request without its first axis."""
     bad = {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1]])}
     flat = {"ids": np.array([1, 2, 3]), "mask": np.array([1, 1, 1])}
     good = {"ids": np.array([[1, 2]]), "mask": np.array([[1, 1]])}

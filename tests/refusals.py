@@ -16,14 +16,18 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 def check_refused(place: Path, command: click.Command, words: str, code: int, said: str) -> str:
-    """In the folder `place`: one line, and no file written or changed. Returns what is printed before the line."""
+    """In the folder `place`: one line with all parts of `said`, between which stands …, and no file written or changed.
+
+    Returns what is printed.
+    """
     before = contents(place)
     with contextlib.chdir(place):
         refused = invoke(command, *shlex.split(words))
     assert isinstance(refused.exception, SystemExit), refused.exception
     *_, line = refused.stderr.splitlines()
-    assert (refused.exit_code, line.startswith("Error: "), said in line) == (code, True, True), refused.output
+    named = all(part in line for part in said.split(" … "))
+    assert (refused.exit_code, line.startswith("Error: "), named) == (code, True, True), refused.output
     assert refused.output.count("Error: ") == 1
     assert len(line) < 300
     assert contents(place) == before
-    return str(refused.stdout)
+    return str(refused.output)

@@ -21,6 +21,7 @@ def refuses(write: Path | None, twice: bool) -> None:
     [
         ("", 2, "found c"),
         ("", 1, "found d"),
+        ("", 1, "expected … found d"),
         ("--write new", 1, "found c"),
         ("--write old", 1, "found c"),
         ("--twice", 1, "found c"),
@@ -28,6 +29,6 @@ def refuses(write: Path | None, twice: bool) -> None:
 )
 def test_a_row_that_does_not_hold_fails(words: str, code: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "old").write_text("mine")
-    check_refused(tmp_path, refuses, "", 1, "expected 'a b', found c")
+    check_refused(tmp_path, refuses, "", 1, "expected 'a b' … found c")
     with pytest.raises(AssertionError):
         check_refused(tmp_path, refuses, words, code, said)

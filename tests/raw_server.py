@@ -1,9 +1,10 @@
 """A server that answers any request with given bytes."""
 
 import socketserver
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+
+from background import running
 
 
 @contextmanager
@@ -25,14 +26,8 @@ def answering(answer: Callable[[str], Iterable[bytes]]) -> Iterator[str]:
         daemon_threads = True
         block_on_close = False
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(Server(("127.0.0.1", 0), Handler)) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def reply(body: bytes, status: str = "200 OK", header: str = "", length: int | None = None) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from background import running
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from clients.options import Options
@@ -130,19 +131,14 @@ def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
             pass  # the client went away
 
     host, _, port = address.rpartition(":")
-    with Server((host, int(port)), Handler) as server:
-        if tls is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.certificate)
-            context.load_cert_chain(tls.certificate, tls.key)
-            context.verify_mode = ssl.CERT_REQUIRED
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+    server = Server((host, int(port)), Handler)
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.certificate)
+        context.load_cert_chain(tls.certificate, tls.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    with running(server) as bound:
+        yield bound
 
 
 @contextmanager

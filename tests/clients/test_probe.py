@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.http as http
+from background import meanwhile
 from tritonclient.utils import InferenceServerException
 
 from clients.probing.asking import probe_server
@@ -133,27 +134,18 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path) -
 
 @contextmanager
 def flood(server: Server, threads: int = 6) -> Iterator[None]:
-    stop = threading.Event()
-
-    def ask() -> None:
+    def ask(end: threading.Event) -> None:
         image = http.InferInput("image", [256, 1, 28, 28], "UINT8")
         image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
         with http.InferenceServerClient(server.http_url) as client:
-            while not stop.is_set():
+            while not end.is_set():
                 try:
                     client.infer("vitbn", [image])
                 except InferenceServerException:
                     continue
 
-    asking = [threading.Thread(target=ask) for _ in range(threads)]
-    for thread in asking:
-        thread.start()
-    try:
+    with meanwhile(ask, threads):
         yield
-    finally:
-        stop.set()
-        for thread in asking:
-            thread.join()
 
 
 @pytest.mark.slow

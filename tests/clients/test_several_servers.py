@@ -1,6 +1,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -100,17 +101,14 @@ def test_a_busy_server_meets_no_storm():
         failures = []
         with Classifier(server.options(retry_s=10, concurrency=8)) as classifier:
 
-            def ask():
+            def ask(number):
                 for _ in range(5):
                     with pytest.raises(ServerBusy, match=r"is too busy: too busy$"):
                         classifier.classify(IMAGES[:1])
                     failures.append(1)
 
-            threads = [threading.Thread(target=ask) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(ask, range(8)))
         assert len(failures) == 40
         assert len(server.batches) <= 40 + 10
 

@@ -2,6 +2,7 @@ import asyncio
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -112,12 +113,8 @@ def test_threads_share_a_client_and_its_bound(server):
         if [prediction.label for prediction in classifier.classify(images)] != labels:
             wrong.append(shift)
 
-    with connect(server, concurrency=2) as classifier:
-        threads = [threading.Thread(target=ask, args=(shift,)) for shift in range(1, 9)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    with connect(server, concurrency=2) as classifier, ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(1, 9)))
     assert not wrong
     assert len(server.batches) == 8 * 30
     assert server.most_at_once == 2

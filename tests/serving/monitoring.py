@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from background import running
 
 from benchmarks.drills.fleets import RunningFleet
 from serving.ports import free_ports
@@ -100,12 +100,5 @@ def webhook(port: int, alerts: list[dict[str, Any]]) -> Iterator[None]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", port), Handler)):
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as http
-from tiny_models import expected_logits, linear_model, write_model
+from tiny_models import REFUSING, expected_logits, linear_model, write_model
 from tritonclient.utils import InferenceServerException
 
 from serving.local_server import running_server
@@ -65,13 +65,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceS
         write_model(repository, name, model, config, backend="openvino")
     write_ir(repository, "open", -1)
     write_ir(repository, "range", importlib.import_module("openvino").Dimension(1, 5))
-    arguments = [
-        "--exit-on-error=false",
-        "--strict-readiness=false",
-        "--disable-auto-complete-config",
-        "--open-control",
-    ]
-    with running_server(repository, arguments, START_S) as server:
+    with running_server(repository, REFUSING, START_S) as server:
         timeouts = {"network_timeout": TIMEOUT_S, "connection_timeout": TIMEOUT_S}
         with http.InferenceServerClient(server.http_url, concurrency=4, **timeouts) as http_client:
             yield http_client

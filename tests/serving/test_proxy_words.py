@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio
 import tritonclient.http.aio
+from background import running
 from proxies import running_proxy
 from waiting import wait_until
 
@@ -48,17 +48,12 @@ def before_a_silent_server(keys: dict[str, str]) -> Iterator[tuple[str, Proxy]]:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         socket.create_server(("127.0.0.1", 0)) as silent_grpc,
-        ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as probe,
+        running(ThreadingHTTPServer(("127.0.0.1", 0), Healthy)) as probe,
     ):
-        threading.Thread(target=probe.serve_forever).start()
-        ports = silent.getsockname()[1], silent_grpc.getsockname()[1]
-        server = Backend("127.0.0.1", *ports, probe.server_port)
-        try:
-            with running_proxy(Settings([server], ports=(port,), admin=admin, keys=keys)) as proxy:
-                wait_until(lambda: proxy.healthy() == 1, "the server passes its probe")
-                yield f"127.0.0.1:{port}", proxy
-        finally:
-            probe.shutdown()
+        server = Backend("127.0.0.1", silent.getsockname()[1], silent_grpc.getsockname()[1], probe)
+        with running_proxy(Settings([server], ports=(port,), admin=admin, keys=keys)) as proxy:
+            wait_until(lambda: proxy.healthy() == 1, "the server passes its probe")
+            yield f"127.0.0.1:{port}", proxy
 
 
 @pytest.fixture

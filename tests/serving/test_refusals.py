@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 import pytest
 import tritonclient.http as http
-from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, linear_model, open_model, write_model
+from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, REFUSING, check_answers, linear_model, open_model, write_model
 
 from serving.local_server import running_server
 
@@ -122,13 +122,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceS
     repository = tmp_path_factory.mktemp("refusals")
     for name, case in CASES.items():
         write_model(repository, name, case.model, f"{case.config} {ONE_INSTANCE}", case.filename)
-    arguments = [
-        "--exit-on-error=false",
-        "--strict-readiness=false",
-        "--disable-auto-complete-config",
-        "--open-control",
-    ]
-    with running_server(repository, arguments) as server, http.InferenceServerClient(server.http_url) as http_client:
+    with running_server(repository, REFUSING) as server, http.InferenceServerClient(server.http_url) as http_client:
         yield http_client
 
 

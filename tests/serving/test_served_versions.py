@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as http
+from background import meanwhile
 from damages import SAMPLE, published, with_samples
 from server_state import right
 from tiny_models import expected_logits
@@ -42,13 +43,12 @@ def lie(model: Path, number: int, weights: Callable[[np.ndarray], np.ndarray]) -
 def asking(server: Server, model: str) -> Iterator[list[float]]:
     """The times of wrong answers to requests that name no version."""
     wrong: list[float] = []
-    stop = threading.Event()
 
-    def ask() -> None:
+    def ask(end: threading.Event) -> None:
         image = http.InferInput("image", list(SAMPLE.shape), "UINT8")
         image.set_data_from_numpy(SAMPLE)
         with http.InferenceServerClient(server.http_url) as client:
-            while not stop.is_set():
+            while not end.is_set():
                 try:
                     logits = client.infer(model, [image]).as_numpy("logits")
                 except InferenceServerException:  # refused: no answer is better than a wrong answer
@@ -57,13 +57,8 @@ def asking(server: Server, model: str) -> Iterator[list[float]]:
                 if not np.allclose(logits, expected_logits(SAMPLE), atol=0.01):
                     wrong.append(time.monotonic())
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
+    with meanwhile(ask):
         yield wrong
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.fixture(scope="module")

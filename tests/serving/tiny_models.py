@@ -11,6 +11,7 @@ LABELS = [f"digit-{digit}" for digit in range(10)]
 
 IMAGE = 'input [{ name: "image" data_type: TYPE_UINT8 dims: [1, 28, 28] }]'
 LOGITS = 'output [{ name: "logits" data_type: TYPE_FP32 dims: [10] label_filename: "labels.txt" }]'
+REFUSING = ["--exit-on-error=false", "--strict-readiness=false", "--disable-auto-complete-config", "--open-control"]
 ONE_INSTANCE = "instance_group [{ kind: KIND_AUTO count: 1 }]"
 
 

@@ -1,6 +1,6 @@
 import io
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -48,12 +48,8 @@ def test_an_image_is_answered_as_by_the_library(
 
 
 def test_many_at_once(address: str) -> None:
-    answers: list[tuple[int, dict]] = []
-    threads = [threading.Thread(target=lambda: answers.append(classify(address, DIGIT))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda number: classify(address, DIGIT), range(16)))
     assert [(status, answer["label"]) for status, answer in answers] == [(200, "3")] * 16
 
 

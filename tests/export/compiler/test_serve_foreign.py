@@ -72,18 +72,6 @@ def test_a_rewritten_file_is_published_with_its_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verify_asks_again(published: tuple[Path, Path]) -> None:
-    version = published[1] / "reranker" / "1"
-    assert "ok" in ok(published[1], "verify")
-    whole = (version / "model.onnx").read_bytes()
-    (version / "model.onnx").write_bytes(whole[:-1] + b"\x00")
-    verified = operate(published[1], "verify")
-    (version / "model.onnx").write_bytes(whole)
-    assert verified.exit_code == 1
-    assert "expected the SHA-256" in verified.output
-
-
-@pytest.mark.slow
 @pytest.mark.live
 def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> None:
     original = ort.InferenceSession(published[0])

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from operating import error, ok, states
 from tritonclient.grpc import InferenceServerClient, InferInput
 
+from export.publishing import promote
 from export.publishing.artifact import read_version
 from export.publishing.new_config import to_text
 from export.publishing.promote import connect, served
@@ -104,23 +106,17 @@ def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp
 
 
 @contextmanager
-def damaged_as_it_appears(version: Path) -> Iterator[None]:
-    """As by a failing disk before the load."""
-    done = threading.Event()
+def damaged_before_its_load(version: Path) -> Iterator[None]:
+    """As by a failing disk."""
+    load = promote.activate
 
-    def damage() -> None:
-        while not done.is_set():
-            if (version / "manifest.json").is_file():
-                (version / "model.onnx").write_bytes(b"no graph")
-                return
+    def damaged(*arguments: Any) -> None:
+        (version / "model.onnx").write_bytes(b"no graph")
+        load(*arguments)
 
-    thread = threading.Thread(target=damage)
-    thread.start()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(promote, "activate", damaged)
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @pytest.mark.live
@@ -129,12 +125,12 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path
     with running_server(folder, QUICK) as server, Load(server).running() as load:
         url = server.http_url
         load.wait_for(3)
-        with damaged_as_it_appears(folder / "vitbn" / "4"):
+        with damaged_before_its_load(folder / "vitbn" / "4"):
             assert "unable to load model 'vitbn'" in error(folder, "publish", str(exported), server=url)
         load.wait_for(3)
         assert served(folder / "vitbn") == [2, 3]
         assert states(ok(folder, "list", server=url))[-2][2] == "default"
-        with damaged_as_it_appears(folder / "fresh" / "1"):
+        with damaged_before_its_load(folder / "fresh" / "1"):
             assert "unable to load" in error(folder, "publish", str(exported), "--name", "fresh", server=url)
         assert not (folder / "fresh").exists()
         ok(folder, "publish", str(exported), server=url)

@@ -46,4 +46,15 @@ done
 vitbn train $SHARED $TAUGHT --model vitbn --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --standardise \
     --init models/pretrained/vitbn-late-64.safetensors --epochs 220 --lr 0.003 --ema 0.999 \
     --output checkpoints/fourth/garments.safetensors
-cp checkpoints/fourth/garments.safetensors models/pretrained
+
+# Once more from those weights, with 60 epochs of images: 93.82 % of the held-out images instead of 93.54.
+TAUGHT="--teacher models/pretrained/garments-cnn.safetensors --teacher-cache checkpoints/flip-erase-60 --seed 2"
+vitbn train $SHARED $TAUGHT --model dnnbn --epochs 60 --output checkpoints/fifth/none.safetensors
+for epoch in $(seq 61 180); do
+    ln checkpoints/flip-erase-60/epoch-$(printf %04d $(((epoch - 1) % 60 + 1))).safetensors \
+        checkpoints/flip-erase-60/epoch-$(printf %04d $epoch).safetensors
+done
+vitbn train $SHARED $TAUGHT --model vitbn --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --standardise \
+    --init checkpoints/fourth/garments.safetensors --epochs 180 --lr 0.002 --ema 0.999 \
+    --output checkpoints/fifth/garments.safetensors
+cp checkpoints/fifth/garments.safetensors models/pretrained

@@ -79,7 +79,7 @@ def test_every_shipped_network_has_its_threshold(name):
     metrics = describe(name).metrics
     assert np.isfinite(metrics["least_evidence"])
     assert 0 < metrics["rejected_held_out"] <= MOST_LOST
-    least = {"vitbn-tiny": 0.35, "garments": 0.5}  # one block; from the weights of digits
+    least = {"vitbn-tiny": 0.35, "garments": 0.43}  # one block; from the weights of digits
     assert metrics["rejected_drawings"] > least.get(name, 0.6)
 
 

@@ -41,6 +41,7 @@ def prepare(model: ir.Model) -> None:
     lift(model)
     check_supported(model)
     _drop_dropout(model.graph)
+    _drop_statistics(model.graph)
     _expand_fills(model.graph)
     _drop_identities(model.graph)
     name_free_dimensions(model.graph)
@@ -120,6 +121,19 @@ def _drop_dropout(graph: ir.Graph) -> None:
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
             _put_instead(graph, node, ir.node("Identity", node.inputs[:1]))
+
+
+def _drop_statistics(graph: ir.Graph) -> None:
+    """A BatchNormalization in training takes the statistics of its input, and answers without those that it is given.
+
+    TorchScript computes those of a convolution's weights, by steps of which each is too large to fold.
+    """
+    for node in graph:
+        if made_by(node.outputs[0], "BatchNormalization") is None or any(map(is_read, node.outputs[1:])):
+            continue
+        if attribute_int(node, "training_mode", 0):
+            for position in (3, 4):
+                node.replace_input_with(position, node.inputs[1])  # of their shape
 
 
 def _drop_identities(graph: ir.Graph) -> None:

@@ -77,15 +77,16 @@ class Standardised(nn.Conv2d):
         return F.conv2d(x, weight.reshape_as(self.weight), self.bias, self.stride)
 
 
-def standardised(opset: int = 17) -> ir.Model:
+def standardised(opset: int = 17, channels: int = 8) -> ir.Model:
     torch.manual_seed(0)
-    layers = Standardised(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    layers = Standardised(3, channels, 3, 2), nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 4, 1)
     network = nn.Sequential(*layers).eval()
     return ir.from_proto(export(network, opset=opset))
 
 
-def test_a_standardised_weight_is_a_constant() -> None:
-    original = standardised()
+@pytest.mark.parametrize("channels", [8, 1 + prepare.LARGEST_GROWTH // 27])
+def test_a_standardised_weight_is_a_constant(channels: int) -> None:
+    original = standardised(channels=channels)
     assert any("training_mode" in node.attributes and len(node.outputs) == 3 for node in original.graph)
     plain = prepared(original).model
     assert [node.op_type for node in plain.graph] == ["Conv", "BatchNormalization", "Relu", "Conv"]

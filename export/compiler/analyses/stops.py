@@ -12,6 +12,7 @@ from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import optional, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
+from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
@@ -28,7 +29,7 @@ def stops(shapes: Shapes, demands: Demands) -> list[Site]:
         Site(value.name or "", node.op_type, "its shape does not follow from the graph")
         for node in shapes.graph
         for value in node.outputs
-        if value.shape is None
+        if value.shape is None and is_read(value)
     ]
     return [*_read_whole(shapes, demands), *_widened(shapes, demands), *_picked(shapes, demands), *unknown[:1]]
 

@@ -32,6 +32,8 @@ def lift(model: ir.Model) -> None:
     InlinePass()(model)
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    for graph in model.graphs():
+        graph.opset_imports.update(model.opset_imports)  # bodies name none
 
 
 def name_free_dimensions(graph: ir.Graph) -> None:

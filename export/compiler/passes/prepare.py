@@ -1,7 +1,8 @@
 """Brings a graph into the form that the passes read.
 
 In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with initialisers for
-values that do not depend on the inputs, and with inferred shapes. Raises NotSupported for nodes as in `_unsupported`.
+values, and branches for Ifs, that do not depend on the inputs, and with inferred shapes. Raises NotSupported for nodes
+as in `_unsupported`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_
 from export.compiler.passes.choose_by_masks import choose_by_masks
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.take_branches import take_branches
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -39,7 +41,9 @@ NARROW = frozenset(
 def prepare(model: ir.Model) -> None:
     """In place and idempotent. Raises NotSupported."""
     lift(model)
-    check_supported(model)
+    _check_opset(model.graph)
+    take_branches(model, _fold_known)
+    _check_supported(model.graph)
     _drop_dropout(model.graph)
     _drop_statistics(model.graph)
     _expand_fills(model.graph)
@@ -75,16 +79,28 @@ def fold_constants(model: ir.Model) -> None:
         infer(model)
 
 
+def _fold_known(model: ir.Model) -> None:
+    """Of a graph that may hold others, in which `fold_constants` would change more."""
+    name_free_dimensions(model.graph)
+    infer(model)
+    while _fold_constants(model.graph):
+        remove_unused(model)
+        infer(model)
+
+
 def _evaluate(graph: ir.Graph) -> bool:
     return _fold_constants(graph) or decide_sizes(graph)
 
 
-def check_supported(model: ir.Model) -> None:
-    """NotSupported names the first unsupported node."""
-    version = model.graph.opset_imports.get("", 0)
+def _check_opset(graph: ir.Graph) -> None:
+    version = graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
         raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")
-    for node in model.graph:
+
+
+def _check_supported(graph: ir.Graph) -> None:
+    """NotSupported names the first unsupported node."""
+    for node in graph:
         reason = next(_unsupported(node), None)
         if reason:
             name = node.name or (node.outputs[0].name if node.outputs else "")

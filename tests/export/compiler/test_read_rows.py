@@ -390,7 +390,8 @@ def test_a_value_of_unknown_shape_is_named() -> None:
 
 def test_an_output_that_nobody_reads_stops_nothing() -> None:
     nodes = "made = MatMul(a, weight) y, , , z = com.microsoft.SkipLayerNormalization(made, made, v)"
-    text = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[n, 4] a) => (float[n, 4] y, float[n, 4] z)'
+    head = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+    text = f"{head} g (float[n, 4] a) => (float[n, 4] y, float[n, 4] z)"
     weights = {"weight": np.ones((4, 4), np.float32), "v": np.ones(4, np.float32)}
     with pytest.raises(NothingToRewrite, match="no multiplying operator computes more than the outputs read"):
         rewrite(parse(f"{text} {{ {nodes} }}", **weights))

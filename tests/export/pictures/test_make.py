@@ -203,10 +203,11 @@ def test_what_the_passes_do_not_read_stays_as_it_is(tmp_path: Path) -> None:
         [],
         [helper.make_tensor_value_info("same", TensorProto.FLOAT, None)],
     )
-    always = helper.make_node("Constant", [], ["always"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
-    choice = helper.make_node("If", ["always"], ["chosen"], then_branch=body, else_branch=body)
-    model.graph.node.insert(len(model.graph.node) - 1, always)
-    model.graph.node.insert(len(model.graph.node) - 1, choice)
+    size = helper.make_node("Size", ["mean"], ["size"])
+    any_ = helper.make_node("Cast", ["size"], ["any"], to=TensorProto.BOOL)
+    choice = helper.make_node("If", ["any"], ["chosen"], then_branch=body, else_branch=body)
+    for node in (size, any_, choice):
+        model.graph.node.insert(len(model.graph.node) - 1, node)
     model.graph.node[-1].input[0] = "chosen"
     onnx.save(model, tmp_path / "net.onnx")
     found = make(tmp_path / "net.onnx", usual, None)

@@ -156,13 +156,20 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
         if found is None:
             raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
         moves[axis] = found
-    return _joined(tokens, node, given, join, moves)
+    return _joined(tokens, node, output, given, join, moves)
 
 
 def _joined(
-    tokens: Tokens, node: ir.Node, given: list[ir.Value | None], join: Join, moves: Mapping[int, Axes]
+    tokens: Tokens,
+    node: ir.Node,
+    output: ir.Value,
+    given: list[ir.Value | None],
+    join: Join,
+    moves: Mapping[int, Axes],
 ) -> Roles:
-    """The output's roles. Every axis of texts or tokens of an input has to be an axis of the output, or joined."""
+    """Every axis of texts or tokens of an input has to be an axis of the output, or joined. What an Expand repeats for
+    each token has an axis of tokens, too.
+    """
     roles = {k: tokens.role(value) for k, value in enumerate(given) if value is not None and not is_constant(value)}
     kept = {(k, own) for found in moves.values() for k, own in found.items()} | join.done
     for k, role in roles.items():
@@ -179,12 +186,16 @@ def _joined(
         if len(kinds) > 1:
             raise Refused.at(node, "an axis of texts meets one of tokens")
         batch += [axis] if kinds == {"batch"} else []
-        others += [axis] if kinds == {"token"} else []
+        others += [axis] if kinds == {"token"} or (not found and _is_long(tokens, output, axis)) else []
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
     facts |= {axis: facts[axis]._replace(zero=True, low=False, high=False) for axis in facts.keys() & join.zero}
     return Roles(batch[0], facts)
+
+
+def _is_long(tokens: Tokens, value: ir.Value, axis: int) -> bool:
+    return same(tokens.shapes.dims(value)[axis], tokens.entries.length)
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:

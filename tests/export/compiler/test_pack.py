@@ -450,6 +450,46 @@ def test_a_mask_that_is_repeated_for_each_head_hides() -> None:
         check_equal(original, packed, given)
 
 
+def repeated(nodes: str) -> ir.Model:
+    """`each`: the sizes to which Expand repeats for each token."""
+    rng = np.random.default_rng(0)
+    return parse(
+        f"""<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float y)
+        {{
+            x = Gather(table, input_ids) made = MatMul(x, w) keys = Transpose<perm = [0, 2, 1]>(made)
+            n = Shape<start = 1>(input_ids) each = Concat<axis = 0>(one, n, one) m = Cast<to = 9>(attention_mask)
+            below = Unsqueeze(m, one) beside = Unsqueeze(m, two) floats = Cast<to = 1>(beside) {nodes}
+        }}""",
+        table=rng.standard_normal((VOCABULARY, 4)).astype(np.float32),
+        w=rng.standard_normal((4, 4)).astype(np.float32),
+        lowest=np.array(-1e9, np.float32),
+        **{name: np.array([number]) for name, number in (("one", 1), ("two", 2))},
+    )
+
+
+def test_what_is_repeated_for_each_token_is_packed() -> None:
+    """As Doge adds to all scores of a key what it makes of the key."""
+    more = "v = ReduceMax(made, two) k = Transpose<perm = [0, 2, 1]>(v) wide = Expand(k, each)"
+    fill = "pairs = And(below, beside) f = Where(pairs, wide, lowest) s = MatMul(made, keys) scores = Add(s, f)"
+    mean = "p = Softmax(scores) h = MatMul(p, x) shown = Mul(h, floats) y = ReduceSum<keepdims = 0>(shown, one)"
+    original = repeated(f"{more} {fill} {mean}")
+    check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
+
+
+def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    total = "shown = Mul(made, floats) total = ReduceSum(shown, one)"
+    nodes = f"{total} wide = Expand(total, each) r = Relu(wide) y = ReduceSum<keepdims = 0>(r, one)"
+    ir.save(repeated(nodes), tmp_path / "in.onnx")
+    with pytest.raises(NothingToRewrite, match=r"y \(ReduceSum\): it may read hidden tokens"):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    monkeypatch.setattr(tokens, "_is_long", lambda *axis: False)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+
+
 def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:
     unknown = run(encoder, "-o", tmp_path / "o.onnx", "--packed", "mask")
     assert (unknown.exit_code, "expected one of the inputs input_ids, attention_mask" in unknown.output) == (2, True)

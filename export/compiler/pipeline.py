@@ -202,5 +202,6 @@ def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:
 
 def _outcome(step: Step) -> str:
     if step.sites:
-        return f"{len(step.sites)} places rewritten, which saves no multiplication of a matrix"
+        places = "1 place" if len(step.sites) == 1 else f"{len(step.sites)} places"
+        return f"{places} rewritten, which saves no multiplication of a matrix"
     return step.left_out

@@ -388,6 +388,13 @@ def test_a_value_of_unknown_shape_is_named() -> None:
         rewrite(parse(text, weight=np.ones((4, 4), np.float32)))
 
 
+def test_a_single_place_is_one_place() -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] a) => (float[n, 4] y)'
+    weights = {"weight": np.ones((4, 4), np.float32), "v": np.full(4, 2, np.float32)}
+    with pytest.raises(NothingToRewrite, match="fold-affine: 1 place rewritten, which saves no multiplication"):
+        rewrite(parse(f"{text} {{ made = MatMul(a, weight) y = Mul(made, v) }}", **weights))
+
+
 def test_an_output_that_nobody_reads_stops_nothing() -> None:
     nodes = "made = MatMul(a, weight) y, , , z = com.microsoft.SkipLayerNormalization(made, made, v)"
     head = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'

@@ -95,7 +95,8 @@ def _evaluate(graph: ir.Graph) -> bool:
 def _check_opset(graph: ir.Graph) -> None:
     version = graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
-        raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")
+        hint = f"onnx.version_converter makes opset {OLDEST_OPSET} of it" if version < OLDEST_OPSET else ""
+        raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}", hint)
 
 
 def _check_supported(graph: ir.Graph) -> None:

@@ -24,7 +24,7 @@ from export.compiler.graph.constants import Array, constant, doubles, is_constan
 @dataclass(frozen=True)
 class Change:
     """`weight` computes the new weight, of an Add its constant; `shape` is its shape. `bias` is added to the output; of
-    Gemm and Conv it is the whole new bias. `epsilon`: a norm's new one.
+    Gemm, Conv and ConvTranspose it is the whole new bias. `epsilon`: a norm's new one.
     """
 
     node: ir.Node
@@ -79,4 +79,6 @@ def expect_channels(node: ir.Node, axis: int | None, channels: int) -> None:
 
 def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:
     """Of a linear layer with a weight of this shape."""
+    if node.op_type == "ConvTranspose":
+        return shape[1] * attribute_int(node, "group", 1)
     return shape[0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)) else 1]

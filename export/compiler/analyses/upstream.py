@@ -24,7 +24,7 @@ from export.compiler.analyses.neighbours import (
     shape_of,
 )
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, given
+from export.compiler.graph.attributes import attribute_int, given, optional
 from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.readers import readers
 from export.compiler.graph.shapes import Shapes, same_shape
@@ -51,6 +51,8 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         first = node.op_type == "Conv" or bool(attribute_int(node, "transB", 0))
         along = wide_scale.reshape(-1, *[1] * (len(shape_of(weight)) - 1)) if first else wide_scale
         return [scaled(node, weight, along, old_bias(node) * wide_scale + wide_shift)]
+    if node.op_type == "ConvTranspose":
+        return [_transposed_before(node, axis, scale, shift)]
     if node.op_type in SELECTING:
         return _part_before(shapes, node, value, scale, shift)
     if value.index():
@@ -63,6 +65,20 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         scale, shift = (narrowed(view.backward(array)) for array in (scale, shift))
         return before(shapes, given(node, 0), scale, shift, {node})
     raise Refused.of(value, "is no linear layer")
+
+
+def _transposed_before(node: ir.Node, axis: int | None, scale: Array, shift: Array) -> Change:
+    """Of a weight (inputs, outputs / groups, ...) each group of inputs makes a group of outputs."""
+    weight = optional(node, 1)
+    if weight is None or not is_constant(weight):
+        raise Refused.at(node, "expected a constant weight")
+    expect_channels(node, axis, 1)
+    shape, groups = shape_of(weight), attribute_int(node, "group", 1)
+    outputs = outputs_of(node, shape)
+    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
+    along = np.repeat(wide_scale.reshape(groups, -1), shape[0] // groups, axis=0)
+    factor = along.reshape(*shape[:2], *[1] * (len(shape) - 2))
+    return scaled(node, weight, factor, old_bias(node) * wide_scale + wide_shift)
 
 
 def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:

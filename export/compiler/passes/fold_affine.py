@@ -1,8 +1,8 @@
 """Folds affine maps into the linear layers beside them.
 
-In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, or
-before a norm, also through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that
-cannot be folded stay.
+In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv,
+behind a ConvTranspose, or before a norm, also through Transpose, Reshape, Slice and means. `affine` and `neighbours`
+have the equations. Maps that cannot be folded stay.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Folder:
         if change.epsilon is not None:
             return self._normalised(node, weight, change.epsilon)
         node.replace_input_with(place, weight)
-        if node.op_type in ("Gemm", "Conv"):
+        if node.op_type in ("Gemm", "Conv", "ConvTranspose"):
             bias = np.broadcast_to(change.bias, (outputs_of(node, change.shape),))
             if len(node.inputs) < 3:
                 node.resize_inputs(3)

@@ -16,6 +16,7 @@ from export.compiler.pipeline import Rewritten, optimise
 from export.compiler.proof.runs import Runner
 
 NORM = "BatchNormalization(x, g, b, m, v)"
+GROUPS = "t = Transpose<perm = [0, 2, 1]>(a) x = ConvTranspose<group = 3>(t, d) y = {norm}"
 FOLDS = [
     "t = MatMul(a, w) x = Transpose<perm = [0, 2, 1]>(t) n = {norm} y = Add(n, x)",
     "t = MatMul(a, w) x = Transpose<perm = [0, 2, 1]>(t) n = {norm} y = Transpose<perm = [0, 2, 1]>(n)",
@@ -24,6 +25,8 @@ FOLDS = [
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<group = 3>(n, d)",
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<pads = [1, 1]>(t, k) y = {norm}",
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<group = 3>(t, d) y = {norm}",
+    "t = Transpose<perm = [0, 2, 1]>(a) x = ConvTranspose<strides = [2], pads = [1, 1]>(t, k, m) y = {norm}",
+    GROUPS,
     "r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w) y = {norm}",
     "r = ReduceMean<keepdims = 0>(a, two) x = Gemm<transB = 0>(r, w5) y = {norm}",
     "t = MatMul(a, w) s = Add(g, t) x = Reshape(s, flat) n = {norm} y = Reshape(n, back)",
@@ -153,6 +156,12 @@ def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
     folded = fold(original).model
     assert (norms(original), norms(folded)) == (1, 0)
     assert apart(original, folded, (3, 5, 6)) < 1e-13
+
+
+def test_scales_of_another_group_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = network(GROUPS)
+    monkeypatch.setattr("numpy.repeat", lambda array, count, axis: np.tile(array, (count, 1)))
+    assert apart(original, fold(original).model, (3, 5, 6)) > 1e-3
 
 
 def test_a_scale_folds_once_the_norm_behind_it_has() -> None:

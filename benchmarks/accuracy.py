@@ -155,6 +155,7 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
     import numpy as np
 
     from benchmarks.measure.brought import DIGITS, NOT_DIGITS, pictures
+    from common.evidence import evidence
     from models.checkpoints.checkpoint import load
 
     _check_digits("--brought", networks, data)
@@ -164,11 +165,11 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
     seen |= {name: (*_read(draw()), None) for name, draw in NOT_DIGITS.items()}
     for network in networks:
         note(f"Measuring {network.name}")
-        least = load(network.path).metrics.get("least_evidence", -np.inf)
+        least = load(network.path).metrics.get("evidence_limit", -np.inf)
         classify = _served(network.path)
         for name, (inputs, has_ink, truths) in seen.items():
-            logits = in_parts(classify, BATCH)(inputs).astype(np.float64)
-            rejected = (np.logaddexp.reduce(logits, axis=1) < least) | ~has_ink
+            logits = in_parts(classify, BATCH)(inputs)
+            rejected = (evidence(logits) < least) | ~has_ink
             row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
             if truths is not None:
                 right = (logits.argmax(1) == truths) & has_ink

@@ -21,11 +21,11 @@ class Description(Preparation):
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
     labels: tuple[str, ...]
     temperature: float  # divides the logits before softmax
-    least_evidence: float | None  # that pictures of the labels have; None: not calibrated
+    evidence_limit: float | None  # that pictures of the labels have; None: not calibrated
 
     def rejects(self, evidence: float, suits: bool) -> bool:
         """Whether a picture shows none of the labels. `suits`: it looks as the training pictures did."""
-        return self.least_evidence is not None and (not suits or evidence < self.least_evidence)
+        return self.evidence_limit is not None and (not suits or evidence < self.evidence_limit)
 
 
 def describe(parameters: Mapping[str, str]) -> Description:
@@ -42,9 +42,9 @@ def describe(parameters: Mapping[str, str]) -> Description:
     temperature = float(parameters.get("temperature", 1.0))
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature {temperature}")
-    least = float(parameters["least_evidence"]) if "least_evidence" in parameters else None  # older models lack it
+    least = float(parameters["evidence_limit"]) if "evidence_limit" in parameters else None  # older models lack it
     if least is not None and not math.isfinite(least):
-        raise ValueError(f"the least evidence {least}")
+        raise ValueError(f"the evidence limit {least}")
     looks = _looks(config) if preprocessing == "photo" else None
     framing = Framing.of(config["framing"]) if config.get("framing") is not None else None
     return Description(image_shape, preprocessing, looks, framing, str(config["model"]), labels, temperature, least)

@@ -196,7 +196,7 @@ def _check_split(split: bool, model: ServedModel) -> None:
 
 
 def _check_rejection(limit: Limit | None, model: ServedModel) -> None:
-    if limit == "auto" and model.least_evidence is None:
+    if limit == "auto" and model.evidence_limit is None:
         fitted = "vitbn calibrate CHECKPOINT fits it, then export again"
         raise click.UsageError(
             f"--reject-below auto: expected a model with a fitted threshold, found {model.name!r} without; "

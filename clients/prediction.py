@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from common.evidence import evidence
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -19,7 +21,7 @@ class Answer:
 class Prediction:
     """`probabilities` have the order of `labels` and sum to 1.
 
-    `evidence`: log(sum(exp(logits))), low for pictures that show none of the labels.
+    `evidence`: low for pictures that show none of the labels (common/evidence.py).
     """
 
     label: str
@@ -43,12 +45,9 @@ def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> 
     Guo, Pleiss, Sun, Weinberger, On Calibration of Modern Neural Networks, 2017.
     """
     best, rows = answer.logits.argmax(axis=1).tolist(), probabilities(answer.logits, temperature).tolist()
-    logits = answer.logits.astype(np.float64)
-    largest = logits.max(axis=1)  # (n,)
-    evidence = (largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))).tolist()
     return [
         Prediction(labels[index], row[index], index, labels, tuple(row), each, answer.version, answer.latency_ms)
-        for index, row, each in zip(best, rows, evidence, strict=True)
+        for index, row, each in zip(best, rows, evidence(answer.logits).tolist(), strict=True)
     ]
 
 

@@ -179,7 +179,7 @@ def _describe(
         metrics,
         *errors,
         metrics.get("temperature"),
-        metrics.get("least_evidence"),
+        metrics.get("evidence_limit"),
     )
     facts = {
         "opset": opset,

@@ -43,7 +43,7 @@ def described(manifest: Manifest) -> dict[str, str | None]:
         "checkpoint_sha256": network.checkpoint_sha256,
         "test_accuracy": None if origin.accuracy is None else str(origin.accuracy),
         "temperature": None if network.temperature is None else str(network.temperature),
-        "least_evidence": None if network.least_evidence is None else str(network.least_evidence),
+        "evidence_limit": None if network.evidence_limit is None else str(network.evidence_limit),
     }
 
 

@@ -35,7 +35,7 @@ class Network:
     """A trained network of this project, or one of pictures that clients ask alike.
 
     `max_abs_error`: of the float32 file's logits beside the trained network's, at most `tolerance`. `temperature`
-    divides the logits, `least_evidence` rejects a picture (models/evaluation/rejection.py); None: not calibrated.
+    divides the logits, `evidence_limit` rejects a picture (models/evaluation/rejection.py); None: not calibrated.
     """
 
     config: ModelConfig | PictureConfig
@@ -44,7 +44,7 @@ class Network:
     max_abs_error: float
     tolerance: float
     temperature: float | None = None
-    least_evidence: float | None = None
+    evidence_limit: float | None = None
 
     def __post_init__(self) -> None:
         _check_type("checkpoint_sha256", self.checkpoint_sha256, str)
@@ -54,8 +54,8 @@ class Network:
                 raise ValueError(f"{name} {getattr(self, name)}")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature {self.temperature}")
-        if self.least_evidence is not None and not math.isfinite(self.least_evidence):
-            raise ValueError(f"least_evidence {self.least_evidence}")
+        if self.evidence_limit is not None and not math.isfinite(self.evidence_limit):
+            raise ValueError(f"evidence_limit {self.evidence_limit}")
         _check_accuracy(self.metrics.get("test_accuracy"))
 
     def to_json(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _network(held: dict[str, Any]) -> Network:
     other = isinstance(described, dict) and described.get("model") == OTHER
     config = picture_config(described) if other else ModelConfig.from_json(json.dumps(described))
     names = ("checkpoint_sha256", "metrics", "max_abs_error", "tolerance")
-    fitted = {name: held.pop(name, None) for name in ("temperature", "least_evidence")}
+    fitted = {name: held.pop(name, None) for name in ("temperature", "evidence_limit")}
     return Network(config, **{name: held.pop(name) for name in names}, **fitted)
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's metrics: a JSON object, checked on writing and reading.
 
-`temperature` divides the logits. Below `least_evidence` a picture is none of the classes (evaluation/rejection.py).
+`temperature` divides the logits. Below `evidence_limit` a picture is none of the classes (evaluation/rejection.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _check(metrics: Metrics) -> None:
         _require(metrics, name, "an integer of at least 1", lambda value: type(value) is int and value >= 1)
     expected = f"a number above 0, up to {HIGHEST_TEMPERATURE:g}"
     _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
-    _require(metrics, "least_evidence", "a finite number", lambda value: _is_number(value) and math.isfinite(value))
+    _require(metrics, "evidence_limit", "a finite number", lambda value: _is_number(value) and math.isfinite(value))
     for name in ("dataset", "data_dir"):
         _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and value.isprintable())
     for name in ("options", "adapted"):

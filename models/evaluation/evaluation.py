@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.data import Dataset, hold_out
-from models.evaluation.rejection import drawings, fit_least_evidence
+from models.evaluation.rejection import drawings, fit_evidence_limit
 from models.networks.config import INPUT_SCALE
 from models.training.recipe import Diverged
 
@@ -61,7 +61,7 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
-    """Temperature and least evidence are fitted on held-out images; the errors are those of the test part."""
+    """Temperature and evidence limit are fitted on held-out images; the errors are those of the test part."""
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):
@@ -74,7 +74,7 @@ def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> di
         "temperature": temperature,
         "calibration_error": calibration_error(*test, temperature),
         "calibration_error_before": calibration_error(*test),
-        **fit_least_evidence(held[0], others),
+        **fit_evidence_limit(held[0], others),
     }
 
 

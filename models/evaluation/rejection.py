@@ -1,8 +1,6 @@
-"""Fits the least evidence with which a model accepts a picture as one of its classes.
+"""Fits the evidence below which a model rejects a picture as none of its classes.
 
-In: logits of held-out pictures and of drawings of something else. Out: a threshold on the evidence
-log(sum(exp(logits))), which is high if the picture looks like any class: Liu et al., "Energy-based Out-of-distribution
-Detection", NeurIPS 2020.
+In: logits of held-out pictures and of drawings of something else. Out: a threshold on `common.evidence`.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from common.evidence import evidence
 from common.looks import looks
 from models.data import Dataset
 from models.data.dataset import DIGITS
@@ -22,19 +21,19 @@ MOST_LOST = 0.03  # of the held-out pictures
 DRAWINGS = 2000
 
 
-def fit_least_evidence(held_out: Tensor, others: Tensor) -> dict[str, float]:
+def fit_evidence_limit(held_out: Tensor, others: Tensor) -> dict[str, float]:
     """Logits (n, classes) of held-out pictures and of others -> entries of a checkpoint's metrics.
 
     The threshold maximises the rejected share of the others minus the rejected share of the held-out pictures, which is
     at most MOST_LOST.
     """
-    held, other = (np.sort(logits.double().logsumexp(1).cpu().numpy()) for logits in (held_out, others))
+    held, other = (np.sort(evidence(logits.double().cpu().numpy())) for logits in (held_out, others))
     candidates = held[: 1 + int(MOST_LOST * len(held))]
     lost = np.searchsorted(held, candidates) / len(held)
     rejected = np.searchsorted(other, candidates) / len(other)
     best = int((rejected - lost).argmax())
     return {
-        "least_evidence": round(float(candidates[best]), 4),
+        "evidence_limit": round(float(candidates[best]), 4),
         "rejected_held_out": float(lost[best]),
         "rejected_drawings": float(rejected[best]),
     }

@@ -90,13 +90,13 @@ def test_answers_below_the_limit_are_rejected(server, row):
 
 def test_the_model_itself_rejects_what_is_none_of_its_labels(server, row):
     evidence = sorted(each.evidence for each in expected(row))
-    server.parameters["least_evidence"] = str((evidence[1] + evidence[2]) / 2)
+    server.parameters["evidence_limit"] = str((evidence[1] + evidence[2]) / 2)
     below = [each.evidence < evidence[2] for each in expected(row)]
     code, lines, _ = ask(server, row, "--split", "--reject-below", "auto")
     assert (code, [": rejected (" in line for line in lines[:4]]) == (4, below)
     objects = [json.loads(line) for line in ask(server, row, "--split", "--json", "--reject-below", "auto")[1]]
     assert [each["rejected"] for each in objects] == below
-    server.parameters["least_evidence"] = str(evidence[0])
+    server.parameters["evidence_limit"] = str(evidence[0])
     assert ask(server, row, "--split", "--reject-below", "auto")[0] == 0
 
 
@@ -104,7 +104,7 @@ def test_a_model_without_a_threshold_cannot_reject_by_it(server, row):
     code, lines, errors = ask(server, row, "--reject-below", "auto")
     assert (code, lines) == (2, [])
     assert errors[-1].startswith("Error: --reject-below auto: expected a model with a fitted threshold, found ")
-    server.parameters["least_evidence"] = "nan"
+    server.parameters["evidence_limit"] = "nan"
     assert ask(server, row)[0] == 3  # no description of a classifier
 
 

@@ -206,7 +206,7 @@ def test_a_digit_is_no_garment(garments: StandIn) -> None:
     assert (code, len(lines), len(errors)) == (0, 1, 1)
     unlike = "unlike the model's training pictures, so the answer may mean nothing"
     assert errors[0].startswith(f"Note: {DIGIT_PNG}: {unlike}: the thing fills 6")
-    garments.parameters["least_evidence"] = "-100"  # that no logits reach
+    garments.parameters["evidence_limit"] = "-100"  # that no logits reach
     code, lines, _ = ask(garments, DIGIT_PNG, "--reject-below", "auto")
     assert (code, len(lines), ": rejected (" in lines[0]) == (4, 1, True)
 

@@ -15,7 +15,7 @@ from models.networks.registry import build
 
 TINY = replace(trainings.TINY, model="vit")
 OPTIONS = replace(trainings.OPTIONS, epochs=2, hold_out=400)
-KEYS = ["temperature", "calibration_error", "calibration_error_before", "least_evidence"]
+KEYS = ["temperature", "calibration_error", "calibration_error_before", "evidence_limit"]
 KEYS += ["rejected_held_out", "rejected_drawings"]
 
 

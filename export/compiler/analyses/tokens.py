@@ -128,7 +128,8 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     else:
         join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])
         if join.rows is not None and given[0] is not None:
-            if not same(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0], tokens.entries.batch):
+            heads = tokens.entries.texts_in(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0])
+            if heads is None or (heads > 1 and not isinstance(join.rows, tuple)):
                 raise Refused.at(node, "expected an axis of texts alone of what it picks")
             if tokens.entries.behind(tokens.shapes.dims(given[0])[join.axis]):
                 raise Refused.at(node, "it may pick what is no token")

@@ -212,10 +212,18 @@ class Body:
         front = [batch, pick.axis]
         rest = [axis for axis in range(self.shapes.rank(pick.value)) if axis not in front]
         turned = nodes.transpose(self.grid(pick.value), [*front, *rest])
+        heads = self.tokens.entries.texts_in(self.shapes.dims(pick.value)[batch]) or 1
+        if heads > 1 and isinstance(pick.rows, tuple):
+            ranks = self._for_heads(ranks, heads, len(pick.rows))
         places = nodes.reshape(ranks, [-1, 1]) if single else nodes.unsqueeze(ranks, [2])
         picked = nodes.add("GatherND", [turned, places], pick.value.dtype, {"batch_dims": 1})
         order = [batch, *([] if single else [pick.axis]), *rest]
         return nodes.transpose(picked, [order.index(axis) for axis in sorted(order)])
+
+    def _for_heads(self, ranks: ir.Value, heads: int, picks: int) -> ir.Value:
+        """(n * heads, picks): the heads of a text stand together."""
+        each = self.nodes.add("Expand", [self.nodes.unsqueeze(ranks, [1]), self.nodes.integers([1, heads, 1])])
+        return self.nodes.reshape(each, [-1, picks])
 
     def _copy(self, node: ir.Node, packed: bool) -> None:
         inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]

@@ -450,6 +450,40 @@ def test_a_mask_that_is_repeated_for_each_head_hides() -> None:
         check_equal(original, packed, given)
 
 
+def of_heads() -> ir.Model:
+    """As DeBERTa computes them: texts and heads as a single axis, of which the rows of queries are picked."""
+    numbers = {"apart": [0, 0, 2, 2], "rest": [-1], "two": [2], "again": [-1, 2, 2], "between": [1, 2], "ends": [0, -1]}
+    return parse(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float[batch, 2, 2, 2] y)
+        {
+            x = Gather(table, input_ids) n = Shape<start = 1>(input_ids) heads = Reshape(x, apart)
+            own = Transpose<perm = [0, 2, 1, 3]>(heads) sizes = Concat<axis = 0>(rest, n, two)
+            flat = Reshape(own, sizes) rows = Gather<axis = 1>(flat, ends) keys = Transpose<perm = [0, 2, 1]>(flat)
+            s = MatMul(rows, keys) all = Concat<axis = 0>(again, n) scores = Reshape(s, all)
+            m = Cast<to = 9>(attention_mask) shown = Unsqueeze(m, between) f = Where(shown, scores, lowest)
+            p = Softmax(f) y = MatMul(p, own)
+        }""",
+        table=np.random.default_rng(0).standard_normal((VOCABULARY, 4)).astype(np.float32),
+        lowest=np.array(-1e9, np.float32),
+        **{name: np.array(number) for name, number in numbers.items()},
+    )
+
+
+def test_tokens_of_texts_and_heads_on_a_single_axis_are_picked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    original = of_heads()
+    check(ir.to_proto(original), rewrite(original, packed=MASK).model)
+    ir.save(original, tmp_path / "in.onnx")
+
+    def of_others(body: packed_body.Body, ranks: ir.Value, heads: int, picks: int) -> ir.Value:
+        each = body.nodes.add("Expand", [body.nodes.unsqueeze(ranks, [0]), body.nodes.integers([heads, 1, 1])])
+        return body.nodes.reshape(each, [-1, picks])
+
+    monkeypatch.setattr(packed_body.Body, "_for_heads", of_others)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+
+
 def repeated(nodes: str) -> ir.Model:
     """`each`: the sizes to which Expand repeats for each token."""
     rng = np.random.default_rng(0)

@@ -178,6 +178,10 @@ def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.
 
 def _seen(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Value:
     """0 where the mask, an input, hides."""
+    if mask is not None and value.shape is None:
+        raise BadRequest(
+            f"read: expected tokens in the output {value.name!r}, found that its shape does not follow from the graph"
+        )
     if mask is None or mask.shape is None or value.shape is None or value.shape.rank() < mask.shape.rank():
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
     wide = nodes.reshape(mask, [0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))

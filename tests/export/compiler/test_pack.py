@@ -532,6 +532,13 @@ def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "o.onnx").exists()
 
 
+def test_hidden_tokens_of_an_output_of_unknown_shape_are_refused() -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[b, n] x, int64[k] s, int64[b, n] mask) => (float y)'
+    told = "read: expected tokens in the output 'y', found that its shape does not follow from the graph"
+    with pytest.raises(BadRequest, match=told):
+        rewrite(parse(f"{text} {{ y = Reshape(x, s) }}"), ["y[mask]"], packed="mask")
+
+
 def test_a_refusal_says_how_to_read_an_output_of_all_tokens(tmp_path: Path) -> None:
     onnx.save(export(Masked("absolute", "hidden")), tmp_path / "hidden.onnx")
     refused = run(tmp_path / "hidden.onnx", "-o", tmp_path / "o.onnx", "--packed", MASK)

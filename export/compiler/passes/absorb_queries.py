@@ -50,7 +50,8 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             continue
         Absorber(model.graph, site).run()
         refresh(model)  # the next attention may be read by what is now unread
-        change = f"{site.parts.queries} queries absorb keys and values, {site.before:,} -> {site.after:,} MACs"
+        queries = "1 query absorbs" if site.parts.queries == 1 else f"{site.parts.queries} queries absorb"
+        change = f"{queries} keys and values, {site.before:,} -> {site.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
     if sites:
         Materialiser(shapes, analyse(shapes)).run()  # cuts columns of keys and values off a MatMul with the queries'

@@ -45,9 +45,16 @@ def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
                 continue
             name = node.outputs[0].name or ""
             _apply(model.graph, shifts, node)
-            sites.append(Site(name, "Add", f"carried to {len(shifts.constants)} sums that were there"))
+            sites.append(Site(name, "Add", _told(len(shifts.constants) - 1)))
             remove_unused(model)
     return Outcome(tuple(sites), tuple(refusals))
+
+
+def _told(sums: int) -> str:
+    """`sums`: those behind the bias that take its constant up. A softmax gives the same without that of its keys."""
+    if not sums:
+        return "left out: no answer depends on it"
+    return "carried to a sum that was there" if sums == 1 else f"carried to {sums} sums that were there"
 
 
 def _is_bias(shapes: Shapes, node: ir.Node) -> bool:

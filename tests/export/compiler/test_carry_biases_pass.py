@@ -106,6 +106,21 @@ def test_biases_go_and_the_answers_stay(nodes: str, gone: list[str]) -> None:
     assert apart(original, done.model, (3, 8, 8)) < 1e-13
 
 
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ("m = MatMul(x, w) a = Add(m, bias) n = MatMul(a, w) z = Add(n, bias) y = Relu(z)", "carried to a sum that"),
+        (f"{CARRIED['behind a table'][0]}", "carried to 2 sums that"),
+        (
+            "k = MatMul(x, w) a = Add(k, bias) t = Transpose<perm = [0, 2, 1]>(a) s = MatMul(x, t) y = Softmax(s)",
+            "left out: no answer depends on it",
+        ),
+    ],
+)
+def test_the_sums_that_take_a_bias_up_are_counted(nodes: str, told: str) -> None:
+    assert carried(network(nodes)).steps[0].sites[0].told.startswith(told)
+
+
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)
 def test_a_bias_that_cannot_go_is_named(nodes: str, reason: str) -> None:
     original = network(nodes)

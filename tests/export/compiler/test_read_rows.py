@@ -358,6 +358,11 @@ def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str,
     assert [refusal.told for refusal in step.refusals] == [reason]
 
 
+def test_a_single_query_is_one_query() -> None:
+    (step,) = optimise(attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)"), passes=["absorb-queries"]).steps
+    assert [site.told for site in step.sites] == ["1 query absorbs keys and values, 9,280 -> 2,240 MACs"]
+
+
 def test_queries_that_an_input_picks_are_not_alike() -> None:
     ids, tokens = ", int64[n, 2] ids", "tokens = Gather(table, ids)"
     original = attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)", ids, tokens=tokens)

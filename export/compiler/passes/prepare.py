@@ -141,9 +141,9 @@ def _drop_dropout(graph: ir.Graph) -> None:
 
 
 def _drop_statistics(graph: ir.Graph) -> None:
-    """A BatchNormalization in training takes the statistics of its input, and answers without those that it is given.
+    """A BatchNormalization in training reads the statistics of its input, and none of those that it is given.
 
-    TorchScript computes those of a convolution's weights, by steps of which each is too large to fold.
+    TorchScript gives it computed statistics of a convolution's weights. Their steps are too large to fold.
     """
     for node in graph:
         if made_by(node.outputs[0], "BatchNormalization") is None or any(map(is_read, node.outputs[1:])):

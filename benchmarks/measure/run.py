@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.command_line import command
+from models.training.environment import commit, describe
 from vitbn_packages import one_line_errors
 
 Row = Mapping[str, Any]
@@ -85,10 +86,13 @@ def _validator() -> Any:
 
 
 class Record:
-    """The rows of the running command, written to `path`; None: to no file."""
+    """The rows of the running command, written to `path`; None: to no file.
+
+    The commit is that of the start: a result that git keeps is a change itself.
+    """
 
     def __init__(self, path: Path | None, threads: int, device: str) -> None:
-        self.path, self.threads, self.device = path, threads, device
+        self.path, self.threads, self.device, self.commit = path, threads, device, commit()
         self.command, self.date = command(), datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.limits: Mapping[str, Any] | None = None
         self.rows: Sequence[Row] = ()
@@ -105,12 +109,9 @@ class Record:
         self.update([*self.rows, *rows])
 
     def run(self, interrupted: bool = False) -> Run:
-        from models.training.environment import describe
-
         machine = describe(self.threads, self.device) | self._steadiness()
-        commit: str | None = machine.pop("commit")
-        doubt = NO_COMMIT if commit is None else DIRTY if commit.endswith("-dirty") else None
-        return Run(self.command, commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
+        doubt = NO_COMMIT if self.commit is None else DIRTY if self.commit.endswith("-dirty") else None
+        return Run(self.command, self.commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
 
     def _steadiness(self) -> dict[str, Any]:
         """Whether the machine is steady, if a file beside the result says so."""

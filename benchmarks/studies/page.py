@@ -53,7 +53,7 @@ def result(
     """The content of the JSON file. `measured`: `runs` or `rows`."""
     import torch
 
-    from models.training.environment import describe
+    from models.training.environment import commit, describe
 
     return {
         "study": study,
@@ -62,7 +62,7 @@ def result(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "scope": scope,
         "timing": timing,
-        "environment": describe(torch.get_num_threads(), device),
+        "environment": describe(torch.get_num_threads(), device) | {"commit": commit()},
         **measured,
     }
 

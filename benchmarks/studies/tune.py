@@ -187,9 +187,9 @@ def run_trials(
     """Yields each trial once `path` has it; `count` includes the earlier trials. Keeps checkpoints if speed counts."""
     import torch
 
-    from models.training.environment import describe
+    from models.training.environment import commit, describe
 
-    trials, environment = list(earlier), describe(torch.get_num_threads(), device)
+    trials, environment = list(earlier), describe(torch.get_num_threads(), device) | {"commit": commit()}
     if len(trials) < count:
         write(path, search, trials, environment)  # raises OSError now, not after a trial
     while len(trials) < count:

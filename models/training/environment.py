@@ -1,4 +1,4 @@
-"""Describes the hardware, versions and commit that a result comes from."""
+"""Describes the hardware and versions that a result comes from, and names the commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16",
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """JSON-ready: processor, cores, `threads` and `device` of the run, load, versions of PACKAGES, commit."""
+    """JSON-ready: processor, cores, `threads` and `device` of the run, load, versions of PACKAGES."""
     import torch
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}
@@ -47,7 +47,6 @@ def describe(threads: int, device: str) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "commit": _commit(),
     } | gpu
 
 
@@ -82,7 +81,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """With "-dirty" behind it if the working tree has changes; None outside a git repository."""
     root = Path(__file__).parent
     try:
         done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)

@@ -43,6 +43,13 @@ def measure(json_path: Path | None, **options: object) -> None:
             raise KeyboardInterrupt
 
 
+def test_a_result_that_git_keeps_names_the_commit_of_its_start(monkeypatch, tmp_path):
+    commits = iter(["abc1234", "abc1234-dirty"])
+    monkeypatch.setattr("benchmarks.measure.run.commit", lambda: next(commits))
+    _, written = measured(measure, tmp_path / "result.json")
+    assert (written["commit"], "doubt" in written) == ("abc1234", False)
+
+
 def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     path = tmp_path / "new/result.json"
     words = ("x y", "--name", "c", "--name", "a", "--batch", 1, "--batch", 2, "--folder", tmp_path)

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.readers import made_by, made_of
-from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
+from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, same, same_shape
 from export.compiler.operators.inference import elements_of
-from export.compiler.operators.table import RESHAPES
+from export.compiler.operators.table import RESHAPES, view_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -
     last = attribute_int(maker, "axis", 0) % len(dims) == len(dims) - 1
     if chosen is None or not last or len(dims) not in (2, 3) or not same(dims[0], batch):
         return None
-    if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not _counts(shapes, counted, batch):
+    if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not counts(shapes, counted, 0, batch):
         return None
     return Choice(node, whole, chosen, dims[1] if len(dims) == 3 else None)
 
@@ -135,7 +135,7 @@ def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bo
     """Whether it is 0, rows, 2 rows, ..."""
     maker = made_by(value, "Mul")
     return maker is not None and any(
-        _counts(shapes, counted, batch) and size is not None and _is_size(shapes, size, rows)
+        counts(shapes, counted, 0, batch) and size is not None and _is_size(shapes, size, rows)
         for counted, size in (maker.inputs, reversed(maker.inputs))
     )
 
@@ -145,20 +145,33 @@ def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
     return len(known) == 1 and same(known[0], size)
 
 
-def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
-    """Whether it is 0, 1, ... below the size of the batch, repeated along further axes."""
-    while value is not None and (maker := value.producer()) is not None and shapes.dims(value)[:1]:
-        if maker.op_type not in {*RESHAPES, "Cast", "Expand"} or not same(shapes.dims(value)[0], batch):
-            break
+def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool:
+    """Whether it is 0, 1, ... below the size along the axis, repeated along the others."""
+    if value is None or axis >= shapes.rank(value):
+        return False
+    value, axis = source_along(shapes, value, axis)
+    if not same(shapes.dims(value)[axis], size):
+        return False
+    if (maker := made_by(value, "Range")) is not None:
+        return [integers(maker.inputs[0]), integers(maker.inputs[2])] == [[0], [1]]
+    return isinstance(size, int) and integers(value) == [*range(size)]
+
+
+def source_along(shapes: Shapes, value: ir.Value, axis: int) -> tuple[ir.Value, int]:
+    """Whose elements along which axis the value's are along its own, moved and repeated along others."""
+    while (maker := value.producer()) is not None and maker.inputs:
         source = maker.inputs[0]
-        if maker.op_type == "Expand" and (source is None or shapes.rank(source) != shapes.rank(value)):
-            return False
-        value = source
-    maker = made_by(value, "Range")
-    if maker is not None:
-        start, step = integers(maker.inputs[0]), integers(maker.inputs[2])
-        return start == [0] and step == [1] and same(shapes.dims(maker.outputs[0])[0], batch)
-    return isinstance(batch, int) and integers(value) == list(range(batch))
+        if source is None or None in (source.shape, value.shape):
+            break
+        if made_by(value, "Cast") is not None and {source.dtype, value.dtype} <= WHOLE_NUMBERS:
+            value = source
+            continue
+        view = view_of(shapes, maker)
+        places = [own for own in range(shapes.rank(source)) if view.place(own) == axis] if view is not None else []
+        if not places or not same(shapes.dims(source)[places[0]], shapes.dims(value)[axis]):
+            break
+        value, axis = source, places[0]
+    return value, axis
 
 
 def _within(value: ir.Value) -> bool:

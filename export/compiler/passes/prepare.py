@@ -23,9 +23,9 @@ from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
-from export.compiler.passes.choose_by_masks import choose_by_masks
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.open_scatters import open_scatters
 from export.compiler.passes.take_branches import take_branches
 from export.compiler.passes.unflatten import unflatten
 
@@ -51,7 +51,7 @@ def prepare(model: ir.Model) -> None:
     name_free_dimensions(model.graph)
     fold_constants(model)
     _check_norms(model.graph)
-    choose_by_masks(model.graph)
+    open_scatters(model.graph)
     _drop_whole_slices(model.graph)
     _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)

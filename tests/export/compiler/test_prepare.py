@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_networks import answers, check_equal, export, parse, proved
+from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, parse, proved
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate_node
-from export.compiler.passes import choose_by_masks, prepare
+from export.compiler.passes import open_scatters, prepare
 from export.compiler.pipeline import prepared
 from export.rewrite_file import Request, rewrite_file
 
@@ -120,12 +122,70 @@ def test_a_norm_in_training_is_refused_where_it_is_computed(opset: int) -> None:
 
 
 def test_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def another(node: ir.Node, true: Any = choose_by_masks._number) -> Array | None:
+    def another(node: ir.Node, true: Any = open_scatters._number) -> Array | None:
         number = true(node)
         return None if number is None else -number
 
-    monkeypatch.setattr(choose_by_masks, "_number", another)
+    monkeypatch.setattr(open_scatters, "_number", another)
     ir.save(put(""), tmp_path / "in.onnx")
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+
+
+class Interleaved(Encoder):
+    """Features of the tokens are put in place, as Qwen3-VL turns its positions and Mistral 4 joins its keys."""
+
+    def __init__(self, features: Any) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids) * attention_mask[..., None]
+        y = x.roll(1, -1)
+        y[..., self.features] = x.square()[..., self.features]
+        for block in self.blocks:
+            y = block(y, None)
+        return y
+
+
+FEATURES = [slice(1, 12, 3), slice(4), slice(-3, None), slice(None)]
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_features_put_in_place_are_those_of_either(features: Any) -> None:
+    original = ir.from_proto(export(Interleaved(features)))
+    assert "ScatterND" in [node.op_type for node in original.graph]
+    plain = prepared(original).model
+    assert "ScatterND" not in [node.op_type for node in plain.graph]
+    for size in ((3, 5), (1, 1)):
+        ids = RNG.integers(0, VOCABULARY, size)
+        check_equal(original, plain, {"input_ids": ids, "attention_mask": RNG.integers(0, 2, size)})
+
+
+PLACES = "n = Shape<start = 0, end = 1>(x) b = Squeeze(n) rows = Range({start}, b, {step}) r = Reshape(rows, {form})"
+
+
+@pytest.mark.parametrize("other", [{}, {"step": "minus", "start": "two"}, {"features": [1, 1]}, {"form": "behind"}])
+def test_of_such_features_each_is_of_its_own_row(other: dict[str, Any]) -> None:
+    """Steps back, a feature twice, and the number of the row that stands for the feature."""
+    places = {"start": "zero", "step": "one", "form": "front", "features": [3, 0], **other}
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x, float[n, 2] u) => (float[n, 4] y) '
+    parts = "f = Shape(u) i = Expand(r, f) j = Expand(c, f) a = Unsqueeze(i, last) d = Unsqueeze(j, last)"
+    put = "p = Concat<axis = -1>(a, d) put = ScatterND(x, p, u) y = MatMul(put, w)"
+    arrays = {"zero": 0, "one": 1, "two": 2, "minus": -1, "front": [-1, 1], "behind": [1, -1], "last": [-1]}
+    numbers = {name: np.array(number) for name, number in arrays.items()}
+    held = {"c": np.array(places["features"]), "w": np.eye(4, dtype=np.float32)}
+    network = parse(f"{text} {{ {PLACES.format(**places)} {parts} {put} }}", **numbers, **held)
+    assert ("ScatterND" in [node.op_type for node in prepared(network).model.graph]) is bool(other)
+
+
+def test_features_of_another_place_fail_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def others(shapes: Shapes, node: ir.Node, true: Any = open_scatters._features) -> list[int] | None:
+        features = true(shapes, node)
+        return None if features is None else features[::-1]
+
+    monkeypatch.setattr(open_scatters, "_features", others)
+    onnx.save(export(Interleaved(slice(1, 12, 3))), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
 

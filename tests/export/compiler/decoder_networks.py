@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from functools import cache
+from functools import partial
 from typing import Any
 
+import exports_once
 import numpy as np
 import onnx
 import torch
@@ -83,9 +84,13 @@ class Decoder(nn.Module):
         return self.head(self.norm(x)), *made
 
 
-@cache
 def export(exporter: str = "new", opset: int = 18) -> onnx.ModelProto:
-    """The same object at each call; nobody changes it."""
+    options: dict[str, Any] = {"exporter": exporter, "opset": opset}
+    network = Decoder().eval()
+    return exports_once.of_a_test(network, options, partial(_export, network, **options))
+
+
+def _export(network: Decoder, exporter: str, opset: int) -> onnx.ModelProto:
     ids = torch.randint(0, WORDS, (2, 5))
     past = [torch.randn(2, GROUPS, 3, SIZE) for _ in PAST]
     arguments = (ids, torch.ones(2, 8, dtype=torch.int64), torch.arange(3, 8).repeat(2, 1), past)
@@ -95,7 +100,6 @@ def export(exporter: str = "new", opset: int = 18) -> onnx.ModelProto:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        network = Decoder().eval()
         if exporter == "old":
             axes = dict(zip(options["input_names"], [new, both, new, *[old] * len(PAST)], strict=True))
             torch.onnx.export(network, arguments, buffer, dynamic_axes=axes, dynamo=False, **options)

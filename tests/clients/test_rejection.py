@@ -76,8 +76,8 @@ def test_letters(confidences, limit):
 
 
 def test_noise_and_scribbles(confidences, limit):
-    assert refused(confidences, limit, noise()).mean() > 0.75
-    assert refused(confidences, limit, scribbles()).mean() > 0.3
+    assert refused(confidences, limit, noise(100)).mean() > 0.75
+    assert refused(confidences, limit, scribbles(100)).mean() > 0.3
 
 
 def test_rows_of_digits(confidences, digits):

@@ -195,7 +195,7 @@ def _run(
     from models.training import loop
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
-    images = len(part.train_labels) + options.drawn
+    images = len(part.train_labels) + options.drawn + options.outliers
     finished = _earlier(output).get("epochs", 0) if resume else 0
     with _progress(options.epochs * images, finished * images) as on_batch:
         epochs = loop.train(config, data, options, output, resume, on_batch)

@@ -76,16 +76,18 @@ def _quick_drawings(made_once: Callable[[str, Callable[[Path], object]], Path]) 
     """Every training that holds pictures out ends with the same 2,000 drawings, two seconds' work."""
     if "torch" not in sys.modules:
         return
-    from models.evaluation import rejection
+    from models.data import outliers
 
-    def once(draw: Callable[[int], object]) -> Callable[[int], object]:
-        def drawn(count: int) -> object:
+    def once(draw: Callable[..., object]) -> Callable[..., object]:
+        def drawn(count: int, **others: object) -> object:
+            if others:
+                return draw(count, **others)
             path = made_once(f"{draw.__name__}/{count}", lambda path: path.write_bytes(pickle.dumps(draw(count))))
             return pickle.loads(path.read_bytes())
 
         return drawn
 
-    rejection.not_digits, rejection.drawn = once(rejection.not_digits), once(rejection.drawn)
+    outliers.not_digits, outliers.drawn = once(outliers.not_digits), once(outliers.drawn)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,12 @@
 """Letters, shapes and scribbles, drawn by the pen of models/data/drawn.py: what a network of digits should reject.
 
 Out: uint8 (n, 1, 28, 28), 255 = ink, laid out as digits are. Letters that are also a way to write a digit (I, O, S, Z,
-b, g, q) are left out.
+b, g, q) are left out. A training may see the first half of the forms; the others and the scribbles judge.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,16 +71,19 @@ SHAPES: dict[str, Form] = {
 }  # fmt: skip
 
 FORMS = (*LETTERS.values(), *SHAPES.values())
+TRAINED, JUDGED = FORMS[::2], FORMS[1::2]
 
 
-def not_digits(count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Images (count, 1, 28, 28): each form in turn, then scribbles."""
+def not_digits(
+    count: int, seed: int = 0, forms: Sequence[Form] = JUDGED, scribbled: float = SCRIBBLED
+) -> NDArray[np.uint8]:
+    """Images (count, 1, 28, 28): each form in turn; instead of a share `scribbled` of them a scribble."""
     rng = np.random.default_rng(seed)
     images = []
     for number in range(count):
-        scribbled = rng.random() < SCRIBBLED
-        ink = draw(_scribble(rng) if scribbled else FORMS[number % len(FORMS)], rng, SIDE)
-        if not scribbled and rng.random() < FILLED:
+        scribble = rng.random() < scribbled
+        ink = draw(_scribble(rng) if scribble else forms[number % len(forms)], rng, SIDE)
+        if not scribble and rng.random() < FILLED:
             ink = _filled(ink)
         images.append(small(ink))
     return np.stack(images)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.data import Dataset, hold_out
-from models.evaluation.rejection import drawings, fit_evidence_limit
+from models.data.outliers import judging_outliers
+from models.evaluation.rejection import DRAWINGS, fit_evidence_limit
 from models.networks.config import INPUT_SCALE
 from models.training.recipe import Diverged
 
@@ -69,7 +70,7 @@ def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> di
         parts.append((classify(model, images), labels))
     held, test = parts
     temperature = round(fit_temperature(*held), 4)
-    others = classify(model, torch.tensor(drawings(dataset), device=device))
+    others = classify(model, torch.tensor(judging_outliers(dataset, DRAWINGS), device=device))
     return {
         "temperature": temperature,
         "calibration_error": calibration_error(*test, temperature),

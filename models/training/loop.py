@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from models.data import Dataset, hold_out
 from models.data.drawn import with_drawn
+from models.data.outliers import with_outliers
 from models.evaluation.evaluation import (
     TEST_BATCH,
     accuracy_by_class,
@@ -61,6 +62,7 @@ def train(
     """
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
     part = with_drawn(part, options.drawn) if options.drawn else part
+    part = with_outliers(part, options.outliers) if options.outliers else part
     if not batches_of(torch.arange(len(part.train_labels)), options.batch_size):
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
@@ -71,7 +73,8 @@ def train(
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
     mix = mixing(options.mixup, options.cutmix)
-    target = as_probabilities(labels, config.num_classes) if options.mixup or options.cutmix else labels
+    shared = options.mixup or options.cutmix or (options.outliers and not options.teacher)
+    target = as_probabilities(labels, config.num_classes) if shared else labels
     draw = partial(_draw, images, target, distort, mix)
     folder = open_folder(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
     for number in range(len(state.series) + 1, options.epochs + 1):

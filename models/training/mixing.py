@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.data.outliers import NO_CLASS
+
 
 def mixing(mixup: float, cutmix: float) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """`cutmix`: share of the batches that `pasted` gets; of the others `mixed`, if `mixup`, its alpha, is above 0."""
@@ -64,5 +66,7 @@ def _between(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
 
 
 def as_probabilities(labels: Tensor, classes: int) -> Tensor:
-    """Labels int64 (B,) or probabilities (B, classes) -> probabilities float (B, classes)."""
-    return labels if labels.is_floating_point() else F.one_hot(labels, classes).float()
+    """Labels int64 (B,) or probabilities (B, classes) -> probabilities float (B, classes); NO_CLASS: all alike."""
+    if labels.is_floating_point():
+        return labels
+    return F.one_hot(labels.clamp(min=0), classes).float().where(labels[:, None] != NO_CLASS, 1 / classes)

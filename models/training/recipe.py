@@ -60,6 +60,7 @@ class TrainingOptions:
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
     - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
+    - `outliers`: drawings of none of the classes beside them (`models/data/outliers.py`).
     - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
       least (`models/training/deepen.py`).
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
@@ -80,6 +81,7 @@ class TrainingOptions:
     augment_test: bool = _option(False, bool, "Distort the test images too, as the study did.")
     hold_out: int = _option(0, Numbers(int, 0), HOLD_OUT_HELP)
     drawn: int = _option(0, Numbers(int, 0), "Train on this many digits of our own drawing too.")
+    outliers: int = _option(0, Numbers(int, 0), "Train on this many drawings of none of the classes too.")
     init: str | None = _option(None, Path, "Checkpoint whose weights to start from; it may have fewer blocks.")
     teacher: str | None = _option(None, Path, "Checkpoint of a network to distil from.")
     teacher_cache: str | None = _option(

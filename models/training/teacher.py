@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from common.files import sha256, write_atomically
 from models.checkpoints import checkpoint
 from models.data import Dataset
+from models.data.outliers import NO_CLASS
 from models.evaluation.evaluation import TEST_BATCH
 from models.networks.config import INPUT_SCALE, ModelConfig
 from models.networks.registry import channels_last
@@ -46,9 +47,11 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
     """The mean of the labels and the teacher's probabilities (B, num_classes): (B, num_classes).
 
-    Labels are int64 (B,), or of mixed pictures probabilities (B, num_classes).
+    Labels are int64 (B,), or of mixed pictures probabilities (B, num_classes). Of NO_CLASS the teacher is not asked.
     """
-    return (as_probabilities(labels, probabilities.shape[1]) + probabilities) / 2
+    own = as_probabilities(labels, probabilities.shape[1])
+    mean = (own + probabilities) / 2
+    return mean if labels.is_floating_point() else mean.where(labels[:, None] != NO_CLASS, own)
 
 
 @dataclass(frozen=True)

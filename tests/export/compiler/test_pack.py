@@ -524,6 +524,48 @@ def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
 
 
+def test_heads_whose_features_are_the_rest_are_split() -> None:
+    """As DeBERTa splits queries, keys and values."""
+    sizes = "n_s = Shape<start = 0, end = 2>(made) minus = Neg(one) form = Concat<axis = 0>(n_s, two, minus)"
+    wide = "joint = Concat<axis = 2>(made, x, made) heads = Reshape(joint, form)"
+    split = "q, k, v = Split<axis = 3, num_outputs = 3>(heads) p = Mul(q, k) s = Mul(p, v)"
+    flat = "again = Concat<axis = 0>(n_s, minus) flat = Reshape(s, again)"
+    mean = "shown = Mul(flat, floats) y = ReduceSum<keepdims = 0>(shown, one)"
+    original = repeated(f"{sizes} {wide} {split} {flat} {mean}")
+    check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
+
+
+def test_numbers_of_tokens_that_follow_from_a_table_of_each_text_are_packed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As TAPAS counts the tokens of a cell: of all texts' cells on a single axis."""
+    cells = "n = Shape<start = 0, end = 1>(input_ids) all = Mul(n, four) none = Expand(nought, all) b = Squeeze(n)"
+    own = "rows = Range(first, b, step) r = Mul(rows, four) starts = Unsqueeze(r, one) cell = Mod(input_ids, four)"
+    put = "sum = Add(starts, cell) at = Reshape(sum, rest) f = Cast<to = 1>(input_ids) found = Reshape(f, rest)"
+    most = 'most = ScatterElements<reduction = "max">(none, at, found)'
+    read = f"{most} made = Reshape(most, apart) i = Cast<to = 7>(made)"
+    token = "num = GatherElements<axis = 1>(i, cell) x = Gather(table, num) shown = Mul(x, floats)"
+    original = parse(
+        f"""<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float[batch, 4] y)
+        {{
+            m = Unsqueeze(attention_mask, two) floats = Cast<to = 1>(m) {cells} {own} {put} {read} {token}
+            h = MatMul(shown, w) y = ReduceSum<keepdims = 0>(h, one)
+        }}""",
+        table=np.random.default_rng(0).standard_normal((VOCABULARY, 4)).astype(np.float32),
+        w=np.eye(4, dtype=np.float32),
+        nought=np.zeros((), np.float32),
+        **{name: np.array([number]) for name, number in (("one", 1), ("two", 2), ("four", 4), ("rest", -1))},
+        **{name: np.array(number) for name, number in (("first", 0), ("step", 1), ("apart", [-1, 4]))},
+    )
+    check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
+    ir.save(original, tmp_path / "in.onnx")
+    true = packed_body.Body.at_rows
+    monkeypatch.setattr(packed_body.Body, "at_rows", lambda body, numbers: true(body, body.part.places))  # of one text
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(only=(), packed=MASK))
+
+
 def test_an_unknown_mask_is_refused(encoder: Path, tmp_path: Path) -> None:
     unknown = run(encoder, "-o", tmp_path / "o.onnx", "--packed", "mask")
     assert (unknown.exit_code, "expected one of the inputs input_ids, attention_mask" in unknown.output) == (2, True)

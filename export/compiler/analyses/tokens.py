@@ -22,7 +22,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.readers import is_read
-from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, agree, same
+from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
 from export.compiler.operators.table import RESIZING
 
 
@@ -103,7 +103,7 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
     if out.shape is None:
         return False
     dims, entries = tokens.shapes.dims(out), tokens.entries
-    if any(entries.texts_in(dim) not in (None, 1) for dim in dims) and any(agree(entries.length, dim) for dim in dims):
+    if len(dims) > 1 and any(entries.texts_in(dim) not in (None, 1) for dim in dims):
         return True
     if out.dtype not in FLOATS or node.op_type == "Expand":
         return False

@@ -450,20 +450,20 @@ def test_a_mask_that_is_repeated_for_each_head_hides() -> None:
         check_equal(original, packed, given)
 
 
-def of_heads() -> ir.Model:
-    """As DeBERTa computes them: texts and heads as a single axis, of which the rows of queries are picked."""
+def of_heads(more: str = "", rows: str = "Gather<axis = 1>(flat, ends)") -> ir.Model:
+    """As DeBERTa computes them: texts and heads as a single axis. The `rows` of queries are picked, or an input."""
     numbers = {"apart": [0, 0, 2, 2], "rest": [-1], "two": [2], "again": [-1, 2, 2], "between": [1, 2], "ends": [0, -1]}
     return parse(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float[batch, 2, 2, 2] y)
-        {
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask{more}) => (float[batch, 2, 2, 2] y)
+        {{
             x = Gather(table, input_ids) n = Shape<start = 1>(input_ids) heads = Reshape(x, apart)
             own = Transpose<perm = [0, 2, 1, 3]>(heads) sizes = Concat<axis = 0>(rest, n, two)
-            flat = Reshape(own, sizes) rows = Gather<axis = 1>(flat, ends) keys = Transpose<perm = [0, 2, 1]>(flat)
+            flat = Reshape(own, sizes) rows = {rows} keys = Transpose<perm = [0, 2, 1]>(flat)
             s = MatMul(rows, keys) all = Concat<axis = 0>(again, n) scores = Reshape(s, all)
             m = Cast<to = 9>(attention_mask) shown = Unsqueeze(m, between) f = Where(shown, scores, lowest)
             p = Softmax(f) y = MatMul(p, own)
-        }""",
+        }}""",
         table=np.random.default_rng(0).standard_normal((VOCABULARY, 4)).astype(np.float32),
         lowest=np.array(-1e9, np.float32),
         **{name: np.array(number) for name, number in numbers.items()},
@@ -482,6 +482,27 @@ def test_tokens_of_texts_and_heads_on_a_single_axis_are_picked(monkeypatch: pyte
     monkeypatch.setattr(packed_body.Body, "_for_heads", of_others)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+
+
+def test_rows_of_another_input_may_have_texts_and_heads_on_a_single_axis(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the decoders of MVP and FSMT read the tokens."""
+    original = of_heads(", float[batch, 2, 2, 2] read", "Reshape(read, again)")
+    ir.save(original, tmp_path / "in.onnx")
+    packed = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK)).rewritten.model
+    for seed, (texts, length) in enumerate(((3, 5), (20, 40), (1, 1))):
+        read = np.random.default_rng(seed).standard_normal((texts, 2, 2, 2)).astype(np.float32)
+        check_equal(original, packed, feeds(texts, length, seed) | {"read": read})
+    true = packed_body.Body._of_texts
+
+    def turned(body: packed_body.Body, value: ir.Value, rank: int, batch: int) -> ir.Value:
+        taken = true(body, value, rank, batch)
+        return body.nodes.transpose(taken, [0, 2, 1, 3]) if value.name == "read" else taken
+
+    monkeypatch.setattr(packed_body.Body, "_of_texts", turned)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "other.onnx", Request(packed=MASK))
 
 
 def repeated(nodes: str) -> ir.Model:

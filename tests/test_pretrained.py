@@ -46,7 +46,7 @@ SOME = 200  # images
 WEIGHTS = {
     "cnn": "f0c18cfc5e6bd465",
     "vit": "a10301ede5d4d0c0",
-    "vitbn-tiny": "1e182f3630e4bb8e",
+    "vitbn-tiny": "210240695d3c0abc",
     "vitbn-late-deep": "e2503c5fac5facc4",
     "vitbn-late-64": "2ee70724b22fe6e4",
     "vitbn-coarse": "327cf4b53b265454",

@@ -108,17 +108,3 @@ for name in late-deep late-64 coarse; do cp checkpoints/long/vitbn-$name.safeten
 long vitbn-late-deep --depth 5 --heads 4 --class-attention 32 16 --standardise --batch-size 128 --lr 0.002 --epochs 70 \
     --seed 5 --init models/pretrained/vitbn-late-deep.safetensors
 cp checkpoints/long/vitbn-late-deep.safetensors models/pretrained
-
-# Last, letters and shapes of no class, whose target is every class alike: such pictures then give little evidence. The
-# first training only fills the folder with 24 epochs of images and answers.
-OUTLIERS=checkpoints/outliers
-outliers() {
-    vitbn train --overwrite --dataset mnist --schedule one-cycle --weight-decay 0.05 --clip 1 --hold-out 5000 --augment pens \
-        --drawn 12000 --outliers 8000 --teacher models/pretrained/cnn.safetensors --teacher-cache $OUTLIERS --depth 1 \
-        --init models/pretrained/vitbn-tiny.safetensors --lr 0.002 --ema 0.9995 "$@"
-}
-outliers --epochs 24 --output checkpoints/filled.safetensors
-for epoch in $(seq 25 120); do
-    ln $OUTLIERS/epoch-$(printf %04d $(((epoch - 1) % 24 + 1))).safetensors $OUTLIERS/epoch-$(printf %04d $epoch).safetensors
-done
-outliers --epochs 120 --output models/pretrained/vitbn-tiny.safetensors

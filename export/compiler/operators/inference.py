@@ -184,7 +184,7 @@ def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
     if source is None or source.shape is None or out.shape is None:
         return
     pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
-    dims = [old if agree(old, new) else number(new) for old, new in pairs][: len(out.shape)]
+    dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
     if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):
         out.shape = ir.Shape(dims)
 

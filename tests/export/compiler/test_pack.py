@@ -545,17 +545,6 @@ def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
 
 
-def test_heads_whose_features_are_the_rest_are_split() -> None:
-    """As DeBERTa splits queries, keys and values."""
-    sizes = "n_s = Shape<start = 0, end = 2>(made) minus = Neg(one) form = Concat<axis = 0>(n_s, two, minus)"
-    wide = "joint = Concat<axis = 2>(made, x, made) heads = Reshape(joint, form)"
-    split = "q, k, v = Split<axis = 3, num_outputs = 3>(heads) p = Mul(q, k) s = Mul(p, v)"
-    flat = "again = Concat<axis = 0>(n_s, minus) flat = Reshape(s, again)"
-    mean = "shown = Mul(flat, floats) y = ReduceSum<keepdims = 0>(shown, one)"
-    original = repeated(f"{sizes} {wide} {split} {flat} {mean}")
-    check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
-
-
 def test_numbers_of_tokens_that_follow_from_a_table_of_each_text_are_packed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

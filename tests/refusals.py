@@ -27,7 +27,7 @@ def check_refused(place: Path, command: click.Command, words: str, code: int, sa
     *_, line = refused.stderr.splitlines()
     named = all(part in line for part in said.split(" … "))
     assert (refused.exit_code, line.startswith("Error: "), named) == (code, True, True), refused.output
-    assert refused.output.count("Error: ") == 1
+    assert refused.output.count("Error: ") == 1, refused.output
     assert len(line) < 300
     assert contents(place) == before
     return str(refused.output)

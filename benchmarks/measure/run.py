@@ -88,7 +88,7 @@ def _validator() -> Any:
 class Record:
     """The rows of the running command, written to `path`; None: to no file.
 
-    The commit is that of the start: a result that git keeps is a change itself.
+    `commit` is read once, at the start: a result that git tracks changes the working tree as it is written.
     """
 
     def __init__(self, path: Path | None, threads: int, device: str) -> None:

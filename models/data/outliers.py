@@ -1,7 +1,7 @@
 """Drawings of none of a dataset's classes, as its models read pictures.
 
 In: a dataset. Out: uint8 (n, C, H, W). A training on some of them gives such pictures little evidence for any class
-(Hendrycks, Mazeika and Dietterich, "Deep Anomaly Detection with Outlier Exposure", 2019). Others judge it.
+(Hendrycks, Mazeika and Dietterich, "Deep Anomaly Detection with Outlier Exposure", 2019). Other drawings judge it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def with_outliers(dataset: Dataset, count: int) -> Dataset:
 
 
 def judging_outliers(dataset: Dataset, count: int) -> NDArray[np.uint8]:
-    """Other letters and shapes, and scribbles; for other datasets than digits, half of them are digits."""
+    """Letters and shapes that no training sees, and scribbles; half are digits where the dataset has other classes."""
     if dataset.labels == DIGITS:
         return _as_read(not_digits(count), dataset)
     return _as_read(np.concatenate((not_digits(count // 2), drawn(count // 2)[0])), dataset)

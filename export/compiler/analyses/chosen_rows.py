@@ -158,7 +158,10 @@ def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool
 
 
 def source_along(shapes: Shapes, value: ir.Value, axis: int) -> tuple[ir.Value, int]:
-    """Whose elements along which axis the value's are along its own, moved and repeated along others."""
+    """A value and its axis that hold, one by one, the elements of `value` along `axis`.
+
+    Views and casts of whole numbers lie between; they may repeat the elements along other axes.
+    """
     while (maker := value.producer()) is not None and maker.inputs:
         source = maker.inputs[0]
         if source is None or None in (source.shape, value.shape):

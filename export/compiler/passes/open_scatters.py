@@ -6,7 +6,7 @@ In: a graph with inferred shapes. Out: the same answers. The newer exporter writ
     ScatterND(x, Transpose(NonZero(mask)), number as often as the mask is true) = Where(mask, number, x)
     ScatterND(x, [i, j, ..., feature], y) of every i, j, ...                    = Gather(Concat(x, y), features)
 
-The sizes of the first follow from the mask's content; the places of either tell no pass which token they are of.
+The sizes of the first follow from the mask's content. A ScatterND does not tell the passes which token a place is of.
 """
 
 from __future__ import annotations

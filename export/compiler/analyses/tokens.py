@@ -23,7 +23,7 @@ from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
-from export.compiler.operators.table import RESIZING
+from export.compiler.operators.table import REPEATING, RESIZING
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
     dims, entries = tokens.shapes.dims(out), tokens.entries
     if len(dims) > 1 and any(entries.texts_in(dim) not in (None, 1) for dim in dims):
         return True
-    if out.dtype not in FLOATS or node.op_type == "Expand":
+    if out.dtype not in FLOATS or node.op_type in REPEATING:
         return False
     features = any(isinstance(dim, int) and dim > 1 for dim in dims)
     every = features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
@@ -154,6 +154,8 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
         found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
         if found is None and tokens.entries.is_of_text(dim) and not longer:
             continue
+        if found is None and _repeats(tokens, node, axis):
+            found = {}
         if found is None:
             raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
         moves[axis] = found
@@ -186,13 +188,23 @@ def _joined(
         }
         if len(kinds) > 1:
             raise Refused.at(node, "an axis of texts meets one of tokens")
-        batch += [axis] if kinds == {"batch"} else []
+        texts = tokens.entries.texts_in(tokens.shapes.dims(output)[axis])
+        batch += [axis] if kinds == {"batch"} or (not found and texts is not None) else []
         others += [axis] if kinds == {"token"} or (not found and _is_long(tokens, output, axis)) else []
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
     facts |= {axis: facts[axis]._replace(zero=True, low=False, high=False) for axis in facts.keys() & join.zero}
     return Roles(batch[0], facts)
+
+
+def _repeats(tokens: Tokens, node: ir.Node, axis: int) -> bool:
+    """Whether it repeats along the axis a single element of its first input, or for each text all that it has there."""
+    source, dims = node.inputs[0], tokens.shapes.dims(node.outputs[0])
+    if node.op_type not in REPEATING or node.domain or source is None:
+        return False
+    before = [1] * (len(dims) - tokens.shapes.rank(source)) + [*tokens.shapes.dims(source)]
+    return before[axis] == 1 or (node.op_type == "Tile" and before[axis] == tokens.entries.texts_in(dims[axis]))
 
 
 def _is_long(tokens: Tokens, value: ir.Value, axis: int) -> bool:

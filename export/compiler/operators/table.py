@@ -161,6 +161,7 @@ BROADCASTING = _named(lambda row: row.reads is broadcasting)
 REDUCING = _named(lambda row: row.reads is rules.reduce)
 NORMALISING = _named(lambda row: row.reads is rules.layer_norm)
 VIEWS = _named(lambda row: row.view is not None)
+REPEATING = _named(lambda row: row.view in (moves.expanded, moves.tiled))
 RESHAPES = _named(lambda row: row.view is moves.reshaped)
 SELECTING = _named(lambda row: row.view in (moves.gathered, moves.sliced, moves.split))
 RESIZING = _named(

@@ -15,18 +15,18 @@ import onnx_ir as ir
 
 from export.compiler.analyses.tokens import PickedTokens, Tokens, is_shape_input
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import opset
+from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.nodes import Nodes
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.graph.sizes import Sizes
-from export.compiler.operators.table import BROADCASTING, RESIZING, Trait, operator_of
+from export.compiler.operators.table import BROADCASTING, REPEATING, RESIZING, Trait, operator_of
 from export.compiler.passes.packed_texts import Part, Texts
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
 ALLOWS_ZERO = 14  # before, a Reshape to no tokens copies the size of another axis
 NARROW = {ir.DataType.INT8, ir.DataType.UINT8}
-TAIL_ALIGNED = BROADCASTING | {"MatMul"}
+TAIL_ALIGNED = BROADCASTING | REPEATING | {"MatMul"}
 
 
 class Body:
@@ -34,12 +34,14 @@ class Body:
 
     def __init__(self, tokens: Tokens, texts: Texts, part: Part, nodes: Nodes, views: Nodes) -> None:
         self.tokens, self.shapes = tokens, tokens.shapes
+        self._opset = self.shapes.graph.opset_imports.get("", 0)
         self.texts, self.part, self.nodes, self.outer, self.views = texts, part, nodes, texts.nodes, views
         self._grids: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self._packed: dict[ir.Value, ir.Value] = {}
         self._flat: dict[ir.Value, ir.Value] = {}
         self._weights: dict[ir.Value, ir.Value] = {}
         self._sizes = Sizes(self.shapes, views)
+        self._zero = {"allowzero": 1} if self._opset >= ALLOWS_ZERO else {}
 
     def run(self) -> None:
         for node in self.tokens.inside:
@@ -206,32 +208,38 @@ class Body:
         return nodes.reshape(picked, [-1, *rest]) if single else picked
 
     def _of_grid(self, pick: PickedTokens, ranks: ir.Value, single: bool) -> ir.Value:
-        if self.shapes.graph.opset_imports.get("", 0) < OLDEST_OPSET:
+        if self._opset < OLDEST_OPSET:
             raise Refused(pick.value.name or "", "opset", f"expected at least {OLDEST_OPSET} to pick a token's scores")
         nodes, batch = self.nodes, self.tokens.role(pick.value).batch or 0
         front = [batch, pick.axis]
         rest = [axis for axis in range(self.shapes.rank(pick.value)) if axis not in front]
         turned = nodes.transpose(self.grid(pick.value), [*front, *rest])
-        heads = self.tokens.entries.texts_in(self.shapes.dims(pick.value)[batch]) or 1
+        texts = self.shapes.dims(pick.value)[batch]
+        heads = self.tokens.entries.texts_in(texts) or 1
         if heads > 1 and isinstance(pick.rows, tuple):
-            ranks = self._for_heads(ranks, heads, len(pick.rows))
+            ranks = self._for_heads(ranks, 0, heads, [self._size(texts), len(pick.rows)])
         places = nodes.reshape(ranks, [-1, 1]) if single else nodes.unsqueeze(ranks, [2])
         picked = nodes.add("GatherND", [turned, places], pick.value.dtype, {"batch_dims": 1})
         order = [batch, *([] if single else [pick.axis]), *rest]
         return nodes.transpose(picked, [order.index(axis) for axis in sorted(order)])
 
-    def _for_heads(self, ranks: ir.Value, heads: int, picks: int) -> ir.Value:
-        """(n * heads, picks): the heads of a text stand together."""
-        each = self.nodes.add("Expand", [self.nodes.unsqueeze(ranks, [1]), self.nodes.integers([1, heads, 1])])
-        return self.nodes.reshape(each, [-1, picks])
+    def _for_heads(self, value: ir.Value, axis: int, heads: int, sizes: Sequence[int | ir.Value]) -> ir.Value:
+        """Of these sizes: what stands for each text along the axis, for each of its heads, which stand together."""
+        shape = [1] * (len(sizes) + 1)
+        shape[axis + 1] = heads
+        wide = self.nodes.unsqueeze(value, [axis + 1])
+        each = self.nodes.add("Expand", [wide, self.nodes.integers(shape)], value.dtype)
+        return self.nodes.add("Reshape", [each, self.nodes.vector(sizes)], value.dtype, self._zero)
 
     def _copy(self, node: ir.Node, packed: bool) -> None:
         inputs = [self._input(node, k, value, packed) for k, value in enumerate(node.inputs)]
         if node.op_type in RESIZING and not node.domain:
             operator, kept = ("Expand", 1) if node.op_type == "Expand" else ("Reshape", -1)
             shape = self._shape(node.outputs[0], packed, kept)
-            zero = {"allowzero": 1} if operator == "Reshape" and not packed and opset(node) >= ALLOWS_ZERO else {}
+            zero = self._zero if operator == "Reshape" and not packed else {}
             outputs = [self.nodes.add(operator, [inputs[0], shape], node.outputs[0].dtype, zero)]
+        elif node.op_type == "Tile" and not node.domain:
+            outputs = [self.nodes.add("Tile", [inputs[0], self._repeats(node, packed)], node.outputs[0].dtype)]
         else:
             outputs = [*self.nodes.copy(node, inputs, "packed").outputs]
         for old, made in zip(node.outputs, outputs, strict=True):
@@ -249,8 +257,35 @@ class Body:
             return self.packed(value)
         output = node.outputs[0]
         if node.op_type in TAIL_ALIGNED and value not in self.tokens.roles:
-            return self.grid(value, self.shapes.rank(output), self.tokens.roles[output].batch or 0)
+            return self._aligned(value, output)
         return self.grid(value)
+
+    def _aligned(self, value: ir.Value, output: ir.Value) -> ir.Value:
+        """Of an original value: of the output's rank, and for each head of a text where the output has these."""
+        dims, batch = self.shapes.dims(output), self.tokens.roles[output].batch or 0
+        grid, roles = self.grid(value, len(dims), batch), self.tokens.role(value)
+        heads = self.tokens.entries.texts_in(dims[batch]) or 1
+        if heads == 1 or not roles.tokens or roles.batch is not None:
+            return grid
+        sizes = [*map(self._size, [1] * (len(dims) - self.shapes.rank(value)) + [*self.shapes.dims(value)])]
+        sizes[batch] = self._size(dims[batch])
+        return self._for_heads(grid, batch, heads, sizes)
+
+    def _repeats(self, node: ir.Node, packed: bool) -> ir.Value:
+        """How often a Tile repeats each axis of what the part has of its input."""
+        output, source = node.outputs[0], given(node, 0)
+        repeats: list[int | ir.Value] = []
+        for axis, (before, after) in enumerate(zip(self.shapes.dims(source), self.shapes.dims(output), strict=True)):
+            if same(before, after) or (packed and axis < 2):
+                repeats.append(1)
+            elif isinstance(before, int) and isinstance(after, int):
+                repeats.append(after // before)
+            elif axis == self.tokens.roles[output].batch:
+                texts = self._size(after) if before == 1 else self.part.count
+                repeats.append(1 if self.tokens.role(source).tokens else texts)  # `_aligned` repeats tokens
+            else:
+                raise Refused.at(node, "expected to repeat texts, or known sizes")
+        return self.nodes.vector(repeats)
 
     def _weight(self, value: ir.Value) -> ir.Value:
         """Of integers: become floats beside the product, where ONNX Runtime joins both to a product of integers."""

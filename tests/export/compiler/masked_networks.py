@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, draw
@@ -210,6 +212,39 @@ class Joined(Masked):
         return made
 
 
+class Disentangled(Joined):
+    """DeBERTa's: scores of tokens with places come from tables that are repeated for each text; beside them stands a
+    number for each distance. `in_turn`: for each head in turn, so that a text's heads do not stand together.
+    """
+
+    def __init__(self, pool: str = "mean", in_turn: bool = False) -> None:
+        super().__init__("absolute", pool)
+        self.in_turn = in_turn
+        shape = (2, HEADS, 7, DIM // HEADS)
+        self.near = nn.Parameter(torch.arange(math.prod(shape)).sin().reshape(shape))
+        self.eval()
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2).flatten(0, 1) for layer in block.qkv.children())
+        places = torch.arange(n)
+        apart = (places[:, None] - places[None, :] + 3).clamp(0, 6)[None].expand(b * self.heads, n, n)
+        scores = torch.bmm(q, k.transpose(1, 2)) - 0.1 * (places[:, None] - places[None, :]).abs()
+        scores = scores + torch.gather(torch.bmm(q, self.table(0, b)), -1, apart)
+        scores = scores + torch.gather(torch.bmm(k, self.table(1, b)), -1, apart).transpose(1, 2)
+        weights = F.softmax((scores * 0.35).view(b, self.heads, n, n) + bias, -1).view(b * self.heads, n, n)
+        joined = torch.bmm(weights, v).view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, d)
+        x = block.norm1(x + block.out(joined))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+    def table(self, which: int, texts: int) -> Tensor:
+        near = self.near[which].transpose(1, 2)
+        if self.in_turn:
+            return near[:, None].expand(-1, texts, -1, -1).reshape(texts * self.heads, *near.shape[1:])
+        return near.repeat(texts, 1, 1)
+
+
 class Convolved(Masked):
     """Reads of a token its neighbours."""
 
@@ -222,4 +257,16 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = ["VOCABULARY", "Biased", "Convolved", "Filled", "Grouped", "Joined", "Masked", "Shallow", "Turned", "Viewed"]
+__all__ = [
+    "VOCABULARY",
+    "Biased",
+    "Convolved",
+    "Disentangled",
+    "Filled",
+    "Grouped",
+    "Joined",
+    "Masked",
+    "Shallow",
+    "Turned",
+    "Viewed",
+]

@@ -13,7 +13,20 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from foreign_networks import DIM, VOCABULARY, Encoder, check_equal, export, model, parse, run, session_of
-from masked_networks import LONGEST, Biased, Convolved, Filled, Grouped, Joined, Masked, Shallow, Sunk, Turned, Viewed
+from masked_networks import (
+    LONGEST,
+    Biased,
+    Convolved,
+    Disentangled,
+    Filled,
+    Grouped,
+    Joined,
+    Masked,
+    Shallow,
+    Sunk,
+    Turned,
+    Viewed,
+)
 from numpy.typing import NDArray
 
 from export.compiler.analyses import hidden_entries, joins, tokens
@@ -88,6 +101,8 @@ PACKED = [
     pytest.param(Masked("absolute", "put", depth=1), "new", 17, marks=pytest.mark.slow),
     (Masked("absolute", "placed", depth=1), "new", 17),  # the older exporter writes it in shapes that do not fit
     *((Joined("causal", pool), "old", 17) for pool in ("mean", "last")),
+    *((Disentangled(pool), "old", 17) for pool in ("mean", "last")),
+    (Disentangled(), "new", 18),
     *((Sunk(pool=pool), exporter, 17) for pool in ("mean", "last") for exporter in ("old", "new")),
 ]
 
@@ -370,6 +385,7 @@ REFUSED = [
     (Filled(), "Softmax"),
     (Convolved(), "Conv"),
     (Sunk(behind=False), "Concat"),
+    (Disentangled(in_turn=True), r"\(Reshape\): axis 0 of its output mixes"),
 ]
 
 
@@ -470,15 +486,24 @@ def of_heads(more: str = "", rows: str = "Gather<axis = 1>(flat, ends)") -> ir.M
     )
 
 
-def test_tokens_of_texts_and_heads_on_a_single_axis_are_picked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tokens_of_texts_and_heads_on_a_single_axis_are_picked() -> None:
     original = of_heads()
     check(ir.to_proto(original), rewrite(original, packed=MASK).model)
-    ir.save(original, tmp_path / "in.onnx")
 
-    def of_others(body: packed_body.Body, ranks: ir.Value, heads: int, picks: int) -> ir.Value:
-        each = body.nodes.add("Expand", [body.nodes.unsqueeze(ranks, [0]), body.nodes.integers([heads, 1, 1])])
-        return body.nodes.reshape(each, [-1, picks])
 
+@pytest.mark.parametrize("of_a_table", [False, True])
+def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
+    of_a_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def of_others(
+        body: packed_body.Body, value: ir.Value, axis: int, heads: int, sizes: list[int | ir.Value]
+    ) -> ir.Value:
+        shape = [1] * (len(sizes) + 1)
+        shape[axis] = heads
+        each = body.nodes.add("Expand", [body.nodes.unsqueeze(value, [axis]), body.nodes.integers(shape)], value.dtype)
+        return body.nodes.reshape(each, sizes)
+
+    onnx.save(export(Disentangled()) if of_a_table else ir.to_proto(of_heads()), tmp_path / "in.onnx")
     monkeypatch.setattr(packed_body.Body, "_for_heads", of_others)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))

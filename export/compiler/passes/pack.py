@@ -15,6 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from export.compiler.analyses.demand import sizes_read
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
@@ -62,6 +63,7 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     _hold_numbers(graph, loop.constants)
     remove_unused(model)
     graph.sort()
+    CommonSubexpressionEliminationPass()(model)  # ONNX Runtime warns of equal nodes that the loop reads
     return tuple(Site.at(node, "computed only for tokens that the mask shows") for node in products)
 
 

@@ -113,6 +113,12 @@ def test_a_packed_file_answers_as_before(network: Encoder, exporter: str, opset:
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 
+def test_onnx_runtime_reads_a_packed_file_without_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    packed = rewrite(model(export(Disentangled())), sizes=SIZES, packed=MASK).model
+    ort.InferenceSession(ir.to_proto(packed).SerializeToString())
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_hidden_tokens_are_not_computed(pool: str) -> None:
     """An id outside the table, at a hidden token, is an error of the original alone."""

@@ -179,10 +179,14 @@ def _operands(context: ShapeInferenceContext, node: ir.Node) -> list[Dim]:
 
 
 def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
+    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays.
+
+    The library leaves a size that follows from the others, such as 24, a symbol.
+    """
     source, out = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or out.shape is None:
         return
+    out.shape = ir.Shape([number(dim) for dim in out.shape.dims])
     pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
     dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
     if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):

@@ -38,7 +38,7 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_pat
         assert line in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.npz", "out.onnx"]
     manifest = json.loads(out.with_suffix(".json").read_text())
-    assert manifest["rewrites"] == ["read-rows", "absorb-queries", "carry-biases", "tidy"]
+    assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries", "carry-biases", "tidy"]
     assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
     sample = np.load(out.with_suffix(".npz"))
     feeds = {name[3:]: sample[name] for name in sample.files if name.startswith("in:")}

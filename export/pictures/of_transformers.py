@@ -13,13 +13,13 @@ from typing import Any, Literal
 from common.framing import Framing
 from export.pictures.processor import BYTE, Held, Processor, Size
 
-PLAIN = ("ViT", "Pvt", "Siglip", "Segformer", "DINOv3ViT")  # no crop unless they ask for it
-CROPPING = ("DeiT", "Beit", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
+PLAIN = ("ViT", "Pvt", "Siglip", "Segformer", "DINOv3ViT", "Beit")  # no crop unless they ask for it
+CROPPING = ("DeiT", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
 SHARED = ("ConvNext", "PoolFormer")  # with crop_pct
 SQUARE = ("ViT", "Pvt", "Segformer", "DeiT", "Beit")  # of a size that is a single number
 POOLFORMER_SHARE = 0.9  # where crop_pct is missing
 TYPES = tuple(dict.fromkeys((*PLAIN, *CROPPING, *SHARED)))
-CROPS = dict.fromkeys(CROPPING, 224) | {"MobileViT": 256}  # where crop_size is missing
+CROPS = dict.fromkeys((*CROPPING, "Beit"), 224) | {"MobileViT": 256}  # where crop_size is missing
 LARGE = 384  # from this side on ConvNext squashes
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # of Pillow and torchvision alike
 UNROUNDED = ("DINOv3ViT",)  # resizes floats: only a filter without overshoot makes the same levels

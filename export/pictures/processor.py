@@ -87,10 +87,11 @@ class Held:
         return PublishError(f"{self.source}: {key}: expected {expected}, found {found}")
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
+        """Null means false, as in transformers."""
+        value = self.values.get(key, default)
         if value is not None and not isinstance(value, bool):
             raise self.refusal(key, "true or false", repr(value))
-        return default if value is None else value
+        return bool(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         given = self.values.get(key)

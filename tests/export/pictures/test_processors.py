@@ -45,6 +45,7 @@ HUGGING_FACE = {
     "SegformerImageProcessor": {"size": {"height": 128, "width": 128}},
     "DINOv3ViTImageProcessor": {"size": {"height": 224, "width": 224}, "resample": 2},
 }
+PLAIN_SIZES = {"size": {"height": 64, "width": 48}, "crop_size": {"height": 40, "width": 32}, "resample": 2}
 OF_TORCHVISION_ALONE = ("DINOv3ViTImageProcessor",)
 ROUNDING = 1e-3  # levels, of float32
 TIMM = {
@@ -102,6 +103,21 @@ def test_pixels_are_those_of_transformers(name: str, backend: str, tmp_path: Pat
         errors = np.abs(ours(image, processor) - levels)
         assert errors.max() <= 2 + ROUNDING, what
         assert (errors > 1 + ROUNDING).mean() < 1e-4, what  # torchvision's weights have 16 bits, Pillow's 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [{}, {"do_center_crop": None}, {"do_rescale": None}, {"do_normalize": None}])
+@pytest.mark.parametrize("name", ["ViT", "Beit", "DeiT", "CLIP", "Bit", "MobileNetV2", "Pvt"])
+def test_a_flag_that_is_missing_or_null_means_what_it_does_in_transformers(
+    name: str, silent: dict[str, None], tmp_path: Path
+) -> None:
+    numbers = {"image_mean": MEAN, "image_std": STD}
+    processor = read(tmp_path, PLAIN_SIZES | numbers | silent | {"image_processor_type": f"{name}ImageProcessor"})
+    theirs = getattr(library("transformers"), f"{name}ImageProcessor").from_pretrained(tmp_path)
+    expected = theirs(PHOTO, return_tensors="np")["pixel_values"]
+    found = processor.apply(ours(PHOTO, processor)[np.newaxis].astype(np.uint8), np.float32)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 2.01 * processor.factor / min(processor.std)
 
 
 @pytest.mark.slow

@@ -46,6 +46,8 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
         check_patches((data.train_images.shape[2], data.train_images.shape[3]))
     least, most = EPOCHS[kind]
+    lacks_shades = kind == "cnn" and count < FEWEST
+    told_by_shades = lacks_shades and "augment" not in given and _told_by_shades(data)
     batch = min(given.get("batch_size") or _even(count, BATCH[few]), max(2, count))
     epochs = given.get("epochs") or max(least, min(most, _seen(kind, data) // count))
     values: dict[str, Any] = {
@@ -56,12 +58,19 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "lr": 0.003,
         "schedule": "one-cycle",
         "weight_decay": 0.05,
-        "augment": "turn-shade" if kind == "cnn" and count < FEWEST else "turn",
+        "augment": "turn-shade" if lacks_shades and not told_by_shades else "turn",
         **(MIXES if kind == "cnn" else {}),
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
-    return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
+    reason = _reason(values, few) + "; their shades tell the classes, so no other shades" * told_by_shades
+    return {name: value for name, value in values.items() if name not in given}, reason
+
+
+def _told_by_shades(data: Dataset) -> bool:
+    from models.training.shades import tell_classes
+
+    return tell_classes(data.train_images, data.train_labels)
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:

@@ -57,6 +57,20 @@ def test_fewer_than_200_pictures_get_shades(count, model, shades):
     assert chosen["augment"] == ("turn-shade" if shades else "turn")
 
 
+@pytest.mark.parametrize(("forms", "augment"), [(True, "turn-shade"), (False, "turn")])
+def test_few_pictures_whose_classes_are_shades_keep_theirs(forms, augment):
+    """Noise in four greys, or of four forms in any grey."""
+    random, labels = np.random.default_rng(0), np.arange(48) % 4
+    greys = random.integers(60, 160, 48) if forms else 60 + 30 * labels
+    levels = greys[:, None, None, None] + random.normal(0, 20, (48, 1, 28, 28))
+    if forms:
+        levels += 60 * np.eye(4)[labels].repeat(196, 1).reshape(levels.shape)
+    images = levels.clip(0, 255).astype(np.uint8)
+    data = Dataset("mine", images, labels, images, labels, tuple("abcd"), preprocessing="photo", pictures={})
+    chosen, reason = usual(data, {})
+    assert (chosen["augment"], reason.endswith("so no other shades")) == (augment, not forms)
+
+
 @pytest.mark.parametrize(
     ("count", "by_colour", "given", "tried"),
     [

@@ -85,7 +85,7 @@ def _make(
         raise PublishError(f"{file}: expected a network of another origin, found ours: publish it without --pictures")
     if (size := weight_bytes(plain)) > LARGEST:
         raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
-    found = interface(plain, labels is not None)
+    found = _interface(file, plain, labels is not None)
     processor = choose(found)
     _check_fits(file, processor, found)
     wrapped = behind_bytes(plain, processor, labels is not None)
@@ -111,6 +111,13 @@ def _make(
     )
     artifact = onnx_artifact(_described(proto, len(names)), smooth(config.input_shape)[np.newaxis], network, origin)
     return Made(artifact, rewritten, proved.proofs, None if found.reads_bytes else _normalises(model), left)
+
+
+def _interface(file: Path, plain: ir.Model, named: bool) -> Interface:
+    try:
+        return interface(plain, named)
+    except PublishError as error:
+        raise PublishError(f"{file}: {error}") from error
 
 
 def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir.Model, Rewritten | None, Proved, str]:

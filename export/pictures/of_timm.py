@@ -42,7 +42,7 @@ def read(source: str, given: Mapping[str, Any], network: Size | None) -> Process
     share = held.number(crop, USUAL_CROP)
     if share > 1:
         raise held.refusal(crop, "a share of at most 1", share)
-    mean, std = held.numbers("mean"), held.numbers("std")
+    mean, std = held.numbers("mean"), held.numbers("std", 0)
     return Processor(mean, std, _framing(held, size, share, mean), size)
 
 

@@ -58,7 +58,7 @@ def read(source: str, given: Mapping[str, Any]) -> Processor:
     if kind not in ("", "MobileViT") and held.flag("do_flip_channel_order", False):
         raise held.refusal("do_flip_channel_order", f"false for {kind}, whose processor never flips", "true")
     normalised = held.flag("do_normalize", kind != "MobileViT")
-    mean, std = (held.numbers("image_mean"), held.numbers("image_std")) if normalised else ((0.0,), (1.0,))
+    mean, std = (held.numbers("image_mean"), held.numbers("image_std", 0)) if normalised else ((0.0,), (1.0,))
     factor = held.number("rescale_factor", BYTE) if held.flag("do_rescale", True) else 1.0
     return Processor(mean, std, framing, size, factor, held.flag("do_flip_channel_order", kind == "MobileViT"))
 

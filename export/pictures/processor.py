@@ -100,12 +100,14 @@ class Held:
             raise self.refusal(key, "a number above 0", repr(value))
         return float(value)
 
-    def numbers(self, key: str) -> tuple[float, ...]:
+    def numbers(self, key: str, above: float = -math.inf) -> tuple[float, ...]:
         value = self.values.get(key)
         listed = value if isinstance(value, list) else [value]
         plain = [float(each) for each in listed if isinstance(each, int | float) and not isinstance(each, bool)]
         if len(plain) < len(listed) or len(listed) not in (1, 3):
             raise self.refusal(key, "one number, or one for each of three channels", repr(value))
+        if not all(above < number < math.inf for number in plain):  # NaN too
+            raise self.refusal(key, "finite numbers" + (" above 0" if above == 0 else ""), repr(value))
         return tuple(plain)
 
     def side(self, key: str, value: object) -> int:

@@ -250,6 +250,7 @@ def test_another_kind_of_network_is_refused_in_a_line(variation: dict[str, Any],
     with pytest.raises(ExportError) as refusal:
         made(tmp_path, **variation)
     assert found in str(refusal.value)
+    assert str(refusal.value).startswith(f"{tmp_path / 'net.onnx'}: ")
     assert "\n" not in str(refusal.value)
 
 

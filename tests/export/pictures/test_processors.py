@@ -241,7 +241,11 @@ SIDE = {"size": {"shortest_edge": 224}}
             "resample: expected 2 (bilinear) for DINOv3ViT, whose processor resizes before it rounds, found 3",
         ),
         (USUAL | SIZE | {"image_mean": [0.5, 0.5]}, "image_mean: expected one number, or one for each of three"),
-        (USUAL | SIZE | {"image_std": [0.5, 0.5, 0]}, "a spread above 0"),
+        (
+            USUAL | SIZE | {"image_std": [0.5, 0.5, 0]},
+            "image_std: expected finite numbers above 0, found [0",
+        ),
+        (USUAL | SIZE | {"image_mean": float("nan")}, "image_mean: expected finite numbers, found nan"),
         (USUAL | SIZE | {"rescale_factor": "a"}, "rescale_factor: expected a number above 0, found 'a'"),
         (USUAL | SIZE | {"do_rescale": 1}, "do_rescale: expected true or false, found 1"),
         (USUAL, "size: expected height and width, or a shortest_edge, found None"),
@@ -270,6 +274,7 @@ def test_what_is_unknown_or_contradictory_is_refused_in_a_line(content: object, 
     with pytest.raises(PublishError) as refusal:
         read(tmp_path, content)
     assert found in str(refusal.value)
+    assert "preprocessor_config.json: " in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

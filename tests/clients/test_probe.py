@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,12 @@ def own(repository: Path, tmp_path: Path) -> Path:
 
 def states(probe: Probe) -> set[str]:
     return {version.state for version in probe.versions}
+
+
+def answered(server: Server) -> dict[str, int]:
+    """Requests of each model that Triton has counted: it counts a request after it has answered."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/stats", timeout=PATIENCE_S) as answer:
+        return {each["name"]: each["inference_stats"]["success"]["count"] for each in json.load(answer)["model_stats"]}
 
 
 def replace_in_config(repository: Path, old: str, new: str, model: str = "vitbn") -> None:
@@ -118,7 +125,10 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path) -
     shutil.copytree(own / "vitbn", own / "second")
     replace_in_config(own, 'name: "vitbn"', 'name: "second"', "second")
     with running_server(own, COMPLETE) as server:
+        before = answered(server)
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
+        while any(count == before[model] for model, count in answered(server).items()):
+            time.sleep(0.01)  # an answer that is counted during the next probe says that its model is busy
         stubs = Family(server.pid).known()
         for stub in stubs:
             os.kill(stub.process.pid, faults[stub.model])

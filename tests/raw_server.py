@@ -14,12 +14,14 @@ def answering(answer: Callable[[str], Iterable[bytes]]) -> Iterator[str]:
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with suppress(OSError):  # the client went away
-                path, size = self.rfile.readline().split()[1].decode(), 0
+                asked, size = self.rfile.readline(), 0
+                if not asked:
+                    return  # the client went away before it asked
                 while line := self.rfile.readline().strip():
                     if line.lower().startswith(b"content-length:"):
                         size = int(line.split()[1])
                 self.rfile.read(size)
-                for piece in answer(path):
+                for piece in answer(asked.split()[1].decode()):
                     self.wfile.write(piece)
 
     class Server(socketserver.ThreadingTCPServer):

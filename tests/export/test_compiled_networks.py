@@ -25,7 +25,9 @@ NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=16)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=settings.default.max_examples // 5
+)
 @given(geometries(), st.integers(0, 1000))
 def test_any_geometry_in_every_form(config: ModelConfig, seed: int) -> None:
     """An export takes 20 times as long as a rewrite and its proof."""

@@ -18,6 +18,7 @@ CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 MISSING = f"Chromium is not at {CHROMIUM}, so no test of the page runs: apt-get install chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync"]
+ARGUMENTS += ["--process-per-site"]  # a page in a process of its own costs a second of processor time
 PATIENCE_S = 60.0
 expect.set_options(timeout=1000 * PATIENCE_S)
 

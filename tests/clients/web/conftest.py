@@ -43,17 +43,46 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def shared_context(browser: Browser) -> Iterator[BrowserContext]:
+    """Its first page stays open, so the process of the pages does."""
+    opened = new_context(browser)
+    first = opened.new_page()
+    first.route("**", lambda route: route.fulfill(body=""))
+    first.goto("http://127.0.0.1/")
+    yield opened
+    opened.close()
+
+
+def new_context(browser: Browser, **options: object) -> BrowserContext:
+    opened = browser.new_context(**{"viewport": {"width": 1120, "height": 760}, **options})
+    opened.set_default_timeout(1000 * PATIENCE_S)
+    return opened
+
+
 @pytest.fixture
 def context_options() -> dict[str, object]:
+    """Of a test whose pages need a context of their own."""
     return {}
 
 
 @pytest.fixture
-def context(browser: Browser, context_options: dict[str, object]) -> Iterator[BrowserContext]:
-    opened = browser.new_context(**{"viewport": {"width": 1120, "height": 760}, **context_options})
-    opened.set_default_timeout(1000 * PATIENCE_S)
-    yield opened
-    opened.close()
+def context(
+    browser: Browser, shared_context: BrowserContext, context_options: dict[str, object]
+) -> Iterator[BrowserContext]:
+    if context_options:
+        opened = new_context(browser, **context_options)
+        yield opened
+        opened.close()
+    else:
+        yield shared_context
+        for page in shared_context.pages[1:]:
+            page.close()
+
+
+@pytest.fixture
+def media() -> dict[str, object]:
+    return {}
 
 
 @pytest.fixture
@@ -68,9 +97,12 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture
-def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
+def page(
+    context: BrowserContext, media: dict[str, object], page_url: str, console: list[str], requests: list[Request]
+) -> Iterator[Page]:
     """Throws nothing, asks no other host."""
     opened = context.new_page()
+    opened.emulate_media(**media)
     thrown: list[str] = []
     opened.on("console", lambda message: console.append(message.text))
     opened.on("pageerror", lambda error: thrown.append(str(error)))

@@ -85,18 +85,18 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page) -> No
     expect(page.locator("#model-version")).to_have_text("second, version 2")
 
 
-@pytest.mark.parametrize("context_options", [{}, DARK], ids=["light", "dark"])
-def test_text_stands_out_from_its_ground(page: Page, context_options: dict) -> None:
+@pytest.mark.parametrize("media", [{}, DARK], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground(page: Page, media: dict) -> None:
     draw(page, FORMS[3][0])
     expect(page.locator("#digit")).to_have_text("3")
     settled(page)  # colours change gradually
     for selector in ("h1", "#hint", "#digit", "#remark", ".label", ".share", "dt", "dd", "button", "select", "label"):
         assert contrast(page, selector) >= 4.5, selector
     ground = luminance(page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor"))
-    assert (ground < 0.05) == (context_options == DARK)
+    assert (ground < 0.05) == (media == DARK)
 
 
-@pytest.mark.parametrize("context_options", [{}, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("media", [{}, DARK], ids=["light", "dark"])
 def test_the_colours_of_the_screen_do_not_reach_the_model(page: Page) -> None:
     page.evaluate("""() => {
         const real = fetch;
@@ -145,11 +145,11 @@ def test_only_the_sheet_keeps_fingers_from_scrolling(page: Page) -> None:
     assert held == ["paper"]
 
 
-@pytest.mark.parametrize("context_options", [{}, {"reduced_motion": "reduce"}], ids=["motion", "still"])
-def test_nothing_moves_for_who_asks_so(page: Page, context_options: dict) -> None:
+@pytest.mark.parametrize("media", [{}, {"reduced_motion": "reduce"}], ids=["motion", "still"])
+def test_nothing_moves_for_who_asks_so(page: Page, media: dict) -> None:
     moving = page.evaluate("[...document.querySelectorAll('*')]"
                            ".filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0).length")  # fmt: skip
-    assert (moving == 0) == bool(context_options)
+    assert (moving == 0) == bool(media)
 
 
 def test_the_console_stays_empty(page: Page, console: list[str]) -> None:

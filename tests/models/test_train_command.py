@@ -67,7 +67,7 @@ def test_script_fails_without_a_traceback(tmp_path):
 @pytest.mark.slow
 def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
     output = tmp_path / "run.safetensors"
-    arguments = [*SCRIPT, "--depth", "1", "--epochs", "500", "--device", "cpu", "--output", str(output)]
+    arguments = [*SCRIPT, "--depth", "1", "--epochs", "100", "--device", "cpu", "--output", str(output)]
     with subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,

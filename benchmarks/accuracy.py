@@ -108,6 +108,8 @@ def _check_alone(dataset: str | None, others: object) -> None:
 
 def _calibrated(row: dict[str, Any]) -> str:
     right = f"{row['model']}: {100 * row['accuracy']:.2f} % of {row['images']} pictures right"
+    if row["part"] == "all":
+        right += " (all of the folder, also what a training of the model saw)"
     if "temperature" not in row:
         return right
     before, after = 100 * row["calibration_error_before"], 100 * row["calibration_error"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from clients.bulk.network import Network
+    from models.data.picture_files import PictureFile
 
 FEWEST = 20  # pictures to fit a temperature on
 AT_ONCE = 64
@@ -24,13 +25,15 @@ Shown = tuple[NDArray[np.uint8], int]  # an image (C, H, W) as the model sees it
 
 
 def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str, Any]:
-    """Raises ClientError, or DataError for a dataset of other classes."""
+    """`part`: test, or all of a folder without parts. Raises ClientError, or DataError for other classes."""
     from clients.bulk.network import Network, find_model
 
     network = Network(find_model(folder))
-    logits, labels = _logits_and_labels(network, _shown(network, dataset, data_dir))
+    part, shown = _shown(network, dataset, data_dir)
+    logits, labels = _logits_and_labels(network, shown)
     row = {
         "dataset": dataset,
+        "part": part,
         "images": len(labels),
         "model": network.model.name,
         "runtime": "as published",
@@ -47,13 +50,18 @@ def _logits_and_labels(network: Network, shown: Iterator[Shown]) -> tuple[NDArra
     return np.concatenate(answers), np.array(labels, np.int64)
 
 
-def _shown(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
-    from models.data import DATASETS
+def _shown(network: Network, dataset: str, data_dir: Path | None) -> tuple[Literal["test", "all"], Iterator[Shown]]:
+    from models.data import DATASETS, DataError
+    from models.data.picture_files import find_files
 
     if dataset in DATASETS:
-        yield from _of_dataset(network, dataset, data_dir)
-    else:
-        yield from _of_folder(network, Path(dataset))
+        return "test", _of_dataset(network, dataset, data_dir)
+    folder = Path(dataset)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected a dataset's name or a folder of pictures by class, found no such folder")
+    files = find_files(folder)
+    places = _places(network, dataset, files.classes)
+    return "test" if files.test else "all", _of_files(network, files.test or files.train, places)
 
 
 def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
@@ -68,18 +76,12 @@ def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterat
             yield network.about.prepare(_coloured(image)).image, places[label]
 
 
-def _of_folder(network: Network, folder: Path) -> Iterator[Shown]:
-    """The folder's test part; without parts all pictures, on the assumption that none of them trained the network."""
+def _of_files(network: Network, files: Sequence[PictureFile], places: Sequence[int]) -> Iterator[Shown]:
     from clients.errors import InvalidImage
     from clients.images.decode import read_image
     from models.data import DataError
-    from models.data.picture_files import find_files
 
-    if not folder.is_dir():
-        raise DataError(f"{folder}: expected a dataset's name or a folder of pictures by class, found no such folder")
-    files = find_files(folder)
-    places = _places(network, str(folder), files.classes)
-    for file in files.test or files.train:
+    for file in files:
         try:
             picture = read_image(file.path, whole=network.about.reads_whole)
             yield network.about.prepare(picture).image, places[file.label]

@@ -42,7 +42,8 @@ def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
         pixels = np.invert(pixels)
         note = f"inverted: its background is {background}, that of the model's training pictures {looks.background}"
     if (share := float(fills(pixels[np.newaxis])[0])) < _OF_LEAST * looks.fill:
-        shares = f"{100 * share:.0f} % of the frame, in the training pictures {100 * looks.fill:.0f} % or more"
+        usual = f"{100 * looks.fill:.0f} % or more" if looks.fill < 0.995 else "all of it"
+        shares = f"{100 * share:.0f} % of the frame, in the training pictures {usual}"
         unlike = "unlike the model's training pictures, so the answer may mean nothing"
         note = f"{unlike}: the thing fills {shares}; crop it"
         return Suited(pixels, note, suits=False)

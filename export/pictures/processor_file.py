@@ -18,7 +18,7 @@ from export.pictures.processor import Processor, Size
 def read_processor(file: Path, network: Size | None) -> Processor:
     """`network`: height and width that it takes; None: free. Raises PublishError."""
     try:
-        held = json.loads(file.read_text())
+        held = json.loads(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark first
     except (OSError, ValueError, RecursionError) as error:
         raise PublishError(f"{file}: expected the JSON of a processor, found {reason(error)}") from error
     if not isinstance(held, dict):

@@ -120,10 +120,9 @@ exposed() {
         --init models/pretrained/$name.safetensors --output checkpoints/outliers/$output.safetensors "$@"
 }
 exposed vitbn-tiny none --depth 1 --epochs 24 --lr 0.002 --weight-decay 0.05 --seed 11
-for epoch in $(seq 25 160); do
+for epoch in $(seq 25 48); do
     ln $CACHE/epoch-$(printf %04d $(((epoch - 1) % 24 + 1))).safetensors $CACHE/epoch-$(printf %04d $epoch).safetensors
 done
-exposed vitbn-tiny vitbn-tiny --depth 1 --epochs 160 --lr 0.002 --seed 13
 exposed vitbn-late-64 vitbn-late-64 --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --standardise --epochs 48 \
     --lr 0.0015 --seed 14
-cp checkpoints/outliers/vitbn-*.safetensors models/pretrained
+cp checkpoints/outliers/vitbn-late-64.safetensors models/pretrained

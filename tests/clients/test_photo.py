@@ -160,6 +160,7 @@ def test_a_small_thing_is_named() -> None:
     )
     assert "93 % or more" in note
     assert not suits
+    assert suited(thing(0, 215, 4), Looks("dark", 1.0)).note.endswith("the training pictures all of it; crop it")
     assert not suited(thing(0, 0, 0), Looks("dark", 0.93)).suits
 
 

@@ -284,6 +284,13 @@ def test_poolformer_crops_a_tenth_where_its_file_does_not_say(tmp_path: Path) ->
     assert read(tmp_path, silent).framing != read(tmp_path, silent | {"crop_pct": 1.0}).framing
 
 
+def test_a_file_that_windows_wrote_is_read(tmp_path: Path) -> None:
+    content = USUAL | SIDE | POOLFORMER
+    expected = read(tmp_path, content)
+    (tmp_path / "marked.json").write_text(json.dumps(content), encoding="utf-8-sig")
+    assert read_processor(tmp_path / "marked.json", None) == expected
+
+
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: path.write_bytes(b"\xff\xfe")])
 def test_a_file_that_is_no_json_is_refused(spoil: Callable[[Path], object], tmp_path: Path) -> None:
     spoil(tmp_path / "processor.json")

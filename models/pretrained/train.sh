@@ -110,8 +110,8 @@ long vitbn-late-deep --depth 5 --heads 4 --class-attention 32 16 --standardise -
 cp checkpoints/long/vitbn-late-deep.safetensors models/pretrained
 
 # Drawings of no class among the images (Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure", 2019), without
-# weight decay: with it the values before BatchNorm shrank until float16 missed its tolerance. The first training only fills
-# the folder.
+# weight decay: with it the values of vitbn-tiny before BatchNorm shrank until float16 missed its tolerance. The first
+# training only fills the folder.
 CACHE=checkpoints/pens-outliers
 exposed() {
     name=$1; output=$2; shift 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -155,7 +155,7 @@ def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = False) -> onnx.ModelProto:
-    """Products of activations, patch embedding and head stay in float32: little work, but sensitive.
+    """Products of activations, of probabilities, patch embedding and head stay in float32: little work, but sensitive.
 
     `symmetric`: signed activations around 0, and float32 biases: TensorRT knows no others.
     """
@@ -198,7 +198,16 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
     headed = [
         node for node in weighted if node.op_type == "MatMul" and any(ranks.get(name, 0) > 2 for name in node.input)
     ]
-    return list(dict.fromkeys(node.name for node in (*activations, *headed, weighted[0], weighted[-1])))
+    writers = {name: node for node in graph.node for name in node.output}
+    probable = [node for node in weighted if _is_softmax(node.input[0], writers)]
+    return list(dict.fromkeys(node.name for node in (*activations, *headed, *probable, weighted[0], weighted[-1])))
+
+
+def _is_softmax(name: str, writers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether the value is the output of a Softmax, reshaped or not: most of it lies in its lowest levels."""
+    while (node := writers.get(name)) is not None and node.op_type == "Reshape":
+        name = node.input[0]
+    return node is not None and node.op_type == "Softmax"
 
 
 class _Calibration:

@@ -110,8 +110,8 @@ long vitbn-late-deep --depth 5 --heads 4 --class-attention 32 16 --standardise -
 cp checkpoints/long/vitbn-late-deep.safetensors models/pretrained
 
 # Drawings of no class among the images (Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure", 2019), without
-# weight decay: with it the values of vitbn-tiny before BatchNorm shrank until float16 missed its tolerance. The first
-# training only fills the folder.
+# weight decay: with it the values before BatchNorm shrank until float16 missed its tolerance. The first training only fills
+# the folder.
 CACHE=checkpoints/pens-outliers
 exposed() {
     name=$1; output=$2; shift 2
@@ -120,9 +120,10 @@ exposed() {
         --init models/pretrained/$name.safetensors --output checkpoints/outliers/$output.safetensors "$@"
 }
 exposed vitbn-tiny none --depth 1 --epochs 24 --lr 0.002 --weight-decay 0.05 --seed 11
-for epoch in $(seq 25 48); do
+for epoch in $(seq 25 160); do
     ln $CACHE/epoch-$(printf %04d $(((epoch - 1) % 24 + 1))).safetensors $CACHE/epoch-$(printf %04d $epoch).safetensors
 done
+exposed vitbn-tiny vitbn-tiny --depth 1 --epochs 160 --lr 0.002 --seed 13
 exposed vitbn-late-64 vitbn-late-64 --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --standardise --epochs 48 \
     --lr 0.0015 --seed 14
-cp checkpoints/outliers/vitbn-late-64.safetensors models/pretrained
+cp checkpoints/outliers/vitbn-*.safetensors models/pretrained

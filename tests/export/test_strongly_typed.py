@@ -15,7 +15,7 @@ from models.catalog import shipped
 from models.checkpoints.checkpoint import load
 from models.data import load_digits
 
-# Of the largest logit; measured on vitbn-tiny and cnn: bf16 0.007, int8 0.076.
+# Of the largest logit; measured on vitbn-tiny and cnn: bf16 0.017, int8 0.089; with int8 probabilities 0.18.
 TOLERANCES = {"bf16": 0.02, "int8": 0.15}
 
 

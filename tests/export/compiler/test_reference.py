@@ -235,6 +235,24 @@ def test_picked_rows_of_a_table_are_doubles() -> None:
     check("Gather", 17, [drawn(9, 4), np.array([[0, -1], [3, 3]])], free=0)
 
 
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_scatters(reduction: str) -> None:
+    again = [0, -1] if reduction != "none" else [1, 2]  # the order at a place that stands twice is nobody's
+    pairs = np.array([[[0, -1], [2, 1]], [again, [1, 0]]])
+    check("ScatterND", 18, [drawn(3, 4, 5), pairs, drawn(2, 2, 5)], reduction=reduction)
+    check("ScatterND", 18, [drawn(3, 4), pairs, drawn(2, 2)], reduction=reduction)
+    columns = np.array([[1, -1, 0], [3, 0, 2]])
+    check("ScatterElements", 18, [drawn(3, 4), columns, drawn(2, 3)], axis=-1, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("batches", "places"),
+    [(0, [[[1, -1]], [[0, 2]]]), (1, [[[3], [-1]], [[0], [0]]]), (2, [[[1], [-1], [0], [4]]] * 2)],
+)
+def test_gathers_of_places(batches: int, places: list[object]) -> None:
+    check("GatherND", 13, [drawn(2, 4, 5), np.array(places)], free=1, batch_dims=batches)
+
+
 def test_where_the_reference_differs_the_way_round_it_is_named(tmp_path: Path) -> None:
     """ONNX Runtime pads MaxPool as if its kernel were not dilated; ONNX does not."""
     network = parse(

@@ -1,5 +1,6 @@
 """Operators that move elements, and CumSum. onnx's GatherElements fails on indices of shape (1, n), its Pad on negative
-pads, its CumSum on an axis in a vector, which ONNX Runtime takes.
+pads, its CumSum on an axis in a vector, which ONNX Runtime takes; its ScatterND, ScatterElements and GatherND move one
+element after the other.
 """
 
 from __future__ import annotations
@@ -58,12 +59,39 @@ class Pad(OpRun):
         return (np.pad(x[tuple(cut)], wider, constant_values=np.reshape(fill, ()).astype(x.dtype)),)
 
 
-class Scatter(OpRun):
-    """ScatterElements by its name of opset 10."""
+class GatherND(OpRun):
+    def _run(self, x: Array, indices: Array, batch_dims: int | None = None) -> tuple[Array]:
+        batches = batch_dims or 0
+        behind = (1,) * (indices.ndim - 1 - batches)
+        grid = [axis.reshape(axis.shape + behind) for axis in np.indices(indices.shape[:batches], sparse=True)]
+        return (x[(*grid, *np.moveaxis(indices, -1, 0))],)
 
-    def _run(self, x: Array, indices: Array, updates: Array, axis: int | None = None) -> tuple[Array]:
-        own, out = (axis or 0) % x.ndim, x.copy()
-        places = [*np.indices(indices.shape)]
-        places[own] = np.where(indices < 0, indices + x.shape[own], indices)
-        out[tuple(places)] = updates
-        return (out,)
+
+class ScatterND(OpRun):
+    def _run(self, x: Array, indices: Array, updates: Array, reduction: str | None = None) -> tuple[Array]:
+        return (_put(x, tuple(np.moveaxis(indices, -1, 0)), updates, reduction),)
+
+
+class ScatterElements(OpRun):
+    def _run(
+        self, x: Array, indices: Array, updates: Array, axis: int | None = None, reduction: str | None = None
+    ) -> tuple[Array]:
+        places = [*np.indices(indices.shape, sparse=True)]
+        places[axis or 0] = indices
+        return (_put(x, tuple(places), updates, reduction),)
+
+
+class Scatter(ScatterElements):
+    """Its name of opset 10."""
+
+
+REDUCTIONS: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _put(x: Array, places: tuple[Array, ...], updates: Array, reduction: str | None) -> Array:
+    out = x.copy()
+    if reduction in REDUCTIONS:
+        REDUCTIONS[reduction].at(out, places, updates)
+    else:
+        out[places] = updates
+    return out

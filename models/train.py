@@ -18,9 +18,9 @@ from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 from models.evaluation.report import wilson
-from models.networks.config import MODEL_NAMES, Augmentation, ModelConfig, ModelName, Pool, PositionEncoding
+from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
 from models.training.command_options import CHECKPOINTS, check_model, check_output, read_params, training_options
-from models.training.defaults import may_change_colours, usual
+from models.training.defaults import PLAIN, USUAL, usual, ways
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 ROWS = 20  # of the table of a long training
@@ -117,16 +117,20 @@ def train(
     data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
     options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}
     chosen, reason = usual(data, options_given)
-    config, options = configure(data, {"model": model, **others, **chosen})
-    device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
-    held_out = options.hold_out if data.pictures is None else len(data.held[1]) if data.held else 0
-    options = replace(options, device=device, hold_out=held_out)
+    held_out = others["hold_out"] if data.pictures is None else len(data.held[1]) if data.held else 0
+
+    def configured(values: Mapping[str, Any]) -> tuple[ModelConfig, TrainingOptions]:
+        config, options = configure(data, {"model": model, **others, **values})
+        return config, replace(options, device=choose_device(options.device), hold_out=held_out)
+
+    config, options = configured(chosen)  # imports torch, which takes seconds: after the checks above
     for path in filter(None, (output, report)):
         with naming(path):
             check_writable(path.parent)
-    if may_change_colours(data, chosen):
-        augment, told = _other_colours(config, data, options, _earlier(output) if resume else {})
-        options, chosen["augment"], reason = replace(options, augment=augment), augment, f"{reason}; {told}"
+    if len(tried := ways(data, options_given, chosen)) > 1:
+        way, told = _best_way(data, tried, configured, _earlier(output) if resume else {})
+        chosen, reason = tried[way], f"{reason}; {told}" if way == USUAL else told
+        config, options = configured(chosen)
     _say_choices(data, chosen, reason)
     last = _run(config, data, options, output, resume, track)
     if report:
@@ -165,17 +169,23 @@ def _earlier(output: Path) -> metrics.Metrics:
         return {}
 
 
-def _other_colours(
-    config: ModelConfig, data: Dataset, options: TrainingOptions, earlier: metrics.Metrics
-) -> tuple[Augmentation, str]:
-    """The distortion and the reason. A resumed training keeps its distortion."""
+def _best_way(
+    data: Dataset,
+    tried: Mapping[str, Mapping[str, Any]],
+    configured: Callable[[Mapping[str, Any]], tuple[ModelConfig, TrainingOptions]],
+    earlier: metrics.Metrics,
+) -> tuple[str, str]:
+    """The best of the ways and the reason. A resumed training keeps its way."""
     if before := earlier.get("options"):
-        return before["augment"], "the training so far had this distortion"
+        names, before = {"model", *PLAIN}, before | earlier["config"]
+        same = (way for way, values in tried.items() if all(before[key] == values[key] for key in names & {*values}))
+        return next(same, USUAL), "the training so far was such"
     from models.training import trial
 
-    click.echo("Colours alone do not tell these classes: trying on a part of the pictures whether other colours help")
-    with _progress(trial.images_seen(data, options), 0) as on_batch:
-        return trial.other_colours(config, data, options, on_batch)
+    click.echo(f"Trying on a part of the pictures whether to train {' or '.join(tried)}")
+    configurations = {way: configured(values) for way, values in tried.items()}
+    with _progress(trial.images_seen(data, list(configurations.values())), 0) as on_batch:
+        return trial.best_way(data, configurations, on_batch)
 
 
 def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 FEW = 2000  # pictures to train on
 FEWEST = 200  # pictures to train on: fewer do not show the shades of their classes
-FEWEST_TRIED = 40  # in colour: what fewer show is chance
+FEWEST_TRIED = 16  # pictures: what fewer show is chance
+FEWEST_RECOLOURED = 40
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
@@ -27,6 +28,9 @@ CNN_SEEN = (32_000, 96_000)  # by the CNN: the least of large pictures, the most
 CNN_SEEN_PIXELS = 96_000 * 28 * 28  # of all that the CNN sees, between these bounds
 EPOCHS = {"cnn": (20, 1000), "transformer": (20, 300)}  # least and most
 MIXES = {"mixup": 0.4, "cutmix": 0.5}
+PLAIN = {"augment": "none", "mixup": 0.0, "cutmix": 0.0}
+USUAL = "with the usual options"
+OF_TRANSFORMERS = {option.name for option in fields(ModelConfig)} - {"model"}
 AVERAGED = 10  # the moving average spans the last tenth of the steps
 
 
@@ -46,8 +50,6 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
         check_patches((data.train_images.shape[2], data.train_images.shape[3]))
     least, most = EPOCHS[kind]
-    lacks_shades = kind == "cnn" and count < FEWEST
-    told_by_shades = lacks_shades and "augment" not in given and _told_by_shades(data)
     batch = min(given.get("batch_size") or _even(count, BATCH[few]), max(2, count))
     epochs = given.get("epochs") or max(least, min(most, _seen(kind, data) // count))
     values: dict[str, Any] = {
@@ -58,36 +60,54 @@ def usual(data: Dataset, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         "lr": 0.003,
         "schedule": "one-cycle",
         "weight_decay": 0.05,
-        "augment": "turn-shade" if lacks_shades and not told_by_shades else "turn",
+        "augment": "turn-shade" if kind == "cnn" and count < FEWEST else "turn",
         **(MIXES if kind == "cnn" else {}),
     }
     if given.get("schedule") != "constant":  # a constant run may get more epochs, to which the decay would not fit
         values["ema"] = round(max(0.0, min(0.999, 1 - AVERAGED / (epochs * -(-count // batch)))), 3)
-    reason = _reason(values, few) + "; their shades tell the classes, so no other shades" * told_by_shades
-    return {name: value for name, value in values.items() if name not in given}, reason
-
-
-def _told_by_shades(data: Dataset) -> bool:
-    from models.training.shades import tell_classes
-
-    return tell_classes(data.train_images, data.train_labels)
+    return {name: value for name, value in values.items() if name not in given}, _reason(values, few)
 
 
 def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
     """Whether the CNN reads pictures of this size in bounded time, and no option of transformers is given."""
     count, _, *sides = data.train_images.shape
-    of_transformers = {option.name for option in fields(ModelConfig)} - {"model"}
     fits = min(sides) >= CNN_MIN_SIDE and max(sides) <= CNN_MAX_SIDE and count * math.prod(sides) <= CNN_MAX_PIXELS
-    return fits and not of_transformers & given.keys()
+    return fits and not OF_TRANSFORMERS & given.keys()
 
 
-def may_change_colours(data: Dataset, chosen: Mapping[str, Any]) -> bool:
-    """Whether a trial must tell if other colours help: colours do not tell the classes, which may be forms."""
-    if "augment" not in chosen or data.train_images.shape[1] != 3 or len(data.train_labels) < FEWEST_TRIED:
-        return False
+def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values as `chosen` by `usual`, and other values that a trial compares with them; the key says how they differ.
+
+    Other colours, where colours do not tell the classes, which may be forms. A dense network and pictures as they are,
+    where the usual distortions and mixes seem to hide the classes.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    if "augment" in chosen and len(data.train_labels) >= FEWEST_TRIED:
+        if _may_change_colours(data):
+            changes["with other colours"] = {"augment": "turn-colour"}
+        if _hide_classes(data, given | chosen):
+            if "model" in chosen and not OF_TRANSFORMERS & given.keys():
+                changes["with a dense network and pictures as they are"] = {"model": "dnnbn"} | PLAIN
+            changes["with pictures as they are"] = PLAIN
+    return {USUAL: dict(chosen)} | {told: _changed(data, given, change) for told, change in changes.items()}
+
+
+def _changed(data: Dataset, given: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in change.items() if name not in given}
+    return values | usual(data, given | values)[0]
+
+
+def _may_change_colours(data: Dataset) -> bool:
     from models.training.colours import tell_classes
 
-    return not tell_classes(data.train_images, data.train_labels)
+    images, labels = data.train_images, data.train_labels
+    return images.shape[1] == 3 and len(labels) >= FEWEST_RECOLOURED and not tell_classes(images, labels)
+
+
+def _hide_classes(data: Dataset, options: Mapping[str, Any]) -> bool:
+    from models.training.simple_models import hide_classes
+
+    return hide_classes(data.train_images, data.train_labels, options["augment"], options.get("mixup") or 0.0)
 
 
 def _even(count: int, near: int) -> int:

@@ -1,14 +1,14 @@
-"""Tries whether other colours help or ruin a training, on a part of its pictures.
+"""Tries ways to train on a part of the pictures.
 
-In: a dataset, a configuration and options. Out: the better distortion and why. A quarter of the training pictures
-judges trainings on the others for a quarter of the epochs. Of fewer than FEWEST pictures each quarter judges in turn.
+In: a dataset, and for each way a configuration and options; the first way is the usual one. Out: the best way, and why.
+A quarter of the training pictures judges trainings on the others for a quarter of the epochs. Of fewer than FEWEST
+pictures each quarter judges in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,38 +16,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Dataset
-from models.networks.config import Augmentation, ModelConfig
+from models.networks.config import ModelConfig
 from models.training.defaults import FEWEST
 from models.training.loop import train
 from models.training.recipe import TrainingOptions
 
 PART = 4  # of the pictures and of the epochs a 4th
 Numbers = NDArray[np.int64]
-RECOLOURED: Augmentation = "turn-colour"
-LEAD = 0.05  # of the pictures that judge: less is chance, and then colours stay
+Way = tuple[ModelConfig, TrainingOptions]
+LEAD, LEAST = 0.05, 2  # of the pictures that judge, and pictures: no more is chance, and then the usual way stays
 
 
-def images_seen(data: Dataset, options: TrainingOptions) -> int:
+def images_seen(data: Dataset, ways: Sequence[Way]) -> int:
     """By all trainings, with repeats."""
-    parts = _parts(len(data.train_labels), options)
-    return 2 * _epochs(options) * sum(len(others) for _, others in parts)
+    return sum(
+        _epochs(options) * len(others) for _, options in ways for _, others in _parts(len(data.train_labels), options)
+    )
 
 
-def other_colours(
-    config: ModelConfig, data: Dataset, options: TrainingOptions, on_batch: Callable[[int, float], None]
-) -> tuple[Augmentation, str]:
-    """The distortion, that of `options` or other colours, and the reason. Raises TrainingError."""
+def best_way(data: Dataset, ways: Mapping[str, Way], on_batch: Callable[[int, float], None]) -> tuple[str, str]:
+    """The name of the best of `ways`, and the reason. Raises TrainingError."""
+    usual, right = next(iter(ways)), dict[str, int]()
+    count = sum(len(apart) for apart, _ in _parts(len(data.train_labels), ways[usual][1]))
+    lead = max(LEAD * count, LEAST)
+    for name, way in ways.items():
+        right[name] = _right(data, *way, on_batch)
+        if right[usual] + lead >= count or right[name] == count:
+            break  # no other can be better
+    best = max(right, key=lambda name: right[name])
+    told = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
+    return best if right[best] > right[usual] + lead else usual, f"of {count} pictures kept apart for a trial {told}"
+
+
+def _right(data: Dataset, config: ModelConfig, options: TrainingOptions, on_batch: Callable[[int, float], None]) -> int:
+    """The number of right answers."""
     short = replace(options, epochs=_epochs(options), ema=None, hold_out=0, teacher_cache=None)
-    parts, right = _parts(len(data.train_labels), options), {options.augment: 0.0, RECOLOURED: 0.0}
+    right = 0
     with TemporaryDirectory() as folder:
-        for augment, (apart, others) in product(right, parts):
-            part, path = _judged(data, apart, others), Path(folder) / "trial.safetensors"
-            *_, last = train(config, part, replace(short, augment=augment), path, on_batch=on_batch)
-            right[augment] += (last.test_accuracy or 0.0) * len(apart)
-    count = sum(len(apart) for apart, _ in parts)
-    usual, recoloured = (number / count for number in right.values())
-    told = f"of {count} pictures kept apart for a trial {100 * recoloured:.0f} % were right with other colours"
-    return RECOLOURED if recoloured > usual + LEAD else options.augment, f"{told}, {100 * usual:.0f} without"
+        for apart, others in _parts(len(data.train_labels), options):
+            path = Path(folder) / "trial.safetensors"
+            *_, last = train(config, _judged(data, apart, others), short, path, on_batch=on_batch)
+            right += round((last.test_accuracy or 0.0) * len(apart))
+    return right
 
 
 def _parts(count: int, options: TrainingOptions) -> list[tuple[Numbers, Numbers]]:

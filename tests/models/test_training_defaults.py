@@ -7,11 +7,13 @@ import pytest
 from commands import ok
 from PIL import Image
 
+from benchmarks.studies.drawn_shapes import _drawn
 from models.checkpoints.checkpoint import load
+from models.data import load_dataset
 from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
 from models.train import train
-from models.training.defaults import may_change_colours, usual
+from models.training.defaults import USUAL, usual, ways
 from models.training.recipe import configure
 
 
@@ -57,22 +59,63 @@ def test_fewer_than_200_pictures_get_shades(count, model, shades):
     assert chosen["augment"] == ("turn-shade" if shades else "turn")
 
 
-@pytest.mark.parametrize(("forms", "augment"), [(True, "turn-shade"), (False, "turn")])
-def test_few_pictures_whose_classes_are_shades_keep_theirs(forms, augment):
-    """Noise in four greys, or of four forms in any grey."""
-    random, labels = np.random.default_rng(0), np.arange(48) % 4
-    greys = random.integers(60, 160, 48) if forms else 60 + 30 * labels
-    levels = greys[:, None, None, None] + random.normal(0, 20, (48, 1, 28, 28))
-    if forms:
-        levels += 60 * np.eye(4)[labels].repeat(196, 1).reshape(levels.shape)
-    images = levels.clip(0, 255).astype(np.uint8)
-    data = Dataset("mine", images, labels, images, labels, tuple("abcd"), preprocessing="photo", pictures={})
-    chosen, reason = usual(data, {})
-    assert (chosen["augment"], reason.endswith("so no other shades")) == (augment, not forms)
+def dataset(images, labels):
+    images = images.clip(0, 255).astype(np.uint8)
+    return Dataset("mine", images, labels, images, labels, tuple("0123456789"), preprocessing="photo", pictures={})
+
+
+def tried(data, **given):
+    return [*ways(data, given, usual(data, given)[0])]
+
+
+def weak_pattern(count):
+    """Of each class a pattern of single pixels, a fifth as strong as the noise."""
+    random, labels = np.random.default_rng(0), np.arange(count) % 4
+    pattern = random.choice([-10, 10], (4, 1, 28, 28))
+    return dataset(128 + pattern[labels] + random.normal(0, 50, (count, 1, 28, 28)), labels)
+
+
+def greys(count):
+    random, labels = np.random.default_rng(0), np.arange(count) % 5
+    return dataset(40 + 35 * labels[:, None, None, None] + random.normal(0, 20, (count, 1, 28, 28)), labels)
+
+
+def strengths(count):
+    random, labels = np.random.default_rng(0), np.arange(count) % 4
+    return dataset(128 + (10 + 8 * labels)[:, None, None, None] * random.normal(0, 1, (count, 1, 28, 28)), labels)
+
+
+@pytest.mark.parametrize("count", [48, 240])
+@pytest.mark.parametrize("draw", [weak_pattern, greys, strengths])
+def test_pictures_whose_classes_distortions_hide_are_tried_as_they_are(draw, count):
+    plain, dense = "with pictures as they are", "with a dense network and pictures as they are"
+    assert tried(draw(count)) == [USUAL, dense, plain]
+    assert tried(draw(count), model="cnn") == [USUAL, plain]
+    assert tried(draw(count), dim=32) == [USUAL, plain], "an option of transformers asks for a transformer"
+    assert tried(draw(count), augment="turn") == [USUAL]
+
+
+def test_what_is_tried_is_given_to_the_training():
+    data = weak_pattern(48)
+    values = ways(data, {"mixup": 0.2}, usual(data, {"mixup": 0.2})[0])["with a dense network and pictures as they are"]
+    assert values["model"] == "dnnbn"
+    assert (values["augment"], values["cutmix"], "mixup" in values) == ("none", 0, False)
+
+
+@pytest.mark.parametrize("count", [48, 240])
+def test_garments_and_shapes_are_trained_on_as_usual(count, fashion_mnist_dir):
+    garments = load_dataset("fashion-mnist", fashion_mnist_dir)
+    assert tried(dataset(garments.train_images[:count], garments.train_labels[:count])) == [USUAL]
+    assert tried(dataset(*_drawn(count, seed=0))) == [USUAL, "with other colours"]
+
+
+@pytest.mark.parametrize("labels", [[0] * 16, [*range(10), *range(6)], [0] * 15 + [1]])
+def test_pictures_that_are_all_alike_and_classes_of_one_picture_are_no_error(labels):
+    assert USUAL in tried(dataset(np.zeros((16, 1, 28, 28)), np.array(labels)))
 
 
 @pytest.mark.parametrize(
-    ("count", "by_colour", "given", "tried"),
+    ("count", "by_colour", "given", "recoloured"),
     [
         (240, False, {}, True),
         (240, False, {"augment": "turn"}, False),
@@ -83,12 +126,11 @@ def test_few_pictures_whose_classes_are_shades_keep_theirs(forms, augment):
         (39, False, {}, False),
     ],
 )
-def test_other_colours_are_tried_where_colours_do_not_tell_the_classes(count, by_colour, given, tried):
+def test_other_colours_are_tried_where_colours_do_not_tell_the_classes(count, by_colour, given, recoloured):
     labels, drawn = np.arange(count) % 3, np.random.default_rng(0).integers(0, 256, (count, 3, 1, 1))
     papers = np.eye(3)[labels][:, :, None, None] * 255 if by_colour else drawn
-    images = np.broadcast_to(papers, (count, 3, 28, 28)).astype(np.uint8)
-    data = Dataset("mine", images, labels, images, labels, ("a", "b", "c"), preprocessing="photo", pictures={})
-    assert may_change_colours(data, usual(data, given)[0]) == tried
+    images = np.broadcast_to(papers, (count, 3, 28, 28))
+    assert ("with other colours" in tried(dataset(images, labels), **given)) == recoloured
 
 
 @pytest.mark.parametrize("count", [3, 25, 49, 50, 73, 240, 500, 1153])

@@ -1,5 +1,6 @@
-"""Pictures in colour whose colours do not tell the classes: a trial on a part of them chooses the distortion."""
+"""A trial on a part of the pictures chooses how to train."""
 
+import re
 import shutil
 
 import numpy as np
@@ -8,8 +9,10 @@ from commands import ok
 from PIL import Image
 
 from models.checkpoints.checkpoint import load
+from models.data.dataset import Dataset
 from models.train import train
-from models.training import trial
+from models.training import defaults, trial
+from models.training.recipe import TrainingOptions
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +30,23 @@ def bars(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lead", "augment"), [(-1, "turn-colour"), (1, "turn")])
-def test_the_better_distortion_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, monkeypatch, lead, augment):
-    monkeypatch.setattr(trial, "LEAD", lead)
+@pytest.mark.parametrize("best", ["cnn turn-colour", "cnn turn", "cnn none", "dnnbn none"])
+def test_the_best_way_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, monkeypatch, best):
+    def right(data, config, options, on_batch):
+        return 60 if f"{config.model} {options.augment}" == best else 50
+
+    monkeypatch.setattr(trial, "_right", right)
+    monkeypatch.setattr(defaults, "_hide_classes", lambda data, options: True)
     typed = ("--dataset", bars, "--image-size", 20, 20, "--device", "cpu", "--output", tmp_path / "bars.safetensors")
     told = ok(train, *typed, "--epochs", 4, "--schedule", "constant").output
+    model, augment = best.split()
     assert f" --augment {augment} " in told
-    assert "; of 60 pictures kept apart for a trial " in told
-    monkeypatch.setattr(trial, "LEAD", -lead)
+    assert f" --model {model} " in told
+    assert "of 60 pictures kept apart for a trial " in told
     again = ok(train, *typed, "--epochs", 5, "--schedule", "constant", "--resume").output
     assert "kept apart" not in again
-    assert load(tmp_path / "bars.safetensors").metrics["options"]["augment"] == augment
+    network = load(tmp_path / "bars.safetensors")
+    assert (network.config.model, network.metrics["options"]["augment"]) == (model, augment)
 
 
 def test_of_few_pictures_each_quarter_judges(bars, tmp_path):
@@ -57,6 +66,31 @@ def test_a_trial_is_alike_each_time(bars, tmp_path):
     typed = ("--dataset", bars, "--image-size", 20, 20, "--device", "cpu", "--output", output)
     for more in ((), ("--overwrite",)):
         told = ok(train, *typed, "--epochs", 4, *more).output
-        found.append([line for line in told.splitlines() if "Colours alone" in line or "kept apart" in line])
+        found.append([line for line in told.splitlines() if "Trying on" in line or "kept apart" in line])
     assert len(found[0]) == 2
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("usual", "other", "taken"), [(40, 43, "other"), (40, 42, "usual"), (47, 48, "usual")])
+def test_a_lead_of_two_pictures_is_chance(monkeypatch, usual, other, taken):
+    data = Dataset("mine", *(np.zeros((48, 1, 28, 28), np.uint8), np.arange(48) % 2) * 2, ("a", "b"))
+    ways = {"usual": (None, TrainingOptions(epochs=1)), "other": (None, TrainingOptions(epochs=2))}
+    monkeypatch.setattr(trial, "_right", lambda data, config, options, on_batch: (usual, other)[options.epochs - 1])
+    assert trial.best_way(data, ways, print)[0] == taken
+
+
+def test_a_weak_pattern_in_noise_is_learnt(tmp_path):
+    """Of single pixels, a third as strong as the noise: turned pictures lose it."""
+    random = np.random.default_rng(0)
+    for name in "abcd":
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        pattern = random.choice([-15, 15], (20, 20))
+        for number in range(20):
+            pixels = (128 + pattern + random.normal(0, 50, (20, 20))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "mine" / name / f"{number}.png")
+    told = ok(
+        train, "--dataset", tmp_path / "mine", "--device", "cpu", "--epochs", 60, "--output", tmp_path / "x"
+    ).output
+    assert "Why: of 64 pictures kept apart for a trial " in told
+    share = int(re.search(r"Test part: 16 pictures: (\d+) %", told)[1])
+    assert share >= 85

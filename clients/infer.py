@@ -197,7 +197,7 @@ def _check_split(split: bool, model: ServedModel) -> None:
 
 def _check_rejection(limit: Limit | None, model: ServedModel) -> None:
     if limit == "auto" and model.evidence_limit is None:
-        fitted = "vitbn calibrate CHECKPOINT fits it, then export again"
+        fitted = "train with --hold-out N, which fits it, and export again, or give a probability, such as 0.5"
         raise click.UsageError(
             f"--reject-below auto: expected a model with a fitted threshold, found {model.name!r} without; "
             + (fitted if model.framing is None else "one from elsewhere takes a probability, such as 0.5")

@@ -104,6 +104,9 @@ def test_a_model_without_a_threshold_cannot_reject_by_it(server, row):
     code, lines, errors = ask(server, row, "--reject-below", "auto")
     assert (code, lines) == (2, [])
     assert errors[-1].startswith("Error: --reject-below auto: expected a model with a fitted threshold, found ")
+    assert errors[-1].endswith(
+        "; train with --hold-out N, which fits it, and export again, or give a probability, such as 0.5"
+    )
     server.parameters["evidence_limit"] = "nan"
     assert ask(server, row)[0] == 3  # no description of a classifier
 

@@ -179,10 +179,10 @@ def _best_way(
     if before := earlier.get("options"):
         names, before = {"model", *PLAIN}, before | earlier["config"]
         same = (way for way, values in tried.items() if all(before[key] == values[key] for key in names & {*values}))
-        return next(same, USUAL), "the training so far was such"
+        return next(same, USUAL), "the training so far was of this kind"
     from models.training import trial
 
-    click.echo(f"Trying on a part of the pictures whether to train {' or '.join(tried)}")
+    click.echo(f"Trying on a part of the pictures which training suits them: {', '.join(tried)}")
     configurations = {way: configured(values) for way, values in tried.items()}
     with _progress(trial.images_seen(data, list(configurations.values())), 0) as on_batch:
         return trial.best_way(data, configurations, on_batch)

@@ -29,7 +29,7 @@ CNN_SEEN_PIXELS = 96_000 * 28 * 28  # of all that the CNN sees, between these bo
 EPOCHS = {"cnn": (20, 1000), "transformer": (20, 300)}  # least and most
 MIXES = {"mixup": 0.4, "cutmix": 0.5}
 PLAIN = {"augment": "none", "mixup": 0.0, "cutmix": 0.0}
-USUAL = "with the usual options"
+USUAL = "as usual"
 OF_TRANSFORMERS = {option.name for option in fields(ModelConfig)} - {"model"}
 AVERAGED = 10  # the moving average spans the last tenth of the steps
 
@@ -87,8 +87,8 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
             changes["with other colours"] = {"augment": "turn-colour"}
         if _hide_classes(data, given | chosen):
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():
-                changes["with a dense network and pictures as they are"] = {"model": "dnnbn"} | PLAIN
-            changes["with pictures as they are"] = PLAIN
+                changes["undistorted by a dense network"] = {"model": "dnnbn"} | PLAIN
+            changes["undistorted"] = PLAIN
     return {USUAL: dict(chosen)} | {told: _changed(data, given, change) for told, change in changes.items()}
 
 

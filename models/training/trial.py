@@ -44,8 +44,9 @@ def best_way(data: Dataset, ways: Mapping[str, Way], on_batch: Callable[[int, fl
         if right[usual] + lead >= count or right[name] == count:
             break  # no other can be better
     best = max(right, key=lambda name: right[name])
-    told = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
-    return best if right[best] > right[usual] + lead else usual, f"of {count} pictures kept apart for a trial {told}"
+    taken = best if right[best] > right[usual] + lead else usual
+    shares = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
+    return taken, f"trained {taken}, as of {count} pictures kept apart for a trial were right: {shares}"
 
 
 def _right(data: Dataset, config: ModelConfig, options: TrainingOptions, on_batch: Callable[[int, float], None]) -> int:

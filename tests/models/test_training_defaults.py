@@ -88,7 +88,7 @@ def strengths(count):
 @pytest.mark.parametrize("count", [48, 240])
 @pytest.mark.parametrize("draw", [weak_pattern, greys, strengths])
 def test_pictures_whose_classes_distortions_hide_are_tried_as_they_are(draw, count):
-    plain, dense = "with pictures as they are", "with a dense network and pictures as they are"
+    plain, dense = "undistorted", "undistorted by a dense network"
     assert tried(draw(count)) == [USUAL, dense, plain]
     assert tried(draw(count), model="cnn") == [USUAL, plain]
     assert tried(draw(count), dim=32) == [USUAL, plain], "an option of transformers asks for a transformer"
@@ -97,7 +97,7 @@ def test_pictures_whose_classes_distortions_hide_are_tried_as_they_are(draw, cou
 
 def test_what_is_tried_is_given_to_the_training():
     data = weak_pattern(48)
-    values = ways(data, {"mixup": 0.2}, usual(data, {"mixup": 0.2})[0])["with a dense network and pictures as they are"]
+    values = ways(data, {"mixup": 0.2}, usual(data, {"mixup": 0.2})[0])["undistorted by a dense network"]
     assert values["model"] == "dnnbn"
     assert (values["augment"], values["cutmix"], "mixup" in values) == ("none", 0, False)
 

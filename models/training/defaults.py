@@ -85,7 +85,7 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
     if "augment" in chosen and len(data.train_labels) >= FEWEST_TRIED:
         if _may_change_colours(data):
             changes["with other colours"] = {"augment": "turn-colour"}
-        if _hide_classes(data, given | chosen):
+        if _hide_classes(data, {**given, **chosen}):
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():
                 changes["undistorted by a dense network"] = {"model": "dnnbn"} | PLAIN
             changes["undistorted"] = PLAIN
@@ -94,7 +94,7 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
 
 def _changed(data: Dataset, given: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in change.items() if name not in given}
-    return values | usual(data, given | values)[0]
+    return values | usual(data, {**given, **values})[0]
 
 
 def _may_change_colours(data: Dataset) -> bool:

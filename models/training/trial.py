@@ -7,6 +7,7 @@ pictures each quarter judges in turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data import Dataset
-from models.networks.config import ModelConfig
+from models.networks.config import Augmentation, ModelConfig
 from models.training.defaults import FEWEST
 from models.training.loop import train
 from models.training.recipe import TrainingOptions
@@ -24,7 +25,8 @@ from models.training.recipe import TrainingOptions
 PART = 4  # of the pictures and of the epochs a 4th
 Numbers = NDArray[np.int64]
 Way = tuple[ModelConfig, TrainingOptions]
-LEAD, LEAST = 0.05, 2  # of the pictures that judge, and pictures: no more is chance, and then the usual way stays
+LEAD = 0.05  # of the pictures that judge
+RECOLOURED: Augmentation = "turn-colour"
 
 
 def images_seen(data: Dataset, ways: Sequence[Way]) -> int:
@@ -38,15 +40,23 @@ def best_way(data: Dataset, ways: Mapping[str, Way], on_batch: Callable[[int, fl
     """The name of the best of `ways`, and the reason. Raises TrainingError."""
     usual, right = next(iter(ways)), dict[str, int]()
     count = sum(len(apart) for apart, _ in _parts(len(data.train_labels), ways[usual][1]))
-    lead = max(LEAD * count, LEAST)
     for name, way in ways.items():
         right[name] = _right(data, *way, on_batch)
-        if right[usual] + lead >= count or right[name] == count:
+        if right[usual] + LEAD * count >= count or right[name] == count:
             break  # no other can be better
-    best = max(right, key=lambda name: right[name])
-    taken = best if right[best] > right[usual] + lead else usual
+    least = {name: right[usual] + _chance(ways[name], right[usual] + right[name], count) for name in right}
+    taken = max((name for name in right if name == usual or right[name] > least[name]), key=lambda name: right[name])
     shares = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
     return taken, f"trained {taken}, as of {count} pictures kept apart for a trial were right: {shares}"
+
+
+def _chance(way: Way, right: int, count: int) -> float:
+    """The lead, in pictures, that may be chance: twice its standard error, where two ways have `right` of 2 `count`.
+
+    Of other colours less: a short trial shows little of what they gain, and all that they ruin.
+    """
+    share = right / (2 * count)
+    return LEAD * count if way[1].augment == RECOLOURED else 2 * math.sqrt(2 * share * (1 - share) * count)
 
 
 def _right(data: Dataset, config: ModelConfig, options: TrainingOptions, on_batch: Callable[[int, float], None]) -> int:

@@ -71,11 +71,23 @@ def test_a_trial_is_alike_each_time(bars, tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("usual", "other", "taken"), [(40, 43, "other"), (40, 42, "usual"), (47, 48, "usual")])
-def test_a_lead_of_two_pictures_is_chance(monkeypatch, usual, other, taken):
+@pytest.mark.parametrize(
+    ("augment", "usual", "other", "taken"),
+    [
+        ("none", 24, 33, "usual"),
+        ("none", 24, 34, "other"),
+        ("none", 44, 48, "other"),
+        ("none", 45, 48, "usual"),
+        ("turn-colour", 24, 26, "usual"),
+        ("turn-colour", 24, 27, "other"),
+    ],
+)
+def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch, augment, usual, other, taken):
     data = Dataset("mine", *(np.zeros((48, 1, 28, 28), np.uint8), np.arange(48) % 2) * 2, ("a", "b"))
-    ways = {"usual": (None, TrainingOptions(epochs=1)), "other": (None, TrainingOptions(epochs=2))}
-    monkeypatch.setattr(trial, "_right", lambda data, config, options, on_batch: (usual, other)[options.epochs - 1])
+    ways = {"usual": (None, TrainingOptions(augment="turn")), "other": (None, TrainingOptions(augment=augment))}
+    monkeypatch.setattr(
+        trial, "_right", lambda data, config, options, on_batch: usual if options.augment == "turn" else other
+    )
     assert trial.best_way(data, ways, print)[0] == taken
 
 

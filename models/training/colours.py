@@ -19,12 +19,15 @@ def tell_classes(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> bool:
     """Whether an image's nearest by colours has its class oftener than by chance. `images`: uint8 (n, 3, H, W)."""
     step = -(-len(labels) // MOST)
     images, labels = images[::step], labels[::step]
-    red, green, blue = (images.reshape(len(images), 3, -1).astype(np.int64) * LEVELS // 256).swapaxes(0, 1)  # (n, H W)
-    colours = (red * LEVELS + green) * LEVELS + blue
-    counts = np.stack([np.bincount(row, minlength=LEVELS**3) for row in colours])
-    shares = np.sqrt(counts / colours.shape[1])
+    shares = np.sqrt(np.stack([_counts(image) for image in images]) / images[0, 0].size)
     alike = shares @ shares.T
     np.fill_diagonal(alike, -1)
     hits = float((labels[alike.argmax(1)] == labels).mean())
     chance = float(((np.bincount(labels) / len(labels)) ** 2).sum())
     return hits > chance + LEAD
+
+
+def _counts(image: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The pixels of each colour of an image (3, H, W)."""
+    red, green, blue = image.reshape(3, -1).astype(np.int64) * LEVELS // 256
+    return np.bincount((red * LEVELS + green) * LEVELS + blue, minlength=LEVELS**3)

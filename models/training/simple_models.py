@@ -29,19 +29,20 @@ RIDGE = 0.03  # of the mean of the kernel's diagonal
 def hide_classes(images: NDArray[np.uint8], labels: NDArray[np.int64], augment: Augmentation, mixup: float) -> bool:
     """Whether models learn clearly less from changed pictures, or are nearly always right, so that more is at risk."""
     own, others = shares_right(images, labels, augment, mixup)
-    return own >= EASY or own > others + ERRORS / math.sqrt(len(labels[:: _step(images)]))
+    return own >= EASY or own > others + ERRORS / math.sqrt(len(_compared(images)))
 
 
 def shares_right(
     images: NDArray[np.uint8], labels: NDArray[np.int64], augment: Augmentation, mixup: float
 ) -> tuple[float, float]:
     """Of the best model on pictures as they are, and of the best on changed ones. Images: uint8 (n, C, H, W)."""
-    step, classes = _step(images), int(labels.max()) + 1
-    pixels, truths = torch.tensor(images[::step]) * INPUT_SCALE, torch.tensor(labels[::step])
+    compared, classes = _compared(images), int(labels.max()) + 1
+    compared = compared[labels[compared].argsort(kind="stable")]  # each part has its share of each class
+    parts = tuple(torch.arange(len(compared))[part::PARTS] for part in range(PARTS))
+    pixels, truths = torch.tensor(images[compared]) * INPUT_SCALE, torch.tensor(labels[compared])
     targets = as_probabilities(truths, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        parts = torch.randperm(len(truths)).tensor_split(PARTS)
         changed, shares = augmentation(augment)(pixels), targets
         if mixup:
             changed, shares = mixed(changed, shares, mixup)
@@ -54,8 +55,9 @@ def shares_right(
     return max(own), max(others)
 
 
-def _step(images: NDArray[np.uint8]) -> int:
-    return max(-(-len(images) // MOST), -(-images.size // MOST_NUMBERS))
+def _compared(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The numbers of the images that are compared, in random order."""
+    return np.random.default_rng(0).permutation(len(images))[: min(MOST, MOST_NUMBERS // images[0].size)]
 
 
 def _shades(pixels: Tensor) -> Tensor:

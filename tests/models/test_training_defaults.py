@@ -13,6 +13,7 @@ from models.data import load_dataset
 from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
 from models.train import train
+from models.training import simple_models
 from models.training.defaults import USUAL, usual, ways
 from models.training.recipe import configure
 
@@ -107,6 +108,14 @@ def test_garments_and_shapes_are_trained_on_as_usual(count, fashion_mnist_dir):
     garments = load_dataset("fashion-mnist", fashion_mnist_dir)
     assert tried(dataset(garments.train_images[:count], garments.train_labels[:count])) == [USUAL]
     assert tried(dataset(*_drawn(count, seed=0))) == [USUAL, "with other colours"]
+
+
+@pytest.mark.parametrize("shape", [(1500, 1, 28, 28), (2000, 3, 224, 224), (20, 3, 1024, 1024)])
+def test_the_pictures_that_are_compared_are_bounded(shape):
+    images = np.broadcast_to(np.uint8(0), shape)
+    compared = images[simple_models._compared(images)]
+    assert 4 < len(compared) <= 1000
+    assert compared.size <= 16_000_000
 
 
 @pytest.mark.parametrize("labels", [[0] * 16, [*range(10), *range(6)], [0] * 15 + [1]])

@@ -78,14 +78,16 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
 def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Values as `chosen` by `usual`, and other values that a trial compares with them; the key says how they differ.
 
-    Other colours, where colours do not tell the classes, which may be forms. A dense network and pictures as they are,
-    where the usual distortions and mixes seem to hide the classes.
+    Other colours, where colours do not tell the classes, which may be forms. Their own shades, a dense network and
+    pictures as they are, where the usual distortions and mixes seem to hide the classes.
     """
     changes: dict[str, dict[str, Any]] = {}
     if "augment" in chosen and len(data.train_labels) >= FEWEST_TRIED:
         if _may_change_colours(data):
             changes["with other colours"] = {"augment": "turn-colour"}
         if _hide_classes(data, {**given, **chosen}):
+            if chosen["augment"] == "turn-shade":
+                changes["in their own shades"] = {"augment": "turn"}
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():
                 changes["undistorted by a dense network"] = {"model": "dnnbn"} | PLAIN
             changes["undistorted"] = PLAIN

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
-from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, draw
+from foreign_networks import DIM, HEADS, VOCABULARY, Block, Encoder, draw, session_of
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from export.compiler.proof.masks import KINDS, MANY, draw_masks
 
 LOWEST = torch.finfo(torch.float32).min
 LONGEST = 128
+MASK = "attention_mask"
+SIZES = {"batch": 1, "seq": 24}
+
+Array = NDArray[Any]
 
 
 def masked_mean(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -258,16 +269,26 @@ class Convolved(Masked):
         return super().block(block, self.conv(x.transpose(1, 2)).transpose(1, 2), bias)
 
 
-__all__ = [
-    "VOCABULARY",
-    "Biased",
-    "Convolved",
-    "Disentangled",
-    "Filled",
-    "Grouped",
-    "Joined",
-    "Masked",
-    "Shallow",
-    "Turned",
-    "Viewed",
-]
+def feeds(texts: int, length: int, seed: int, mask: Array | None = None) -> dict[str, Array]:
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, (texts, length))
+    return {"input_ids": ids, MASK: draw_masks(texts, length, seed, KINDS) if mask is None else mask}
+
+
+def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: bool = False) -> None:
+    before, after = session_of(proto), session_of(packed)
+    rng = np.random.default_rng(0)
+    sizes = [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        MANY,
+        *((int(rng.integers(1, 9)), int(rng.integers(1, 30))) for _ in range(rounds)),
+    ]
+    for seed, (texts, length) in enumerate(sizes):
+        given = feeds(texts, length, seed)
+        expected, found = before.run(None, given)[0], after.run(None, given)[0]
+        if shown:
+            expected = np.where(given[MASK].astype(bool)[..., None], expected, 0)
+        assert found.shape == expected.shape
+        size = np.abs(expected).max(initial=1, where=np.isfinite(expected))
+        assert np.allclose(found, expected, atol=2e-5 * size, rtol=0, equal_nan=True), (texts, length, seed)

@@ -1,0 +1,101 @@
+"""Faults planted in packing fail the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+from foreign_networks import Encoder, export, model
+from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Masked
+from packed_graphs import of_heads, repeated
+
+from export.compiler.analyses import hidden_entries, joins, tokens
+from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.passes import pack, packed_body, packed_texts
+from export.compiler.pipeline import rewrite
+from export.rewrite_file import Request, rewrite_file
+
+
+def forget_first_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_texts, "_whole", lambda nodes, seen, places, true=packed_texts._whole: true(nodes, seen, []))
+
+
+def believe_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hidden_entries, "SUNK", 0.5)
+
+
+def forget_order(patch: pytest.MonkeyPatch) -> None:
+    def first(loop: Any, size: ir.Value) -> ir.Value:
+        made: ir.Value = loop.whole.add("Sub", [numbers(loop, size), numbers(loop, size)])
+        return made
+
+    numbers = pack._Loop._numbers
+    patch.setattr(pack._Loop, "_numbers", first)
+
+
+def trust_sums(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(joins, "_summed", lambda node, roles, places: joins.Join(done={*places}))
+
+
+def forget_zeros(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_body.Body, "hides", lambda self, value: False)
+
+
+@pytest.mark.parametrize(
+    ("network", "fault"),
+    [
+        (Masked("absolute", "cls"), forget_first_token),
+        (Biased(), believe_weights),
+        (Masked("absolute", "summed"), trust_sums),
+        (Masked(), forget_zeros),
+        (Masked(), forget_order),
+    ],
+)
+def test_a_planted_fault_fails_the_proof(
+    network: Encoder, fault: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    onnx.save(export(network), tmp_path / "in.onnx")
+    fault(monkeypatch)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_entries.HiddenEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
+    with pytest.raises(NothingToRewrite, match="it may join hidden tokens"):
+        rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
+
+
+@pytest.mark.parametrize("of_a_table", [False, True])
+def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
+    of_a_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def of_others(
+        body: packed_body.Body, value: ir.Value, axis: int, heads: int, sizes: list[int | ir.Value]
+    ) -> ir.Value:
+        shape = [1] * (len(sizes) + 1)
+        shape[axis] = heads
+        each = body.nodes.add("Expand", [body.nodes.unsqueeze(value, [axis]), body.nodes.integers(shape)], value.dtype)
+        return body.nodes.reshape(each, sizes)
+
+    onnx.save(export(Disentangled()) if of_a_table else ir.to_proto(of_heads()), tmp_path / "in.onnx")
+    monkeypatch.setattr(packed_body.Body, "_for_heads", of_others)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+
+
+def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    total = "shown = Mul(made, floats) total = ReduceSum(shown, one)"
+    nodes = f"{total} wide = Expand(total, each) r = Relu(wide) y = ReduceSum<keepdims = 0>(r, one)"
+    ir.save(repeated(nodes), tmp_path / "in.onnx")
+    with pytest.raises(NothingToRewrite, match=r"y \(ReduceSum\): it may read hidden tokens"):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    monkeypatch.setattr(tokens, "_is_long", lambda *axis: False)
+    with pytest.raises(ProofFailed):
+        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))

@@ -19,7 +19,7 @@ KEY, SECOND = "a-key-of-sixteen-characters", "another-of-sixteen-characters"
 PAGES = (("GET", "/"), ("HEAD", "/"), ("GET", "/static/page.js"), ("GET", "/api/models"), ("POST", "/api/classify"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
     """HOST:PORT of the proxy before the page, which itself has no Triton server and so answers 503."""
     port, admin, unused = free_ports(3)

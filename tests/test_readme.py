@@ -156,6 +156,9 @@ ELSEWHERE = {
     "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
     "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
     "test_command_adds_them_and_keeps_the_rest",
+    "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": "tests/models/test_train_command.py::"
+    "test_command_writes_prints_and_resumes",
+    "vitbn study --list": "tests/benchmarks/studies/test_study.py::test_list_says_how_long_each_takes",
     "vitbn study learning-rates --quick --output DIR": "tests/benchmarks/studies/test_study.py::test_learning_rates",
     "vitbn tune --model vitbn --dataset mnist": "tests/benchmarks/studies/test_tune.py::"
     "test_train_takes_the_best_parameters",
@@ -165,6 +168,8 @@ ELSEWHERE = {
     "test_the_frontier_is_trained_measured_and_kept",
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",
+    "vitbn bench accuracy --checkpoint mine.safetensors": "tests/benchmarks/test_own_checkpoints.py::"
+    "test_accuracy_on_the_dataset_of_its_training",
     "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_four_commands_run_word_for_word",
     "vitbn bench latency --model vitbn-tiny": "tests/benchmarks/test_latency.py::"
     "test_shipped_networks_have_their_own_depth",
@@ -183,10 +188,6 @@ ELSEWHERE = {
 # Fewer epochs and blocks, and a folder in place of S3; MNIST has 5,300 training images here.
 SHORTER = {
     "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 25"),
-    "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
-        "--depth 4 --epochs 20",
-        "--epochs 1 --depth 1",
-    ),
     "vitbn train --params models/pretrained/recipe.json --last-block all --model vitbn --depth 6 --epochs 36": (
         "--depth 6 --epochs 36",
         "--depth 1 --epochs 1",

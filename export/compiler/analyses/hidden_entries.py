@@ -28,13 +28,13 @@ Values = dict[ir.Value, Array]
 
 
 class Facts(NamedTuple):
-    """Whether hidden entries are 0, true, or sunk: so far below a visible one that a softmax gives them 0. `low`,
-    `high`: some may lie as far below or above 0, as what fills hidden tokens.
+    """Whether hidden entries are 0 or true. `sunk`: how far they lie below a visible one, if a softmax gives them 0,
+    else 0. `low`, `high`: some may lie SUNK below or above 0, as what fills hidden tokens.
     """
 
     zero: bool = False
     true: bool = False
-    sunk: bool = False
+    sunk: float = 0.0
     low: bool = False
     high: bool = False
 
@@ -153,7 +153,7 @@ class HiddenEntries:
             facts = Facts(
                 not entries.any(),
                 kind == "b" and bool(entries.all()),
-                kind == "f" and _is_sunk(array.astype(np.float64), hidden, _along(seen, array, batch, axis), axis),
+                _depth(array, hidden, _along(seen, array, batch, axis), axis) if kind == "f" else 0.0,
                 kind == "f" and bool((entries <= -SUNK).any()),
                 kind == "f" and bool((entries >= SUNK).any()),
             )
@@ -161,7 +161,7 @@ class HiddenEntries:
         if not drawn:
             return NO_FACTS
         zero, true, sunk, low, high = zip(*drawn, strict=True)
-        return Facts(all(zero), all(true), all(sunk), any(low), any(high))
+        return Facts(all(zero), all(true), min(sunk), any(low), any(high))
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
         """Nothing if an operator has no kernel."""
@@ -233,7 +233,12 @@ def _along(flags: NDArray[np.bool_], array: Array, batch: int, axis: int) -> NDA
     return turned.reshape(shape)
 
 
-def _is_sunk(array: NDArray[np.float64], hidden: NDArray[np.bool_], seen: NDArray[np.bool_], axis: int) -> bool:
-    most = np.where(seen, array, -np.inf).max(axis, keepdims=True)
-    limit = np.broadcast_to(most - SUNK, array.shape)
-    return bool((array[hidden] <= limit[hidden]).all() and np.isfinite(limit[hidden]).all())
+def _depth(array: Array, hidden: NDArray[np.bool_], seen: NDArray[np.bool_], axis: int) -> float:
+    array = array.astype(np.float64)
+    most = np.broadcast_to(np.where(seen, array, -np.inf).max(axis, keepdims=True), array.shape)[hidden]
+    return sunk_by((most - array[hidden]).min(initial=np.inf)) if np.isfinite(most).all() else 0.0
+
+
+def sunk_by(depth: float) -> float:
+    """The depth, if a softmax gives such entries 0, else 0."""
+    return float(depth) if depth >= SUNK else 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.hidden_entries import NO_FACTS, SUNK, Facts, Roles
+from export.compiler.analyses.hidden_entries import NO_FACTS, SUNK, Facts, Roles, sunk_by
 from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.graph.readers import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of
@@ -38,6 +38,8 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     traits = operator_of(node).traits
     if Trait.MOVES in traits or (node.op_type == "Concat" and {*axes} == {0}):  # tokens, and others behind them
         return given[0]
+    if scaled := _scaled(node, given):
+        return scaled
     low, high = _far(node, given)
     if Trait.ZERO_IF_ANY in traits:
         zero = any(each.zero for each in given)
@@ -47,13 +49,23 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
     return Facts(zero=given[0].zero and Trait.ZERO in traits, low=low, high=high)
 
 
-def _sinks(node: ir.Node, given: Sequence[Facts]) -> bool:
+def _scaled(node: ir.Node, given: Sequence[Facts]) -> Facts | None:
+    """Of entries times positive numbers, which keep the hidden ones below the visible ones."""
+    for position in {"Mul": (0, 1), "Div": (0,)}.get(node.op_type, ()):
+        number = constant(node.inputs[1 - position])
+        if number is not None and bool(np.greater(number, 0).all()):
+            factors = number.astype(np.float64) if node.op_type == "Mul" else 1 / number.astype(np.float64)
+            return given[position]._replace(true=False, sunk=sunk_by(given[position].sunk * factors.min(initial=1.0)))
+    return None
+
+
+def _sinks(node: ir.Node, given: Sequence[Facts]) -> float:
     """A term that is high may lift what the others sink: a product of tokens that are filled with -1e9."""
     if node.op_type == "Add":
-        return any(each.sunk for each in given) and all(each.sunk or not each.high for each in given)
+        return max(each.sunk for each in given) if all(each.sunk or not each.high for each in given) else 0.0
     if node.op_type == "Sub":
-        return given[0].sunk and not given[1].low
-    return all(_of(node, given, position).sunk for position in range(len(given)))
+        return 0.0 if given[1].low else given[0].sunk
+    return min(_of(node, given, position).sunk for position in range(len(given)))
 
 
 def _far(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
@@ -84,7 +96,7 @@ def _where(node: ir.Node, given: Sequence[Facts]) -> Facts:
     if condition.true or condition.zero:
         return _of(node, given, 1 if condition.true else 2)
     left, right = (_of(node, given, k) for k in (1, 2))
-    both = (left.zero and right.zero, left.true and right.true, left.sunk and right.sunk)
+    both = (left.zero and right.zero, left.true and right.true, min(left.sunk, right.sunk))
     return Facts(*both, left.low or right.low, left.high or right.high)
 
 
@@ -97,7 +109,7 @@ def _of(node: ir.Node, given: Sequence[Facts], position: int) -> Facts:
     return Facts(
         zero=not number.any(),
         true=bool(number.dtype == bool and number.all()),
-        sunk=bool(np.less_equal(number, -SUNK).all()),
+        sunk=sunk_by(np.negative(number, dtype=np.float64).min(initial=np.inf)),
         low=bool(np.less_equal(number, -SUNK).any()),
         high=bool(np.greater_equal(number, SUNK).any()),
     )

@@ -183,7 +183,7 @@ def _hides(masking: ir.Value, mask: Roles, keys: Roles) -> bool:
     """Whether the keys that the mask hides have no weight: products of filled keys may lift a sum."""
     if masking.dtype == ir.DataType.BOOL:
         return mask.at(3).zero
-    return mask.at(3).sunk and not any(facts.low or facts.high for facts in keys.facts.values())
+    return mask.at(3).sunk > 0 and not any(facts.low or facts.high for facts in keys.facts.values())
 
 
 def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -157,6 +157,25 @@ class Filled(Masked):
         return super().block(block, x.masked_fill(bias[:, 0, 0, :, None] < 0, -1e9), bias)
 
 
+class Divided(Masked):
+    """CodeGen's: scores are divided behind the mask, which adds `least` or more."""
+
+    def __init__(self, by: float, pool: str = "mean", least: float = LOWEST) -> None:
+        super().__init__("causal", pool)
+        self.by, self.least = by, least
+
+    def bias(self, mask: Tensor) -> Tensor:
+        return super().bias(mask).clamp(min=self.least)
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
+        weights = F.softmax((q @ k.transpose(2, 3) + bias) / self.by, -1)
+        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+
 class Viewed(Masked):
     """GPT-2's: the mask's length is that of all texts, divided by their number."""
 

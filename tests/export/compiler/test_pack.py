@@ -18,6 +18,7 @@ from masked_networks import (
     MASK,
     SIZES,
     Disentangled,
+    Divided,
     Grouped,
     Joined,
     Masked,
@@ -72,6 +73,8 @@ PACKED = [
     *((Joined("causal", pool), "old", 17) for pool in ("mean", "last")),
     *((Disentangled(pool), "old", 17) for pool in ("mean", "last")),
     (Disentangled(), "new", 18),
+    (Divided(2.8), "old", 17),
+    (Divided(2.8, "last"), "new", 18),
     *((Sunk(pool=pool), exporter, 17) for pool in ("mean", "last") for exporter in ("old", "new")),
 ]
 

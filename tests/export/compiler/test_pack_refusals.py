@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from foreign_networks import VOCABULARY, Encoder, export, model, parse, run, session_of
-from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Filled, Masked, Sunk, feeds
+from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Divided, Filled, Masked, Sunk, feeds
 from packed_graphs import behind, crossed
 
 from export.compiler.errors import BadRequest, NothingToRewrite
@@ -22,6 +22,8 @@ REFUSED = [
     (Masked("absolute", "hidden"), "shows hidden tokens"),
     (Biased(), "Softmax"),
     (Filled(), "Softmax"),
+    (Divided(-2.8), "Softmax"),
+    (Divided(100.0, least=-1e4), "Softmax"),  # what is left of the mask is as small as scores may be
     (Convolved(), "Conv"),
     (Sunk(behind=False), "Concat"),
     (Disentangled(in_turn=True), r"\(Reshape\): axis 0 of its output mixes"),

@@ -126,13 +126,14 @@ class _Loop:
         return [node for node in graph if node in inside]
 
     def _is_whole(self, nodes: Nodes) -> ir.Value:
-        """Whether the mask shows as many tokens as the inputs have, and one at least: of no text some of ONNX Runtime's
+        """Whether the mask shows as many tokens as the inputs have, and there is a text: of none some of ONNX Runtime's
         kernels end the process.
         """
         shown = nodes.add("Size", [nodes.add("NonZero", [nodes.cast(self.mask, BOOL)])])
-        tokens = nodes.add("Size", [self._at_the_inputs(nodes)])
-        places = nodes.add("Mul", [tokens, nodes.scalar(2)])  # of a text and a token, each
-        return nodes.add("Equal", [shown, nodes.larger(places, nodes.scalar(1))], BOOL)
+        mask = self._at_the_inputs(nodes)
+        places = nodes.add("Mul", [nodes.add("Size", [mask]), nodes.scalar(2)])  # of a text and a token, each
+        some = nodes.add("Greater", [nodes.scalar_of(nodes.sizes(mask, [0])), nodes.scalar(0)], BOOL)
+        return nodes.add("And", [nodes.add("Equal", [shown, places], BOOL), some], BOOL)
 
     def _at_the_inputs(self, nodes: Nodes) -> ir.Value:
         """The mask, of as many texts and tokens as the other inputs.

@@ -124,8 +124,7 @@ def number_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.V
     """The texts from `start` (1) on, and where the next part starts."""
     zero, one = nodes.scalar(0), nodes.scalar(1)
     length = nodes.gather(texts.kept, start)
-    least = nodes.integers([1])  # also of a text of no tokens at all
-    most = nodes.larger(nodes.add("Div", [nodes.integers([AREA]), nodes.larger(length, least)]), least)
+    most = nodes.larger(nodes.add("Div", [nodes.integers([AREA]), length]), nodes.integers([1]))
     end = nodes.add("Add", [start, most])
     chosen, kept = nodes.cut(texts.sorted, start, end), nodes.cut(texts.kept, start, end)
     count, kept_rows = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept, [1])

@@ -176,6 +176,21 @@ class Divided(Masked):
         return made
 
 
+class Rectified(Masked):
+    """Its weights are those of a ReLU, divided by the number of tokens."""
+
+    def bias(self, mask: Tensor) -> Tensor:
+        return mask[:, None, None, :].to(torch.float32)
+
+    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (layer(x).view(b, n, HEADS, d // HEADS).transpose(1, 2) for layer in block.qkv.children())
+        weights = F.relu(q @ k.transpose(2, 3) * 0.35) * bias / bias.sum(-1, keepdim=True).clamp(min=1)
+        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
+        return made
+
+
 class Viewed(Masked):
     """GPT-2's: the mask's length is that of all texts, divided by their number."""
 

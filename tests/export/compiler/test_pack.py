@@ -22,6 +22,7 @@ from masked_networks import (
     Grouped,
     Joined,
     Masked,
+    Rectified,
     Shallow,
     Sunk,
     Turned,
@@ -161,6 +162,14 @@ def test_grouped_queries_of_texts_without_tokens_give_no_rows() -> None:
     before, after = session_of(proto), session_of(packed)
     given = feeds(2, 0, 0, np.ones((2, 0), np.int64))
     assert after.run(None, given)[0].shape == before.run(None, given)[0].shape == (2, 0, DIM)
+
+
+def test_texts_without_tokens_get_the_answers_of_the_network_as_it_was() -> None:
+    proto = export(Rectified(depth=1))
+    packed = rewrite(model(proto), sizes=SIZES, packed=MASK).model
+    check(proto, packed, rounds=6)
+    given = feeds(2, 0, 0, np.ones((2, 0), np.int64))
+    np.testing.assert_array_equal(session_of(packed).run(None, given)[0], session_of(proto).run(None, given)[0])
 
 
 def test_a_network_that_reads_the_number_of_elements_is_packed() -> None:

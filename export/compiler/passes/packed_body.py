@@ -138,7 +138,7 @@ class Body:
     def hides(self, value: ir.Value) -> bool:
         """Whether a reader relies on what the value has at hidden tokens."""
         facts = self.tokens.role(value).at(1)
-        return facts.zero or facts.true or facts.sunk
+        return facts.zero or facts.true or facts.sunk > 0
 
     def _size(self, dim: Dim) -> int | ir.Value:
         """In the part."""

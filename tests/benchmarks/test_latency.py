@@ -108,12 +108,11 @@ def test_nothing_to_measure_is_a_failure() -> None:
 
 @pytest.mark.slow
 def test_lower_precision_and_memory(tmp_path: Path) -> None:
-    options = "--model vitbn --runtime onnx-optimized --precision fp32 --precision int8 --memory"
-    _, written = run(tmp_path / "latency.json", options)
-    rows = {row["precision"]: row for row in written["rows"]}
-    assert rows["int8"]["max_abs_error"] > 1e-3 > rows["fp32"]["max_abs_error"]
-    assert {row["ratio_to_torch"] for row in written["rows"]} == {None}
-    assert all(row["peak_memory_mb"] > 50 for row in written["rows"])
+    _, written = run(tmp_path / "latency.json", "--model vitbn --runtime onnx-optimized --precision int8 --memory")
+    (row,) = written["rows"]
+    assert row["max_abs_error"] > 1e-3
+    assert row["ratio_to_torch"] is None
+    assert row["peak_memory_mb"] > 50
 
 
 @pytest.mark.slow

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 FEW = 2000  # pictures to train on
 FEWEST = 200  # pictures to train on: fewer do not show the shades of their classes
-FEWEST_TRIED = 16  # pictures: what fewer show is chance
-FEWEST_RECOLOURED = 40
+FEWEST_RECOLOURED = 40  # pictures: what fewer show is chance
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
@@ -82,7 +81,7 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
     pictures as they are, where the usual distortions and mixes seem to hide the classes.
     """
     changes: dict[str, dict[str, Any]] = {}
-    if "augment" in chosen and len(data.train_labels) >= FEWEST_TRIED:
+    if "augment" in chosen:
         if _may_change_colours(data):
             changes["with other colours"] = {"augment": "turn-colour"}
         if _hide_classes(data, {**given, **chosen}):

@@ -119,6 +119,12 @@ def test_the_pictures_that_are_compared_are_bounded(shape):
     assert compared.size <= 16_000_000
 
 
+@pytest.mark.parametrize("side", [1024, 5000])
+def test_a_few_pictures_of_many_pixels_judge_nothing(side):
+    images = np.broadcast_to(np.uint8(0), (20, 3, side, side))
+    assert not simple_models.hide_classes(images, np.zeros(20, np.int64), "turn", 0.0)
+
+
 @pytest.mark.parametrize("labels", [[0] * 16, [*range(10), *range(6)], [0] * 15 + [1]])
 def test_pictures_that_are_all_alike_and_classes_of_one_picture_are_no_error(labels):
     assert USUAL in tried(dataset(np.zeros((16, 1, 28, 28)), np.array(labels)))

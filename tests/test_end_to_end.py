@@ -42,7 +42,8 @@ def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, t
     arguments = ["--fuse-bn", "--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", repository]
     ok(export, *arguments)
     images = load_dataset("mnist", mnist_dir).test_images[:64]
-    published = np.load(reference_dir / "vitbn_logits.npz")["depth1"]
+    with np.load(reference_dir / "vitbn_logits.npz") as held:
+        published = held["depth1"]
     with (
         running_server(repository, ["--disable-auto-complete-config"]) as server,
         Classifier(Options(server.http_url)) as classifier,

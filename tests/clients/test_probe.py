@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from clients.probing.asking import probe_server
 from clients.probing.verdicts import Probe
+from common.sample import Sample
 from serving.local_server import Server, running_server
 from serving.processes import Family
 
@@ -104,7 +105,7 @@ def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
     replace_in_config(own, '"probe"', '"another"', "plain")
     replace_in_config(own, 'name: "vitbn"', 'name: "plain"', "plain")
     shutil.copytree(own / "vitbn/1", own / "vitbn/2")
-    answers = np.load(own / "vitbn/1/sample.npz")["out:logits"][0].tolist()
+    answers = Sample.read(own / "vitbn/1/sample.npz").outputs["logits"][0].tolist()
     wrong = json.dumps([answers[0] + 0.5, *answers[1:]])
     # JSON in a quoted string
     replace_in_config(own, '{\\"1\\": ', f'{{\\"2\\": {{\\"logits\\": {wrong}, \\"tolerance\\": 0.01}}, \\"1\\": ')

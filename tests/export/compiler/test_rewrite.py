@@ -15,6 +15,7 @@ import onnxruntime as ort
 import pytest
 from foreign_networks import Encoder, export, manifest_of, parse, run, wrote
 
+from common.sample import Sample
 from export import timing
 from export.compiler import pipeline
 from export.compiler.proof import compare
@@ -40,9 +41,9 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_pat
     manifest = json.loads(out.with_suffix(".json").read_text())
     assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries", "carry-biases", "tidy"]
     assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
-    sample = np.load(out.with_suffix(".npz"))
-    feeds = {name[3:]: sample[name] for name in sample.files if name.startswith("in:")}
-    np.testing.assert_allclose(ort.InferenceSession(out).run(None, feeds)[0], sample["out:y"], rtol=1e-4, atol=1e-5)
+    sample = Sample.read(out.with_suffix(".npz"))
+    (found,) = ort.InferenceSession(out).run(None, sample.inputs)
+    np.testing.assert_allclose(found, sample.outputs["y"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

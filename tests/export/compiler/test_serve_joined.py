@@ -21,6 +21,7 @@ from masked_networks import Masked
 from numpy.typing import NDArray
 from operating import ok
 
+from common.sample import Sample
 from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
 from export.publishing.joined import NotJoined, prove_joined
@@ -115,8 +116,9 @@ def test_numbers_that_may_count_from_a_text_s_end_run_apart(packed: Packed, tmp_
     place = onnx.helper.make_tensor_value_info("place", onnx.TensorProto.INT64, ["batch"])
     model.graph.input.append(place)
     onnx.save(model, tmp_path / "other.onnx")
-    sample = dict(np.load(packed("absolute", "mean").with_suffix(".npz")))
-    np.savez(tmp_path / "other.npz", **sample, **{"in:place": np.zeros(len(sample[f"in:{MASK}"]), np.int64)})
+    sample = Sample.read(packed("absolute", "mean").with_suffix(".npz"))
+    sample.inputs["place"] = np.zeros(len(sample.inputs[MASK]), np.int64)
+    (tmp_path / "other.npz").write_bytes(sample.to_bytes())
     artifact = foreign_artifact(tmp_path / "other.onnx")
     with pytest.raises(NotJoined, match="place may count tokens from a text's end"):
         prove_joined(artifact, MASK)

@@ -20,7 +20,7 @@ from models.training.mixing import as_probabilities, mixed
 
 PARTS = 4
 MOST, MOST_NUMBERS = 1000, 16_000_000  # pictures, and numbers in them, that are compared
-FEWEST = 16  # pictures that are compared: what fewer show is chance
+FEWEST_COMPARED = 16  # pictures: what fewer show is chance
 QUANTILES = torch.linspace(0.05, 0.95, 10)  # of a channel's levels; extremes are noise
 EASY = 0.9  # of the pictures are right
 ERRORS = 2  # standard errors of a share, or a bit more: less is chance
@@ -29,7 +29,7 @@ RIDGE = 0.03  # of the mean of the kernel's diagonal
 
 def hide_classes(images: NDArray[np.uint8], labels: NDArray[np.int64], augment: Augmentation, mixup: float) -> bool:
     """Whether models learn clearly less from changed pictures, or are nearly always right, so that more is at risk."""
-    if (count := len(_compared(images))) < FEWEST:
+    if (count := len(_compared(images))) < FEWEST_COMPARED:
         return False
     own, others = shares_right(images, labels, augment, mixup)
     return own >= EASY or own > others + ERRORS / math.sqrt(count)

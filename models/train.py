@@ -177,8 +177,8 @@ def _best_way(
 ) -> tuple[str, str]:
     """The best of the ways and the reason. A resumed training keeps its way."""
     if before := earlier.get("options"):
-        names, before = {"model", *PLAIN}, before | earlier["config"]
-        same = (way for way, values in tried.items() if all(before[key] == values[key] for key in names & {*values}))
+        before, names = before | earlier.get("config", {}), {"model", *PLAIN}
+        same = (way for way, values in tried.items() if all(before.get(k) == values[k] for k in names & {*values}))
         return next(same, USUAL), "the training so far was of this kind"
     from models.training import trial
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from models.data import Dataset
 
-NAMES = ("fashion-mnist", "mnist", "digits", "shapes")
+TEXTURES = ("weak-pattern", "smooth-pattern", "noise")
+NAMES = ("fashion-mnist", "mnist", "digits", "shapes", *TEXTURES)
 OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
 
 
@@ -62,9 +63,11 @@ def own_pictures(datasets: tuple[str, ...], pictures: tuple[int, ...], seeds: in
 
 def _load(name: str) -> Dataset:
     from benchmarks.studies.drawn_shapes import shapes
+    from benchmarks.studies.drawn_textures import noise, smooth_pattern, weak_pattern
     from models.data import load_dataset
 
-    return shapes() if name == "shapes" else load_dataset(name)
+    drawn = {"shapes": shapes} | dict(zip(TEXTURES, (weak_pattern, smooth_pattern, noise), strict=True))
+    return drawn[name]() if name in drawn else load_dataset(name)
 
 
 def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def _table(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "dataset": dataset,
                 "pictures": pictures,
-                "network": own[0]["network"],
+                "network": ", ".join(sorted({row["network"] for row in own})),
                 **{name: mean(row[name] for row in own) for name in (OURS, *OTHERS)},
                 "lead, points": f"{mean(leads):+.1f} ({_span(leads)})",
                 "drawings": len(own),

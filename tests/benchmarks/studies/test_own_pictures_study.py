@@ -9,6 +9,7 @@ from commands import ok
 from benchmarks.studies import drawn_shapes
 from benchmarks.studies import own_pictures as module
 from benchmarks.studies.drawn_shapes import SHAPES, _drawn
+from benchmarks.studies.drawn_textures import OVER, STRENGTHS, noise, smooth_pattern, weak_pattern
 from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
 
 
@@ -25,6 +26,26 @@ def test_shapes_repeat_and_differ_in_shape_alone():
     assert np.bincount(labels).tolist() == [100] * len(SHAPES)
     means = np.stack([images[labels == label].mean((0, 2, 3)) for label in range(len(SHAPES))])  # (6, 3)
     assert np.ptp(means, axis=0).max() < 30, "no class has a colour of its own"
+
+
+@pytest.mark.parametrize("draw", [weak_pattern, smooth_pattern])
+def test_a_pattern_is_weaker_than_its_noise_and_in_the_mean_of_its_class(draw):
+    data, again = draw(), draw()
+    np.testing.assert_array_equal(data.train_images, again.train_images)
+    assert data.test_images.shape == (1000, 1, 20, 20)
+    means = np.stack([data.train_images[data.train_labels == label].mean((0, 1)) for label in range(4)])  # (4, H, W)
+    others = np.stack([data.test_images[data.test_labels == label].mean((0, 1)) for label in range(4)])
+    assert means.std((1, 2)) == pytest.approx(15, abs=3)
+    assert np.corrcoef(means.reshape(4, -1), others.reshape(4, -1))[:4, 4:].diagonal().min() > 0.8
+    assert data.train_images.std() == pytest.approx(OVER, rel=0.1)
+
+
+def test_noise_differs_in_its_strength_alone():
+    data = noise()
+    strengths = [data.train_images[data.train_labels == label].std() for label in range(4)]
+    assert strengths == pytest.approx(STRENGTHS, rel=0.05)
+    means = np.stack([data.train_images[data.train_labels == label].mean((0, 1)) for label in range(4)])
+    assert means == pytest.approx(128, abs=15)
 
 
 def test_the_lead_is_over_the_better_of_both_and_the_least_comes_first():

@@ -1,0 +1,59 @@
+"""Draws grey pictures whose classes differ pixel by pixel, so that turned, moved and mixed copies hide the class.
+
+Out: a `Dataset` of uint8 (n, 1, 20, 20). Each class of `weak_pattern` and `smooth_pattern` is a drawn pattern that is a
+third as strong as the noise over it; each class of `noise` is a strength of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from models.data.dataset import Dataset
+
+SIDE = 20  # pixels
+GREY = 128.0
+CLASSES = ("a", "b", "c", "d")
+PATTERN, OVER = 15.0, 50.0  # standard deviations of a pattern, and of the noise over it, of 255
+STRENGTHS = (20.0, 30.0, 40.0, 50.0)  # standard deviations, of 255
+COARSE = 5  # a smooth pattern is drawn with that many pixels a side
+TRAINED, TESTED = 1200, 1000  # pictures
+Drawer = Callable[[int, np.random.Generator], NDArray[np.float64]]  # a class's number -> one of its pictures (H, W)
+
+
+def weak_pattern() -> Dataset:
+    return _drawn(
+        "weak-pattern", _noisy(np.random.default_rng(2).choice([-PATTERN, PATTERN], (len(CLASSES), SIDE, SIDE)))
+    )
+
+
+def smooth_pattern() -> Dataset:
+    coarse = np.random.default_rng(2).normal(0, 1, (len(CLASSES), COARSE, COARSE)).astype(np.float32)
+    smooth = np.stack([_enlarged(pattern) for pattern in coarse])
+    return _drawn("smooth-pattern", _noisy(smooth * (PATTERN / smooth.std((1, 2), keepdims=True))))
+
+
+def _enlarged(pattern: NDArray[np.float32]) -> NDArray[np.float64]:
+    """To (SIDE, SIDE)."""
+    return np.asarray(Image.fromarray(pattern).resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float64)
+
+
+def noise() -> Dataset:
+    return _drawn("noise", lambda label, rng: rng.normal(0, STRENGTHS[label], (SIDE, SIDE)))
+
+
+def _noisy(patterns: NDArray[np.float64]) -> Drawer:
+    return lambda label, rng: patterns[label] + rng.normal(0, OVER, (SIDE, SIDE))
+
+
+def _drawn(name: str, draw: Drawer) -> Dataset:
+    return Dataset(name, *_part(draw, TRAINED, seed=0), *_part(draw, TESTED, seed=1), CLASSES, preprocessing="photo")
+
+
+def _part(draw: Drawer, count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    rng, labels = np.random.default_rng(seed), np.arange(count) % len(CLASSES)
+    pixels = np.stack([GREY + draw(label, rng) for label in labels])
+    return pixels.clip(0, 255).astype(np.uint8)[:, None], labels

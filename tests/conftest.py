@@ -32,14 +32,15 @@ settings.load_profile("quick")
 
 # Longest first, so that a run's processes end together.
 LONG = (
-    *("test_faults.py", "test_readme.py", "test_pack.py", "test_supervisor.py", "test_compiled_networks.py"),
-    *("test_fleet.py", "test_pretrained.py", "test_random_networks.py", "test_operate_live.py", "test_texts.py"),
-    *("test_memory.py", "test_throughput.py", "test_onnx_operators.py", "test_tensorrt_graph.py", "test_latency.py"),
-    *("test_web_page.py", "test_random_encoders.py", "test_served_versions.py", "test_attention_pool.py"),
-    *("test_search.py", "test_loading.py", "test_serve_joined.py", "test_rewrite.py", "test_trial.py"),
-    *("test_outage.py", "test_sound_networks.py", "test_serve_foreign.py", "test_emptied.py", "test_decoders.py"),
-    *("test_tune.py", "test_gpu_rehearsal.py", "test_to_onnx.py", "test_random_graphs.py", "test_conditions.py"),
-    *("test_exports_once.py", "test_web_recovery.py", "test_empty_inputs.py", "test_proxy.py", "test_published.py"),
+    *("test_faults.py", "test_readme.py", "test_pack.py", "test_pretrained.py"),
+    *("test_onnx_operators.py", "test_tensorrt_graph.py", "test_decoders.py"),
+    *("test_operate_live.py", "test_tensorrt_on_a_stub.py", "test_throughput.py", "test_supervisor.py"),
+    *("test_fleet.py", "test_random_graphs.py", "test_web_page.py", "test_latency.py", "test_web_recovery.py"),
+    *("test_web_access.py", "test_search.py", "test_outage.py", "test_compiled_networks.py"),
+    *("test_conditions.py", "test_serve_foreign.py", "test_tune.py", "test_to_onnx.py", "test_photos.py"),
+    *("test_unloading.py", "test_study.py", "test_accuracy.py", "test_train_command.py", "test_training.py"),
+    *("test_rewrites_benchmark.py", "test_probe.py", "test_read_rows.py", "test_end_to_end.py"),
+    *("test_study_running.py", "test_served_versions.py"),
 )
 
 
@@ -48,19 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "trained" in item.fixturenames:  # or its repository, or its server
             item.add_marker(pytest.mark.slow)
-    places = _places(items)
-    items.sort(key=lambda item: places[item.path])
-
-
-def _places(items: list[pytest.Item]) -> dict[Path, float]:
-    """From 0 to 1, of the files. Those that start servers wait, so they are spread among those that compute."""
-    live = {item.path for item in items if item.get_closest_marker("live")}
-    files = dict.fromkeys(item.path for item in items)
-    places = {}
-    for group in ([file for file in files if file in live], [file for file in files if file not in live]):
-        group.sort(key=lambda file: LONG.index(file.name) if file.name in LONG else len(LONG))
-        places |= {file: (number + 0.5) / len(group) for number, file in enumerate(group)}
-    return places
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 def pytest_collection_finish() -> None:

@@ -99,14 +99,16 @@ def workers(server: Server) -> set[int]:
 def prober(server: Server) -> psutil.Process:
     """Waits for the prober: the server may answer before its supervisor has started it."""
 
-    def probers() -> list[psutil.Process]:
+    living: list[psutil.Process] = []
+
+    def lives_one() -> bool:
         with suppress(psutil.Error):  # a child has just ended
             children = psutil.Process(server.pid).children()
-            return [each for each in children if lives(each) and "clients.probe" in each.cmdline()]
-        return []
+            living[:] = [each for each in children if lives(each) and "clients.probe" in each.cmdline()]
+        return bool(living)
 
-    wait_until(probers)
-    return probers()[0]
+    wait_until(lives_one)
+    return living[0]
 
 
 def memory_mb(server: Server) -> float:

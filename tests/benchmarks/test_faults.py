@@ -114,14 +114,20 @@ def test_no_text_gets_another_texts_answer_while_a_process_dies(
     bench: PacedBench, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def copied(folder: Path) -> Path:
-        return Path(shutil.copytree(packed.parent, folder, dirs_exist_ok=True)) / packed.name
+        """With a delay in which requests meet, however seldom busy cores let clients send."""
+        shutil.copytree(packed.parent, folder, dirs_exist_ok=True)
+        model = folder / "models" / mixed_texts.MODEL
+        message = read_config(model)
+        message.dynamic_batching.max_queue_delay_microseconds = 5_000
+        (model / "config.pbtxt").write_text(to_text(message))
+        return folder / packed.name
 
     monkeypatch.setattr(mixed_texts, "publish_packed", copied)
     row = run(bench, "mixed-texts")
     assert (row["wrong"], row["swapped"]) == (0, 0)
     assert row["failed"] > 0, "the faults were real"
     assert row["right"] > 1_400
-    assert row["texts_a_run"] > 1.02, "the server joined none"  # by chance 1.008 have the same length
+    assert row["texts_a_run"] > 2, "the server joined none"  # at most 1.1 have the same length by chance
 
 
 def test_a_swap_would_be_seen(packed: Path) -> None:

@@ -28,6 +28,7 @@ from models.training.command_options import FiniteRange
 
 NETWORK = "bert-6x384"
 TEXTS = 64  # different texts
+WAITING = 64  # requests at most, of every way to serve
 CLIENTS = 8  # while answers are compared
 BASE = f"{PADDED}, joined"
 # Name -> file, and whether the server runs requests of different lengths together.
@@ -43,7 +44,7 @@ Text = Mapping[str, NDArray[np.int64]]
 
 
 @click.command()
-@click.option("--in-flight", type=click.IntRange(1, 16), default=16, show_default=True, help="Requests; closed loop.")
+@click.option("--in-flight", type=click.IntRange(1, WAITING), default=48, show_default=True, help="In a closed loop.")
 @click.option("--seconds", type=FiniteRange(1), default=10, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @recorded("texts")
@@ -104,7 +105,9 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
     """Raises Failed if joined requests do not get the answers of single requests."""
     from export.publishing.foreign import foreign_artifact
     from export.publishing.joined import joining
+    from export.publishing.new_config import to_text
     from export.publishing.publish import publish as publish_artifact
+    from export.publishing.publish import read_config
     from export.publishing.triton_config import Serving
 
     artifact = foreign_artifact(file)
@@ -113,6 +116,9 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
         if artifact.origin.joined_lengths is None:
             raise Failed(told)
     publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))
+    message = read_config(repository / name)
+    message.dynamic_batching.default_queue_policy.max_queue_size = WAITING
+    (repository / name / "config.pbtxt").write_text(to_text(message))
 
 
 def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Rows of a request that goes to the backend's session for single requests.
 LONE_ROWS = 1
-MAX_QUEUE_SIZE = 16
+# Requests. Texts that run together are cheaper the more of them wait.
+MAX_QUEUE_SIZE, JOINED_QUEUE_SIZE = 16, 64
 STANDBY_PRIORITY = 1000  # the second instance works only while the first does
 # Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
@@ -81,7 +82,7 @@ def config_pbtxt(model: Model, serving: Serving, held: pb.ModelConfig | None = N
     limits = _limits(model, engine_of(message), asked)
     _set_batches(message, model.default, limits)
     _set_warm_up(message, model, limits)
-    _set_instances(message, asked)
+    _set_instances(message, asked, JOINED_QUEUE_SIZE if _joined_lengths(message, model) else MAX_QUEUE_SIZE)
     _set_optimization(message, model.default, limits)
     _set_parameters(message, model, asked, limits)
     _set_policy(message, model)
@@ -135,14 +136,20 @@ def _set_warm_up(message: pb.ModelConfig, model: Model, limits: tuple[int, int] 
         message.model_warmup.extend(zeros(message, size) for size in sorted({*limits}))
 
 
-def _set_instances(message: pb.ModelConfig, asked: Serving) -> None:
-    """Their device and number, and the bound on their queue; without batches Triton takes no queue."""
+def _set_instances(message: pb.ModelConfig, asked: Serving, queue: int) -> None:
+    """Their device and number, and the bound on their queue; without batches Triton takes no queue.
+
+    Without a number a bound that is neither of ours stays.
+    """
     from tritonclient.grpc import model_config_pb2 as pb
 
     gpu, engine = pb.ModelInstanceGroup.KIND_GPU, engine_of(message)
     for each in message.instance_group if asked.device else ():
         each.kind = gpu if asked.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
     if asked.instances is None:
+        policy = message.dynamic_batching.default_queue_policy
+        if policy.max_queue_size in (MAX_QUEUE_SIZE, JOINED_QUEUE_SIZE):
+            policy.max_queue_size = queue
         return
     group = message.instance_group[0] if message.instance_group else pb.ModelInstanceGroup()
     del message.instance_group[:]
@@ -159,7 +166,7 @@ def _set_instances(message: pb.ModelConfig, asked: Serving) -> None:
         message.instance_group[0].rate_limiter.priority = 1
         message.instance_group.append(group)
         message.instance_group[1].rate_limiter.priority = STANDBY_PRIORITY
-    message.dynamic_batching.default_queue_policy.max_queue_size = MAX_QUEUE_SIZE
+    message.dynamic_batching.default_queue_policy.max_queue_size = queue
 
 
 def _set_optimization(message: pb.ModelConfig, manifest: Manifest, limits: tuple[int, int] | None) -> None:
@@ -200,8 +207,7 @@ def _set_parameters(message: pb.ModelConfig, model: Model, asked: Serving, limit
         parameters["HINT_BF16"] = "YES" if asked.bfloat16 else None
     if engine == "openvino" and model.default.config and limits:
         parameters["max_images"] = str(limits[1])
-    if engine == "onnxruntime":
-        parameters["joined_lengths"] = _joined_lengths(model)
+    parameters["joined_lengths"] = _joined_lengths(message, model)
     if asked.goal is not None:
         if engine != "onnxruntime":
             raise PublishError(f"{model.name}: expected a model for onnxruntime with --for, found one for {engine}")
@@ -214,8 +220,10 @@ def _set_parameters(message: pb.ModelConfig, model: Model, asked: Serving, limit
             message.parameters[name].string_value = text
 
 
-def _joined_lengths(model: Model) -> str | None:
-    """How requests of different lengths run together, if that is proved of each served version."""
+def _joined_lengths(message: pb.ModelConfig, model: Model) -> str | None:
+    """How requests of different lengths run together, if the engine joins them and each served version is proved."""
+    if engine_of(message) != "onnxruntime":
+        return None
     told = {each.manifest.origin.joined_lengths for each in model.versions.values()}
     return told.pop() if len(told) == 1 and len(model.versions) == len(model.served) else None
 

@@ -14,14 +14,18 @@ setup: .venv/installed
 PUBLIC_INDEX = ! $(BIN)/python -m pip config list | grep -E 'index-url|no-index|find-links' >/dev/null
 LOCKED_PYTHON = $(BIN)/python -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform.machine()) != (3, 11, "x86_64"))'
 
+# On all cores, where pip uses a single one: a fifth of the set-up. Some packages bring files of other Pythons.
+COMPILE = { $(BIN)/python -m compileall -qq -j 0 .venv/lib || true; }
+
 # A set-up that broke off leaves no stamp, so the next run repeats it.
 .venv/installed: pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	@echo "Setting up .venv (a few minutes the first time)"
 	$(PYTHON) -m venv .venv
 	@if $(PUBLIC_INDEX) && $(LOCKED_PYTHON); then echo "With hashes, but for torch"; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 # After a change of pyproject.toml or constraints.txt. Only an index with PyPI's own files gives PyPI's hashes.
@@ -53,7 +57,8 @@ test-clients: .venv-clients/installed
 .venv/demo: pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	@[ -e .venv/installed ] || { echo "Setting up .venv (a few minutes the first time)"; $(PYTHON) -m venv .venv && \
-		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[base,serve,client]'; }
+		$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt \
+		-e '.[base,serve,client]' && $(COMPILE); }
 	@touch $@
 
 # With a GPU and its environment the demo runs there.

@@ -21,6 +21,7 @@ from models.networks.config import Augmentation, ModelConfig
 from models.training.defaults import FEWEST
 from models.training.loop import train
 from models.training.recipe import TrainingOptions
+from models.training.simple_models import shares_right
 
 PART = 4  # of the pictures and of the epochs a 4th
 Numbers = NDArray[np.int64]
@@ -47,7 +48,16 @@ def best_way(data: Dataset, ways: Mapping[str, Way], on_batch: Callable[[int, fl
     least = {name: right[usual] + _chance(ways[name], right[usual] + right[name], count) for name in right}
     taken = max((name for name in right if name == usual or right[name] > least[name]), key=lambda name: right[name])
     shares = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
-    return taken, f"trained {taken}, as of {count} pictures kept apart for a trial were right: {shares}"
+    told = f"trained {taken}, as of {count} pictures kept apart for a trial were right: {shares}"
+    return taken, told + _simpler(data, max(right.values()) / count, count)
+
+
+def _simpler(data: Dataset, share: float, count: int) -> str:
+    """What the user should know if simple models are clearly right for more than `share` of `count` pictures."""
+    own, _ = shares_right(data.train_images, data.train_labels, augment="none", mixup=0.0)
+    if own <= share + 2 * math.sqrt(share * (1 - share) / count) + LEAD:
+        return ""
+    return f"; ridge regression is right for {100 * own:.0f} %, so a simpler tool may suit these pictures"
 
 
 def _chance(way: Way, right: int, count: int) -> float:

@@ -91,6 +91,17 @@ def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch, augment, usual, 
     assert trial.best_way(data, ways, print)[0] == taken
 
 
+@pytest.mark.parametrize(("right", "told"), [(30, True), (47, False)])
+def test_a_simpler_tool_is_named_where_it_is_clearly_better(monkeypatch, right, told):
+    """Classes that differ in the strength of their noise."""
+    rng, labels = np.random.default_rng(0), np.arange(48) % 2
+    images = (128 + rng.normal(0, 20 + 30 * labels[:, None, None, None], (48, 1, 20, 20))).clip(0, 255).astype(np.uint8)
+    monkeypatch.setattr(trial, "_right", lambda *_: right)
+    ways = {name: (None, TrainingOptions(augment="turn")) for name in ("usual", "other")}
+    _, reason = trial.best_way(Dataset("mine", *(images, labels) * 2, ("a", "b")), ways, print)
+    assert ("; ridge regression is right for 100 %, so a simpler tool" in reason) == told
+
+
 @pytest.mark.slow
 def test_a_weak_pattern_in_noise_is_learnt(tmp_path):
     """Of single pixels, a third as strong as the noise: turned pictures lose it."""

@@ -116,8 +116,8 @@ def publish(
         before = served(model_dir) if model_dir.is_dir() else []
         live = _connect(**server)  # refuses a wrong key before anything is written
         click.echo(f"Wrote {write()}")
-        if together:
-            click.echo(together)
+        for line in together:
+            click.echo(line)
         with _later(model_dir):
             activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
 

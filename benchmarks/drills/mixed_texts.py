@@ -59,7 +59,7 @@ def publish_packed(folder: Path) -> Path:
     rewrite_file(write_encoder(folder), file, request)
     artifact, told = joining(read_beside(file))
     if artifact.origin.joined_lengths is None:
-        raise RuntimeError(told)
+        raise RuntimeError("; ".join(told))
     publish(folder / "models", MODEL, artifact)
     return file
 

@@ -114,7 +114,7 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
     if joined:
         artifact, told = joining(artifact.telling(packed=MASK))
         if artifact.origin.joined_lengths is None:
-            raise Failed(told)
+            raise Failed("; ".join(told))
     publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))
     message = read_config(repository / name)
     message.dynamic_batching.default_queue_policy.max_queue_size = WAITING

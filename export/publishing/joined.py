@@ -1,4 +1,4 @@
-"""Proves that a packed file answers requests of different lengths together as it answers each alone.
+"""What a server may join of the requests to a network of another origin; proves it for requests of different lengths.
 
 In: a file of `vitbn rewrite --packed MASK` with its sample. Out: how a server joins its requests, or why it must not.
 The comparison runs the server's own code on drawn requests: of each length a whole text, and two that are padded.
@@ -16,20 +16,18 @@ import numpy as np
 
 from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
+from export.compiler.proof.original import Original
 from export.compiler.proof.runs import Runner
 from export.compiler.proof.tolerances import largest_error, size_of
 from export.publishing.artifact import Artifact
-from export.publishing.manifest import Tensor
-from export.publishing.new_config import is_batched
+from export.publishing.manifest import Manifest, Tensor
+from export.publishing.new_config import has_free_rows
+from export.publishing.rows import NotJoined, prove_rows
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file may not take each
-
-
-class NotJoined(Exception):
-    """Why requests of different lengths must run apart."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +44,36 @@ class Joined:
         return f"{self.requests} requests beside each alone, {sizes}"
 
 
-def joining(artifact: Artifact) -> tuple[Artifact, str]:
-    """A packed file with what its server must know, and a line for its publisher; any other as it is, and no line."""
+def joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
+    """A network of another origin with what its server must know, and lines for its publisher."""
+    manifest, sample = artifact.manifest, artifact.sample
+    if manifest.config is not None or not has_free_rows(manifest):
+        return artifact, []
+    try:
+        error = prove_rows(Original(artifact.path), sample, _tolerances(manifest, sample))
+    except NotJoined as reason:
+        return artifact.telling(joined_rows=False), [f"Requests run apart: {reason}"]
+    artifact = artifact.telling(joined_rows=True)
+    lines = [f"Requests of equal shapes run together: answers differ by {error:.1e} of their size from those alone"]
     if artifact.origin.packed is None:
-        return artifact, ""
+        return artifact, lines
     try:
         proved = prove_joined(artifact, artifact.origin.packed)
     except NotJoined as reason:
-        return artifact, f"Requests of different lengths run apart: {reason}"
+        return artifact, [*lines, f"Requests of different lengths run apart: {reason}"]
     told = artifact.telling(joined_lengths=proved.lengths.to_json())
-    return told, f"Requests of different lengths run together: {proved}"
+    return told, [f"Requests of different lengths run together: {proved}"]
 
 
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
     """Padding behind the texts is tried before padding in front of them. Raises NotJoined."""
     manifest, sample = artifact.manifest, artifact.sample
-    if not is_batched(manifest):
-        raise NotJoined("expected the same free first axis of all inputs and outputs, found others")
     reasons = []
     engine = _Engine(artifact.path)
     for left in (False, True):
         lengths = _lengths(manifest.inputs, manifest.outputs, sample, mask, left)
         requests, alone = _alone(engine, _drawn(sample, lengths))
-        tolerances = {name: _relative(sample, name, manifest.sample_tolerance[name]) for name in sample.outputs}
+        tolerances = _tolerances(manifest, sample)
         try:
             error = _compare(engine, lengths, requests, alone, tolerances)
         except NotJoined as reason:
@@ -150,10 +155,14 @@ def _shape(request: Arrays) -> Any:
     return tuple(array.shape[1:] for array in request.values())
 
 
-def _relative(sample: Sample, name: str, tolerance: float | None) -> float:
-    if tolerance is None:
-        raise NotJoined(f"{name}: expected a tolerance of its numbers, found none")
-    return tolerance / size_of(sample.outputs[name])
+def _tolerances(manifest: Manifest, sample: Sample) -> dict[str, float]:
+    """In the outputs' size. Raises NotJoined."""
+    relative = {}
+    for name, array in sample.outputs.items():
+        if (tolerance := manifest.sample_tolerance[name]) is None:
+            raise NotJoined(f"{name}: expected a tolerance of its numbers, found none")
+        relative[name] = tolerance / size_of(array)
+    return relative
 
 
 def _compare(

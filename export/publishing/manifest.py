@@ -19,7 +19,13 @@ from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.networks.config import ModelConfig
 
-TOLD = ("test_accuracy", "packed", "joined_lengths", "never_empty")  # fields of an Origin that a manifest may lack
+TOLD = (
+    "test_accuracy",
+    "packed",
+    "joined_rows",
+    "joined_lengths",
+    "never_empty",
+)  # fields of an Origin that a manifest may lack
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ class Origin:
     """What the stage that wrote a file tells of it.
 
     `test_accuracy`: of the file itself; None: not measured. `network`: None for a network of another origin. `engine`:
-    None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_lengths`: how a
+    None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_rows`: whether
+    requests run together, None: as the names of the axes say. `joined_lengths`: how a
     server joins requests of different lengths, as in config.pbtxt. `never_empty`: input -> axes that a server must not
     leave empty. `facts`: for people; no program reads them.
     """
@@ -100,6 +107,7 @@ class Origin:
     network: Network | None = None
     engine: Plan | None = None
     packed: str | None = None
+    joined_rows: bool | None = None
     joined_lengths: str | None = None
     never_empty: Mapping[str, Sequence[int]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -111,6 +119,8 @@ class Origin:
         for name in ("packed", "joined_lengths"):
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), str)
+        if self.joined_rows is not None:
+            _check_type("joined_rows", self.joined_rows, bool)
         if self.never_empty is not None and not is_axes(self.never_empty):
             raise TypeError(f"never_empty {self.never_empty!r}")
         _check_accuracy(self.test_accuracy)

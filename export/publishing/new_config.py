@@ -81,10 +81,18 @@ def is_batched(manifest: Manifest) -> bool:
             raise PublishError(f"{name}: expected numbers, found {form.dtype}")
         if not form.shape:
             raise PublishError(f"{name}: expected at least one axis, found none: Triton takes no scalars")
+    if manifest.origin.joined_rows is not None:
+        return manifest.origin.joined_rows
     first = {form.shape[0] for form in forms.values()}
     batch = next(iter(first))
     square = any(batch in form.shape[1:] for form in forms.values())  # an answer has a column for each row of the batch
     return len(first) == 1 and isinstance(batch, str) and not square
+
+
+def has_free_rows(manifest: Manifest) -> bool:
+    return all(
+        isinstance(next(iter(form.shape), 0), str) for form in (*manifest.inputs.values(), *manifest.outputs.values())
+    )
 
 
 def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[str, Any]]:

@@ -24,8 +24,9 @@ from operating import ok
 from common.sample import Sample
 from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
-from export.publishing.joined import NotJoined, prove_joined
+from export.publishing.joined import joining, prove_joined
 from export.publishing.publish import read_config
+from export.publishing.rows import NotJoined
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths, is_proved
 from serving.local_server import running_server
@@ -130,13 +131,18 @@ def test_a_mask_that_the_file_lacks_is_named(mask: str, packed: Packed) -> None:
         prove_joined(read_beside(packed("absolute", "mean")), mask)
 
 
-def test_without_a_common_first_axis_nothing_is_joined(packed: Packed, tmp_path: Path) -> None:
+def test_the_name_of_an_output_s_first_axis_does_not_count(packed: Packed, tmp_path: Path) -> None:
+    """An exporter that is not told that it is the batch invents a name."""
+    for suffix in (".json", ".npz"):
+        shutil.copy(packed("absolute", "mean").with_suffix(suffix), tmp_path / f"other{suffix}")
     model = onnx.load(packed("absolute", "mean"))
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "other"
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "Gathery_dim_0"
     onnx.save(model, tmp_path / "other.onnx")
-    shutil.copy(packed("absolute", "mean").with_suffix(".npz"), tmp_path / "other.npz")
-    with pytest.raises(NotJoined, match="expected the same free first axis of all inputs and outputs"):
-        prove_joined(foreign_artifact(tmp_path / "other.onnx"), MASK)
+    artifact = foreign_artifact(tmp_path / "other.onnx")
+    told, lines = joining(artifact.telling(packed=MASK))
+    assert told.origin.joined_rows
+    assert len(lines) == 1
+    assert "Requests of different lengths run together" in lines[0]
 
 
 @pytest.mark.live

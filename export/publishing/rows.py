@@ -1,0 +1,84 @@
+"""Proves that the rows of a request get the same answers beside the rows of others.
+
+In: a network of another origin with its sample. Out: the error, or why a server must not join requests. The rows of the
+sample, and requests of one to three drawn rows, are answered together and alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.sample import Arrays, Sample
+from export.compiler.errors import ForeignError, NotSupported
+from export.compiler.pipeline import drawable
+from export.compiler.proof.inputs import bound_sizes, draw, first_dimensions
+from export.compiler.proof.original import Original
+from export.compiler.proof.runs import Runner
+from export.compiler.proof.tolerances import relative_error
+
+DRAWN = (1, 2, 3)  # rows of a request
+
+
+class NotJoined(Exception):
+    """Why requests must run apart."""
+
+
+def prove_rows(original: Original, sample: Sample, tolerances: Mapping[str, float]) -> float:
+    """The largest error of an output; it and `tolerances` are in the output's size. Raises NotJoined."""
+    answered = [*_answered(original.runner, _requests(original, sample))]
+    if len(answered) < 2:
+        raise NotJoined("expected answers to two requests, found fewer")
+    requests, alone = zip(*answered, strict=True)
+    try:
+        together = original.runner({name: np.concatenate([each[name] for each in requests]) for name in sample.inputs})
+    except NotSupported as reason:
+        raise NotJoined(f"requests together have no answer: {reason}") from reason
+    rows = [len(next(iter(each.values()))) for each in requests]
+    return max(
+        _error(name, rows, [each[name] for each in alone], together[name], tolerance)
+        for name, tolerance in tolerances.items()
+    )
+
+
+def _requests(original: Original, sample: Sample) -> Iterator[Arrays]:
+    for row in range(min(map(len, sample.inputs.values()))):
+        yield {name: array[row : row + 1] for name, array in sample.inputs.items()}
+    try:
+        graph = drawable(original.model)
+        sizes = bound_sizes(graph, sample.inputs)
+        for rows in DRAWN:
+            drawn = draw(graph, sizes | dict.fromkeys(first_dimensions(graph), rows), seed=rows)
+            yield {name: drawn[name] for name in sample.inputs}
+    except ForeignError:  # inputs that cannot be drawn: the sample's rows stay
+        return
+
+
+def _answered(runner: Runner, requests: Iterator[Arrays]) -> Iterator[tuple[Arrays, Arrays]]:
+    """The requests with finite answers, and these."""
+    for request in requests:
+        try:
+            answers = runner(request)
+        except NotSupported:
+            continue
+        if all(np.isfinite(array.astype(np.float64)).all() for array in answers.values()):
+            yield request, answers
+
+
+def _error(
+    name: str,
+    rows: Sequence[int],
+    alone: Sequence[NDArray[np.generic]],
+    together: NDArray[np.generic],
+    tolerance: float,
+) -> float:
+    """Raises NotJoined."""
+    shapes = [(count, *together.shape[1:]) for count in rows]
+    if len(together) != sum(rows) or shapes != [each.shape for each in alone]:
+        raise NotJoined(f"{name} has the shape {together.shape} for {sum(rows)} rows, {alone[0].shape} for {rows[0]}")
+    error = relative_error(np.concatenate(alone), together) if together.size else 0.0
+    if not error <= tolerance:  # NaN too
+        raise NotJoined(f"{name} is off by {error:.1e} of its size beside other requests (at most {tolerance:g})")
+    return error

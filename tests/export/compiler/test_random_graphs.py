@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_onnx_operators import part, runner
@@ -141,10 +141,10 @@ def answer(session: Any, feeds: Mapping[str, Array]) -> Array | None:
     return found
 
 
-def search(examples: int) -> int:
+def search(examples: int, phases: Sequence[Phase] = tuple(Phase)) -> int:
     answered = 0
 
-    @settings(max_examples=examples, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=examples, phases=phases, derandomize=True, database=None, deadline=None)
     @given(graphs(), st.lists(st.sampled_from(INDICES), min_size=1, max_size=3))
     def each(nodes: str, indices: list[Any]) -> None:
         nonlocal answered
@@ -173,5 +173,5 @@ def test_a_planted_wrong_rule_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(Exception, match=r" at \(|sub-exceptions"):
-        search(250)
+    with pytest.raises(AssertionError, match=r" at \("):
+        search(250, [Phase.generate])  # nobody reads the smallest example of a planted fault

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from foreign_networks import parse
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_onnx_operators import runner
@@ -193,10 +193,10 @@ def check(net: Network, cost_sizes: tuple[int, int]) -> Counter[str]:
     return Counter(step.name for step in done.steps if step.sites)
 
 
-def search(examples: int) -> Counter[str]:
+def search(examples: int, phases: Sequence[Phase] = tuple(Phase)) -> Counter[str]:
     changed: Counter[str] = Counter()
 
-    @settings(max_examples=examples, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=examples, phases=phases, derandomize=True, database=None, deadline=None)
     @given(networks(), st.sampled_from([(1, 4), (1, 64), (8, 16)]))
     def each(net: Network, cost_sizes: tuple[int, int]) -> None:
         changed.update(check(net, cost_sizes))
@@ -229,5 +229,5 @@ def plant_part(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", [plant_shift, plant_part])
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises(Exception, match=r" at \(|sub-exceptions"):
-        search(100)
+    with pytest.raises(AssertionError, match=r" at \("):
+        search(100, [Phase.generate])  # nobody reads the smallest example of a planted fault

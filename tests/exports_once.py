@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +78,8 @@ def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, 
     for name, module in model.named_modules():
         kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}
         code = kind.forward.__code__.co_code  # tests may replace a forward
-        digest.update(repr((name, kind.__module__, kind.__qualname__, code, own)).encode())
+        told = repr((name, kind.__module__, kind.__qualname__, code, own))
+        digest.update(re.sub(" at 0x[0-9a-f]+", "", told).encode())  # another in each process
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(repr((name, tensor.shape, tensor.dtype)).encode())
         digest.update(tensor.detach().flatten().contiguous().view(torch.uint8).numpy().tobytes() if weights else b"")

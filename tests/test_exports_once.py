@@ -45,6 +45,14 @@ def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: li
     assert (names, len(calls)) == (["1", "1"], 1)
 
 
+def test_the_key_is_that_of_another_process() -> None:
+    """einops keeps an object in each network that repr tells by its address."""
+    networks = network("vitbn"), network("vitbn")
+    for each in networks:
+        each.model.to_patches._multirecipe = {4: object()}
+    assert len({exports_once.key(each, EXAMPLE, {}, weights=True) for each in networks}) == 1
+
+
 @pytest.mark.parametrize("name", ["attribute", "options", "example", "code"])
 def test_what_differs_is_exported_anew(
     name: str, export: Callable[..., Any], calls: list[object], monkeypatch: pytest.MonkeyPatch

@@ -102,14 +102,14 @@ class Encoder(nn.Module):
 class Vision(nn.Module):
     """Pre-norm; `rows` = 2: a distilled ViT, with heads on two rows."""
 
-    def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity) -> None:
+    def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity, depth: int = 2) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.rows = rows
         self.patch, self.norm = nn.Conv2d(3, DIM, 4, 4), norm()
         self.extra = nn.Parameter(torch.randn(1, rows, DIM))
         self.place = nn.Parameter(torch.randn(1, 16 + rows, DIM))
-        self.blocks = nn.ModuleList(Block(joined=True) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(joined=True) for _ in range(depth))
         self.last = nn.LayerNorm(DIM)
         self.heads = nn.ModuleList(nn.Linear(DIM, CLASSES) for _ in range(rows))
         draw(self)

@@ -45,7 +45,7 @@ class Pool(nn.Module):
 
 class PooledVision(Vision):
     def __init__(self, heads: int = 4, probes: int = 1, read: int = 1) -> None:
-        super().__init__()
+        super().__init__(depth=1)
         self.pool = Pool(heads, probes, read)
         draw(self)
 
@@ -59,7 +59,7 @@ class PooledVision(Vision):
 
 class PooledText(Encoder):
     def __init__(self, heads: int = 4, probes: int = 1, read: int = 1) -> None:
-        super().__init__("hidden")
+        super().__init__("hidden", depth=1)
         self.attention_pool = Pool(heads, probes, read)
         draw(self)
 
@@ -72,7 +72,7 @@ class HeadsFirst(Encoder):
     """Its two heads stand before the texts on the axis that they share."""
 
     def __init__(self) -> None:
-        super().__init__("hidden")
+        super().__init__("hidden", depth=1)
         self.probe = nn.Parameter(torch.randn(2, 1, 1, DIM // 2))
         draw(self)
 
@@ -129,7 +129,7 @@ def test_heads_that_stand_before_texts_are_refused() -> None:
 
 
 def test_an_empty_batch_has_an_empty_answer(tmp_path: Path) -> None:
-    onnx.save(export(PooledVision(), "new", 20), path := tmp_path / "in.onnx")
+    onnx.save(export(PooledVision(4, 3, 1), "new", 20), path := tmp_path / "in.onnx")
     rewrite_file(path, out := tmp_path / "out.onnx", Request())
     none: Feeds = {"image": np.zeros((0, 3, 16, 16), np.float32)}
     assert Runner(out)(none)["y"].shape == Runner(path)(none)["y"].shape == (0, DIM)

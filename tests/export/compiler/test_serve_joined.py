@@ -43,7 +43,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     @cache
     def write(form: str, pool: str, *reads: str) -> Path:
         folder = tmp_path_factory.mktemp("packed")
-        onnx.save(export(Masked(form, pool), "new", 20), folder / "in.onnx")
+        onnx.save(export(Masked(form, pool)), folder / "in.onnx")
         rewrite_file(folder / "in.onnx", folder / "packed.onnx", Request(reads, packed=MASK, proof="float32"))
         return folder / "packed.onnx"
 
@@ -85,7 +85,7 @@ def test_a_version_joins_only_what_its_own_publication_proved(packed: Packed, tm
 
 def test_a_file_that_reads_its_padding_is_found_out(tmp_path: Path) -> None:
     """Not packed, though it says so: its mean is over every place."""
-    onnx.save(export(Masked("absolute", "plain"), "new", 20), tmp_path / "in.onnx")
+    onnx.save(export(Masked("absolute", "plain")), tmp_path / "in.onnx")
     artifact = foreign_artifact(tmp_path / "in.onnx")
     with pytest.raises(NotJoined, match="with padding before a text y is off by"):
         prove_joined(artifact, MASK)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ok
+
+from vitbn import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,7 +25,7 @@ READY_S, READY = 60, "/v2/health/ready"
 
 @pytest.fixture
 def checkout(tmp_path: Path, shared_dir: Path) -> Path:
-    """Measures fewer networks and runtimes; test_latency.py and test_accuracy.py measure all. Shares its exports."""
+    """Measures fewer networks and runtimes; test_latency.py measures all. Shares its exports."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -32,10 +35,8 @@ def checkout(tmp_path: Path, shared_dir: Path) -> Path:
     once = f"import exports_once as e; program = e.once(torch.onnx.export, e.Path({str(shared_dir / 'exports')!r}))("
     for name, old, new in (
         ("../export/graph.py", "program = torch.onnx.export(", once),
-        ("accuracy.py", '"torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized"', '"torch", "onnx-optimized"'),
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
-        ("../models/evaluation/rejection.py", "DRAWINGS = 2000", "DRAWINGS = 200"),
         ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),
         ("measure/roofline.py", "64 << 20  #", "1 << 20  #"),
     ):
@@ -50,6 +51,7 @@ class Terminal:
     """Runs lines as a user in the folder of a clone; servers keep running until the next of their port, or the end."""
 
     ANSWERS = (("vitbn web", 8080, "/"), ("vitbn serve", 8000, READY), ("tritonserver", 8000, READY))
+    SERVERS = tuple(program for program, _, _ in ANSWERS)
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -261,15 +263,23 @@ def write_first(mnist_dir: Path, name: str, count: int, head: int, folder: Path)
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_pages_runs(checkout: Path, mnist_dir: Path) -> None:
+def test_every_command_of_the_pages_runs(checkout: Path, mnist_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, for each new process imports torch; servers and the program have their own."""
     write_the_users_files(checkout, mnist_dir)
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("MNIST_DIR", str(checkout / "mnist"))
     printed = {}
-    with Terminal(checkout, MNIST_DIR=str(checkout / "mnist"), OMP_NUM_THREADS="1") as terminal:
+    with Terminal(checkout, OMP_NUM_THREADS="1") as terminal:
         for line in lines_of_the_pages():
             if line not in ELSEWHERE:
                 old, new = SHORTER.get(line, ("", ""))
                 shorter = line.replace(old, new) if old else line + new
-                printed[line] = terminal.run(shlex.join(["python", "-c", line]) if "\n" in line else shorter)
+                if "\n" in line:
+                    printed[line] = terminal.run(shlex.join(["python", "-c", line]))
+                elif shorter.startswith(Terminal.SERVERS):
+                    terminal.run(shorter)
+                else:
+                    printed[line] = ok(main, *shlex.split(shorter)[1:]).stdout
     (program,) = (line for line in printed if "\n" in line)
     assert printed[program].startswith("3 ")
     assert printed["vitbn infer picture.jpg --model mine"].startswith("picture.jpg: circle")

@@ -36,6 +36,7 @@ FAILED = verdict(Failure("linear", 1, "HTTP 500"))
 WRONG = verdict(Failure("linear", 1, "an error of 4", wrong=True))
 RIGHT = verdict()
 NOTHING = Verdict(False, {}, (), "no answer")
+CLOSED = ("--allow-grpc=false", "--allow-metrics=false")  # their usual ports may be another test's server's
 GIVEN_UP = [Sick("linear", "version 1 answers wrong (an error of 4)", wrong={1: "an error of 4"})]
 
 
@@ -137,7 +138,7 @@ def test_a_server_that_lists_no_models_is_lost() -> None:
 @pytest.fixture
 def options(tmp_path: Path) -> ServerOptions:
     repository = published(tmp_path / "models", versions=1).parent
-    return parse([f"--model-repository={repository}", "--load-model=listed", "--http-port=9", "--allow-grpc=false"])
+    return parse([f"--model-repository={repository}", "--load-model=listed", "--http-port=9", *CLOSED])
 
 
 def told(

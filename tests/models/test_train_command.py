@@ -67,7 +67,8 @@ def test_script_fails_without_a_traceback(tmp_path):
 @pytest.mark.slow
 def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
     output = tmp_path / "run.safetensors"
-    arguments = [*SCRIPT, "--depth", "1", "--epochs", "100", "--device", "cpu", "--output", str(output)]
+    small = ["--depth", "1", "--dim", "16", "--heads", "2", "--dim-head", "8", "--mlp-dim", "16"]
+    arguments = [*SCRIPT, *small, "--epochs", "100", "--device", "cpu", "--output", str(output)]
     with subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,

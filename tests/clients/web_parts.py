@@ -24,13 +24,15 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 def publish_shipped(repository: Path, *names: str) -> None:
+    """Small batches: each instance warms up with its largest."""
     from export.pipeline import export_checkpoint
     from export.publishing.publish import publish
+    from export.publishing.triton_config import Serving
     from models.catalog import shipped
 
     exported = export_checkpoint(shipped("vitbn"))
     for name in names:
-        publish(repository, name, exported.artifact)
+        publish(repository, name, exported.artifact, Serving(threads=1, max_batch=8))
 
 
 class Triton:

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +19,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def triton(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[Triton]:
     """Version 1 of `vitbn` and version 2 of `second`."""
-    server = Triton(made_once("pages", lambda path: publish_shipped(path, "second", "second", "vitbn")))
+
+    def make(path: Path) -> None:
+        publish_shipped(path, "second", "second", "vitbn")
+        shutil.rmtree(path / "second/1")
+
+    server = Triton(made_once("pages", make))
     server.start()
     yield server
     server.stop()

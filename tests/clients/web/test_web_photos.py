@@ -16,6 +16,7 @@ from web_parts import Triton, draw, publish_shipped, running_page
 from export.pipeline import export_checkpoint
 from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish
+from export.publishing.triton_config import Serving
 from models.data import FASHION_MNIST_LABELS
 from models.networks.config import ModelConfig
 
@@ -36,7 +37,7 @@ def photos_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     repository = folder / "repository"
     publish_shipped(repository, "digits")
     checkpoint = saved(folder / "garments.safetensors", GARMENTS)
-    publish(repository, "garments", export_checkpoint(checkpoint).artifact)
+    publish(repository, "garments", export_checkpoint(checkpoint).artifact, Serving(threads=1, max_batch=8))
     double = parse_model('<ir_version: 9, opset_import: ["": 20]> a (float[n, 4] x) => (float[n, 4] y) {y = Add(x, x)}')
     onnx.save(double, folder / "foreign.onnx")
     publish(repository, "foreign", foreign_artifact(folder / "foreign.onnx"))

@@ -261,7 +261,10 @@ def test_all_refuse_a_file_with_the_same_line(tmp_path: Path, name: str) -> None
 
 
 def test_there_is_one_limit(tmp_path: Path, page: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoding.MOST_PIXELS == Image.MAX_IMAGE_PIXELS
     place = written("RGB png", saved("RGB"), tmp_path)
+    monkeypatch.setattr(decoding, "MOST_PIXELS", 60 * 40)
+    np.testing.assert_array_equal(by_infer(place / "a/0.png", (3, *SIZE)), trained(place))
     monkeypatch.setattr(decoding, "MOST_PIXELS", 60 * 40 - 1)
     said = r"/0\.png: expected at most 2399 pixels, found 60x40"
     with pytest.raises(DataError, match=said):

@@ -1,4 +1,3 @@
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from infer_command import ask
-from PIL import ExifTags, Image
+from PIL import Image
 from stand_in import DESCRIPTION, StandIn
 
 from clients.images.decode import photo_to_model_input
 from clients.images.looks import Looks, background_of, suited
 from clients.images.pictures import Picture
 from clients.images.prepare import Preparation
-from clients.preprocess import InvalidImage, prepare, read_image
+from clients.preprocess import InvalidImage, prepare
 from common.looks import looks
 from models.data import load_idx_part
 
@@ -86,15 +85,6 @@ def test_what_is_transparent_is_white() -> None:
 def test_pictures_of_odd_sizes(size: tuple[int, int]) -> None:
     found = photo_to_model_input(Image.new("RGB", size, (9, 8, 7)), (3, 32, 32))
     assert {tuple(pixel) for pixel in found.reshape(3, -1).T.tolist()} == {(9, 8, 7)}
-
-
-def test_a_photo_is_turned_upright() -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    stream = io.BytesIO()
-    Image.fromarray(COLOUR).save(stream, "PNG", exif=exif)
-    found = photo_to_model_input(read_image(stream), (3, 32, 32))
-    np.testing.assert_array_equal(found, np.rot90(COLOUR, -1).transpose(2, 0, 1))
 
 
 def test_what_cannot_be_prepared_is_named() -> None:

@@ -40,6 +40,7 @@ from export.compiler.graph.readers import is_read
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
+POOLS = ("AveragePool", "GlobalAveragePool")
 FLOAT32 = np.finfo(np.float32)
 
 
@@ -70,7 +71,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
         )
     if node.op_type in NORMALISING:
         return [_norm_after(node, rank, narrowed(scale), narrowed(shift))]
-    if node.op_type in ("ReduceMean", "GlobalAveragePool"):
+    if node.op_type in ("ReduceMean", *POOLS):
         return _mean_after(shapes, node, rank, axis, scale, shift)
     if node.op_type in VIEWS:
         return _view_after(shapes, node, scale, shift)
@@ -127,11 +128,14 @@ def _mean_after(
     shapes: Shapes, node: ir.Node, rank: int, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
     """A mean passes the map on unless it reduces the channels."""
-    given = list(range(2, rank)) if node.op_type == "GlobalAveragePool" else axes_of(node)
+    pools = node.op_type in POOLS
+    if attribute_int(node, "count_include_pad", 0) and (is_padded(node) or attribute_int(node, "ceil_mode", 0)):
+        raise Refused.at(node, "is padded: the padding would need the shift, too")
+    given = list(range(2, rank)) if pools else axes_of(node)
     reduced = {own % rank for own in given or range(rank)}
     if axis in reduced:
         raise Refused.at(node, "is a mean over the channels")
-    if node.op_type == "GlobalAveragePool" or attribute_int(node, "keepdims", 1):
+    if pools or attribute_int(node, "keepdims", 1):
         return after(shapes, node.outputs[0], scale, shift)
     squeezed = (np.squeeze(array, tuple(own for own in reduced)) for array in (scale, shift))
     return after(shapes, node.outputs[0], *squeezed)

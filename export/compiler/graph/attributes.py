@@ -54,7 +54,7 @@ def mixed_axes(node: ir.Node, rank: int) -> range:
 
 
 def is_padded(node: ir.Node) -> bool:
-    """Of a convolution."""
+    """Of a convolution or a pool."""
     plain = attribute_string(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
     return not plain or any(attribute_ints(node, "pads") or [])
 

@@ -16,6 +16,7 @@ from export.compiler.pipeline import Rewritten, optimise
 from export.compiler.proof.runs import Runner
 
 NORM = "BatchNormalization(x, g, b, m, v)"
+POOL = "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} p = AveragePool"
 GROUPS = "t = Transpose<perm = [0, 2, 1]>(a) x = ConvTranspose<group = 3>(t, d) y = {norm}"
 FOLDS = [
     "t = MatMul(a, w) x = Transpose<perm = [0, 2, 1]>(t) n = {norm} y = Add(n, x)",
@@ -33,6 +34,8 @@ FOLDS = [
     "x = Reshape(a, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = ReduceMean<keepdims = 0>(n, two) y = Gemm<transB = 1>(r, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = Gather<axis = 2>(n, zero) y = Gemm(r, w)",
+    POOL + "<kernel_shape = [2], strides = [2], count_include_pad = 1>(n) y = Conv(p, c)",
+    POOL + "<kernel_shape = [3], pads = [1, 1]>(n) y = Conv(p, c)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} s = Add(n, x) t = Transpose<perm = [0, 2, 1]>(s) y = MatMul(t, w)",
 ]
 # A number of the scores goes into the weight of the first factor, also of a part of a layer's outputs.
@@ -99,6 +102,8 @@ FUSED = [
 ]
 STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
+    (POOL + "<kernel_shape = [3], pads = [1, 1], count_include_pad = 1>(n) y = Conv(p, c)", "is padded"),
+    (POOL + "<kernel_shape = [2], strides = [2], ceil_mode = 1, count_include_pad = 1>(n) y = Conv(p, c)", "is padded"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Relu(n)", "no linear layer"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = MatMul(n, w5)", "expected a map along axis 2"),
     ("r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w, column) y = {norm}", "expected a constant row as bias"),

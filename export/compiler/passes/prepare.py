@@ -74,7 +74,7 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
 def fold_constants(model: ir.Model) -> None:
     """Also infers shapes; a known constant may give a shape that was unknown."""
     infer(model)
-    while _evaluate(model.graph) or unflatten(model.graph):
+    while _name_types(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
@@ -176,6 +176,17 @@ def _expand_fills(graph: ir.Graph) -> None:
             held = node.attributes.get("value")
             fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
             _put_instead(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
+
+
+def _name_types(graph: ir.Graph) -> bool:
+    """Writes CastLike, which a file holds that no optimiser has seen, as Cast: symbolic inference follows that."""
+    named = False
+    for node in list(graph):
+        kind = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
+        if kind is not None:
+            _put_instead(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": kind}))
+            named = True
+    return named
 
 
 def _drop_whole_slices(graph: ir.Graph) -> None:

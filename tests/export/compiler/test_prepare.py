@@ -239,3 +239,15 @@ def test_a_weight_of_integers_stays() -> None:
     plain = prepared(original).model
     given = {"x": RNG.standard_normal((50, 4)).astype(np.float32)}
     np.testing.assert_array_equal(answers(plain, given)[0], answers(original, given)[0])
+
+
+def test_a_type_like_that_of_another_value_is_named() -> None:
+    """As torch.onnx writes all its ranges and scales before it optimises a file."""
+    nodes = """size = Shape<start = 1, end = 2>(x) length = Squeeze(size) first = CastLike(zero, length)
+        step = CastLike(one, length) places = Range(first, length, step) wide = CastLike(one, x) root = Sqrt(wide)
+        far = CastLike(places, x) rows = Unsqueeze(far, one) moved = Add(x, rows) y = Mul(moved, root)"""
+    original = parse(f"{HEAD} {{ {nodes} }}", zero=np.array(0), one=np.array(1))
+    plain = prepared(original).model
+    assert [node.op_type for node in plain.graph][-5:] == ["Range", "Cast", "Unsqueeze", "Add", "Mul"]
+    assert str(next(node for node in plain.graph if node.op_type == "Range").outputs[0].shape) == "[s]"
+    check_equal(original, plain, feeds())

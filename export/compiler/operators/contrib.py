@@ -18,6 +18,7 @@ from export.compiler.operators.rules import (
     canonical,
     everything,
     matmul,
+    product,
     rotated,
     row_by_row,
 )
@@ -115,15 +116,17 @@ def _single(shapes: Shapes, value: ir.Value | None) -> bool:
 
 
 def integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
-    """Rows of a product of quantised factors, with one scale and one zero for all rows of the first."""
+    """Rows of a product of quantised factors: one scale and one zero for all rows of the first, rows for the second."""
 
     def rule(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-        left, right = (given(node, position) for position in factors)
-        if shapes.rank(right) != 2 or shapes.rank(left) < 2:
+        last = shapes.rank(node.outputs[index]) - 1
+        kept = box({axis: chosen for axis, chosen in demand if axis < last})
+        others = {place: value for place, value in enumerate(node.inputs) if place not in factors and value is not None}
+        if not all(_single(shapes, value) for place, value in others.items() if place in scales):
             return everything(node)
-        if not all(_single(shapes, optional(node, position)) for position in scales):
+        if any(shapes.rank(value) > 1 for value in others.values()):
             return everything(node)
-        return row_by_row(node, demand, {shapes.rank(node.outputs[index]) - 1}, factors[0])
+        return product(shapes, node, index, kept, factors)
 
     return rule
 

@@ -272,6 +272,15 @@ UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
 }
 
 
+# ONNX Runtime's own operators, which the library does not know: as these of ONNX, by name and version.
+AS_OF_ONNX = {
+    "DequantizeLinear": ("DequantizeLinear", 21),
+    "FusedConv": ("Conv", 11),
+    "FusedGemm": ("Gemm", 13),
+    "QuantizeLinear": ("QuantizeLinear", 21),
+}
+
+
 def _corrected(library: Inference, corrections: tuple[Inference, ...]) -> Inference:
     def infer_corrected(context: ShapeInferenceContext, node: ir.Node) -> None:
         for step in (library, *corrections):
@@ -284,6 +293,9 @@ def _register() -> None:
     registry.collect()
     for name, function in UNKNOWN_TO_LIBRARY.items():
         registry.register("com.microsoft", name, since_version=1)(function)
+    for name, known in AS_OF_ONNX.items():
+        if (library := registry.get("", *known)) is not None:
+            registry.register("com.microsoft", name, since_version=1)(library)
     for (domain, name), corrections in CORRECTIONS.items():
         found = {version: registry.get(domain, name, version) for version in registry.version_boundaries(domain, name)}
         for version, library in found.items():

@@ -90,7 +90,12 @@ def broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dema
 
 
 def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    left, right = given(node, 0), given(node, 1)
+    return product(shapes, node, index, demand, (0, 1))
+
+
+def product(shapes: Shapes, node: ir.Node, index: int, demand: Box, factors: tuple[int, int]) -> Demand:
+    """Of the inputs `factors`; the others are read whole."""
+    left, right = (given(node, position) for position in factors)
     if min(shapes.rank(left), shapes.rank(right)) < 2:
         return everything(node)
     out, chosen = node.outputs[index], dict(demand)
@@ -101,7 +106,8 @@ def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         rows[shapes.rank(left) - 2] = chosen[rank - 2]
     if rank - 1 in chosen:
         columns[shapes.rank(right) - 1] = chosen[rank - 1]
-    return Demand(demand, {0: canonical(shapes, left, box(rows)), 1: canonical(shapes, right, box(columns))})
+    boxes = (canonical(shapes, left, box(rows)), canonical(shapes, right, box(columns)))
+    return Demand(demand, {**everything(node).inputs, **dict(zip(factors, boxes, strict=True))})
 
 
 def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

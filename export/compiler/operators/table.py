@@ -127,6 +127,8 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     ("LayerNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm)),
     ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib.skip_norm)),
     ("FusedMatMul", Operator(contrib.fused_matmul, macs=macs.fused)),
+    ("FusedGemm", Operator(rules.gemm, macs=macs.gemm)),  # and FusedConv: with an activation
+    ("FusedConv", Operator(None, macs=macs.filters(1))),
     ("MatMulNBits", Operator(contrib.rows, macs=macs.blocks)),
     ("MatMulIntegerToFloat", Operator(contrib.integer_matmul((0, 1), (2, 4)), macs=macs.matrices(0, 1))),
     ("DynamicQuantizeMatMul", Operator(None, macs=macs.matrices(0, 1))),  # a scale from all rows

@@ -20,7 +20,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from export.compiler.analyses.demand import sizes_read
 from export.compiler.analyses.tokens import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, is_constant, of_type
 from export.compiler.graph.nodes import BOOL, INT64, Nodes
 from export.compiler.graph.readers import is_read, remove_unused
@@ -48,6 +48,10 @@ def _pack(model: ir.Model, mask: ir.Value, drawn: Sequence[Mapping[str, Array]])
     graph = model.graph
     if graph.opset_imports.get("", 0) < OLDEST_OPSET:
         raise Refused("", "opset", f"expected at least {OLDEST_OPSET}")
+    blocks = next((node for node in graph if attribute_int(node, "block_size", 0) and not node.domain), None)
+    if blocks is not None:
+        form = "as MatMulNBits (quant_format QOperator of its quantiser) they are packed"
+        raise Refused.at(blocks, f"ONNX Runtime reads weights in such blocks in no branch or loop; {form}")
     tokens = analyse_tokens(Shapes(graph), mask, drawn)
     outputs = [value for value in graph.outputs if value in tokens.roles]
     products = [node for node in tokens.inside if is_multiplying(node)]

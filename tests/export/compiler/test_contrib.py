@@ -75,7 +75,16 @@ CUT = [  # the operators that are cut, and nodes from a and b to y
         "x, c, z = DynamicQuantizeLinear(a) y = com.microsoft.MatMulIntegerToFloat(x, w8, c, s8, z)",
     ),
     ("QLinearMatMul", f"{QUANTISED} m = QLinearMatMul(x, scale, zero, w8, s8, z8, scale, zero) y = Cast<to = 1>(m)"),
+    (
+        "QLinearMatMul",  # of two computed factors, as scores are
+        f"{QUANTISED} t = Transpose<perm = [0, 2, 1]>(b) o = MatMul(t, b) u = QuantizeLinear(o, scale, zero) "
+        "m = QLinearMatMul(x, scale, zero, u, scale, zero, scale, zero) y = Cast<to = 1>(m)",
+    ),
     ("QuantizeLinear", f"{QUANTISED} y = DequantizeLinear(x, scale, zero)"),
+    (
+        "DequantizeLinear",
+        "x = com.microsoft.QuantizeLinear(a, scale, zero) y = com.microsoft.DequantizeLinear(x, scale, zero)",
+    ),
     (
         "QLinearAdd",
         f"{QUANTISED} m = com.microsoft.QLinearAdd(x, scale, zero, x, scale, zero, scale, zero) y = Cast<to = 1>(m)",
@@ -143,6 +152,19 @@ def test_a_quantised_gemm_makes_integers_of_its_last_zero_point() -> None:
         "f = Cast<to = 1>(m) y = Unsqueeze(f, first)",
         {1: [-1]},
     )
+
+
+def test_a_layer_with_its_activation_is_cut_and_a_convolution_whole() -> None:
+    """As ONNX Runtime's optimiser writes them."""
+    rewritten = cut_and_run(
+        't = Transpose<perm = [0, 2, 1]>(a) c = com.microsoft.FusedConv<activation = "Relu", group = 16, pads = [1, 1]>'
+        "(t, k) d = Transpose<perm = [0, 2, 1]>(c) f = Flatten<axis = 2>(d) "
+        'm = com.microsoft.FusedGemm<activation = "Tanh">(f, w, v) y = Unsqueeze(m, first)',
+        {1: [-1]},
+    )
+    infer(rewritten)
+    rows = {node.op_type: Shapes(rewritten.graph).static(node.outputs[0], 0) for node in rewritten.graph}
+    assert (rows["FusedConv"], rows["FusedGemm"]) == (None, 1)
 
 
 def test_new_weights_are_not_made_where_no_exact_reference_exists() -> None:

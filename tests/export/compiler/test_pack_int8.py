@@ -13,6 +13,7 @@ from foreign_networks import VOCABULARY, export
 from masked_networks import Masked
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import packed_body
@@ -102,6 +103,15 @@ def test_other_integers_are_refused_by_name(
     """Quantised, a mask no longer hides: -10,000 and the scores have one scale."""
     path = with_fixed_scales(plain, form, operators)
     with pytest.raises(NothingToRewrite, match=rf"pack: .*\({named}"):
+        rewrite_file(path, plain.with_name("out.onnx"), Request(packed=MASK))
+
+
+def test_weights_in_blocks_are_refused_by_name(plain: Path) -> None:
+    """ONNX Runtime makes MatMulNBits of them, and in a branch it misses their weights."""
+    quantiser = MatMulNBitsQuantizer(onnx.load(plain), block_size=16, quant_format=QuantFormat.QDQ)
+    quantiser.process()
+    quantiser.model.save_model_to_file(str(path := plain.with_name("int4.onnx")))
+    with pytest.raises(NothingToRewrite, match=r"\(DequantizeLinear\): .*; as MatMulNBits"):
         rewrite_file(path, plain.with_name("out.onnx"), Request(packed=MASK))
 
 

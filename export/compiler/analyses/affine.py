@@ -126,9 +126,8 @@ def is_normalised(value: ir.Value) -> bool:
 
     Its scale and bias stay beside it: together ONNX Runtime computes them as one norm.
     """
-    source = made_of(value, "Cast") or value  # to its own type, as LlamaRMSNorm in float32
-    product = made_by(source, "Mul")
-    quotients = [made_by(factor, "Div") for factor in (product.inputs if product is not None else [source])]
+    product = made_by(value, "Mul")
+    quotients = [made_by(factor, "Div") for factor in (product.inputs if product is not None else [value])]
     return any(_is_deviation(quotient.inputs[1]) for quotient in quotients if quotient is not None)
 
 

@@ -74,7 +74,7 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
 def fold_constants(model: ir.Model) -> None:
     """Also infers shapes; a known constant may give a shape that was unknown."""
     infer(model)
-    while _name_types(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
+    while _settle_types(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
@@ -178,15 +178,24 @@ def _expand_fills(graph: ir.Graph) -> None:
             _put_instead(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
 
 
-def _name_types(graph: ir.Graph) -> bool:
-    """Writes CastLike, which a file holds that no optimiser has seen, as Cast: symbolic inference follows that."""
-    named = False
+def _settle_types(graph: ir.Graph) -> bool:
+    """Drops a Cast to the type that its input has, as older exporters write one behind each softmax.
+
+    Writes CastLike, which a file holds that no optimiser has seen, as Cast: symbolic inference follows that.
+    """
+    settled = False
     for node in list(graph):
+        value, out = node.inputs[0] if node.inputs else None, node.outputs[0]
         kind = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
-        if kind is not None:
+        if made_by(out, "Cast") is not None and value is not None and value.dtype == out.dtype is not None:
+            if not out.is_graph_output():
+                ir.convenience.replace_all_uses_with(out, value)
+                graph.remove(node, safe=True)
+                settled = True
+        elif kind is not None:
             _put_instead(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": kind}))
-            named = True
-    return named
+            settled = True
+    return settled
 
 
 def _drop_whole_slices(graph: ir.Graph) -> None:

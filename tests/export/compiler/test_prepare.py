@@ -251,3 +251,11 @@ def test_a_type_like_that_of_another_value_is_named() -> None:
     assert [node.op_type for node in plain.graph][-5:] == ["Range", "Cast", "Unsqueeze", "Add", "Mul"]
     assert str(next(node for node in plain.graph if node.op_type == "Range").outputs[0].shape) == "[s]"
     check_equal(original, plain, feeds())
+
+
+def test_a_cast_to_the_type_that_is_there_goes() -> None:
+    """Between a softmax and its values it kept a pass from making a row of queries without keys and values."""
+    original = parse(f"{HEAD} {{ s = Softmax(x) same = Cast<to = 1>(s) put = Mul(same, x) y = Cast<to = 1>(put) }}")
+    plain = prepared(original).model
+    assert [node.op_type for node in plain.graph] == ["Softmax", "Mul", "Cast"]  # the last has the output's name
+    check_equal(original, plain, feeds())

@@ -138,10 +138,10 @@ class _Answers:
             return None
 
     def _drawn(self, sizes: Sizes, seed: int, given: Mapping[str, Array]) -> tuple[Feeds, Arrays] | None:
-        """Drawn anew where an output is small beside those of the rounds before: rounding is large beside a single
-        logit that happens to lie near 0.
+        """Drawn anew where an output is small beside those of the draws before: rounding is large beside a single
+        logit that happens to lie near 0. The first single number has none before it.
         """
-        made = None
+        made, first = None, not self.sizes
         for other in range(DRAWS):
             feeds = draw(self.graph, sizes, seed + other * FAR_SEED)
             feeds |= {name: array.astype(feeds[name].dtype) for name, array in given.items()}
@@ -154,7 +154,8 @@ class _Answers:
             found = [np.abs(array.astype(np.float64)) for array in answers]
             drawn = [float(array.max(where=array < FILL, initial=0.0)) for array in found]
             self.sizes = np.maximum(self.sizes or drawn, drawn).tolist()
-            if all(size >= SMALL * usual for size, usual in zip(drawn, self.sizes, strict=True)):
+            alone = first and not other and any(array.size == 1 for array in answers)
+            if not alone and all(size >= SMALL * usual for size, usual in zip(drawn, self.sizes, strict=True)):
                 break
         return made
 

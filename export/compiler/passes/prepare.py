@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int, optional
+from export.compiler.graph.attributes import attribute_int, optional, permutation
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.plain import lift, name_free_dimensions
 from export.compiler.graph.readers import is_read, made_by, made_of, remove_unused
@@ -52,7 +52,7 @@ def prepare(model: ir.Model) -> None:
     fold_constants(model)
     _check_norms(model.graph)
     open_scatters(model.graph)
-    _drop_whole_slices(model.graph)
+    _drop_copies(model.graph)
     _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
@@ -198,16 +198,55 @@ def _settle_types(graph: ir.Graph) -> bool:
     return settled
 
 
-def _drop_whole_slices(graph: ir.Graph) -> None:
-    """A part as long as its axis, cut in steps of 1, is the axis: x[:, -n:] of n tokens, which no rule could place."""
+def _drop_copies(graph: ir.Graph) -> None:
+    """Drops operators that give a value as it is: no pass looks through them."""
     shapes = Shapes(graph)
     for node in list(graph):
-        source, part = node.inputs[0] if node.inputs else None, node.outputs[0]
-        steps = integers(optional(node, 4)) if optional(node, 4) is not None else [1]
-        if made_by(part, "Slice") is None or source is None or part.is_graph_output() or {*(steps or [])} != {1}:
+        value, out = _copied(node), node.outputs[0]
+        if value is None or node.domain or out.is_graph_output() or None in (value.shape, out.shape):
             continue
-        if None not in (source.shape, part.shape) and same_shape(shapes.dims(source), shapes.dims(part)):
-            ir.convenience.replace_all_uses_with(part, source)
+        if same_shape(shapes.dims(value), shapes.dims(out)):
+            ir.convenience.replace_all_uses_with(out, value)
+
+
+def _copied(node: ir.Node) -> ir.Value | None:
+    """What the node gives if that has the shape of its output: x * 1, or a part as long as its axis, x[:, -n:] of n
+    tokens, which no rule could place.
+    """
+    value, other = (optional(node, position) for position in (0, 1))
+    match node.op_type:
+        case "Expand" | "Tile":
+            return value
+        case "Slice":
+            steps = [1] if optional(node, 4) is None else integers(optional(node, 4))
+            return value if {*(steps or [])} == {1} else None
+        case "Max" | "Mean" | "Min" | "Split" | "Sum":
+            return value if len(node.inputs) == len(node.outputs) == 1 else None
+        case "Pad":
+            return value if not any(integers(other) or [1]) else None
+        case "Add" | "Mul" if _is_number(value, node.op_type == "Mul"):
+            return other
+        case "Add" | "Div" | "Mul" | "Pow" | "Sub":
+            return value if _is_number(other, node.op_type not in ("Add", "Sub")) else None
+        case "Transpose":
+            return _turned_back(node)
+    return None
+
+
+def _is_number(value: ir.Value | None, number: int) -> bool:
+    held = value.const_value if value is not None else None
+    return held is not None and held.size == 1 and bool((held.numpy() == number).all())
+
+
+def _turned_back(node: ir.Node) -> ir.Value | None:
+    """The value, one Transpose or two before, whose axes have the order of the output's."""
+    maker, rank = made_by(node.inputs[0], "Transpose"), len(node.outputs[0].shape or ())
+    order = permutation(node, rank)
+    if order == sorted(order):
+        return node.inputs[0]
+    if maker is not None and [permutation(maker, rank)[axis] for axis in order] == sorted(order):
+        return maker.inputs[0]
+    return None
 
 
 def _drop_empty_parts(graph: ir.Graph) -> None:

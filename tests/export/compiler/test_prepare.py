@@ -259,3 +259,37 @@ def test_a_cast_to_the_type_that_is_there_goes() -> None:
     plain = prepared(original).model
     assert [node.op_type for node in plain.graph] == ["Softmax", "Mul", "Cast"]  # the last has the output's name
     check_equal(original, plain, feeds())
+
+
+@pytest.mark.parametrize(
+    ("copy", "gone"),
+    [
+        ("Mul(one, v)", True),
+        ("Div(v, one)", True),
+        ("Sub(v, nil)", True),
+        ("Pow(v, one)", True),
+        ("Sum(v)", True),
+        ("Expand(v, form)", True),
+        ("Tile(v, ones)", True),
+        ("Pad(v, none)", True),
+        ("Transpose<perm = [0, 1, 2]>(v)", True),
+        ("Transpose<perm = [1, 0, 2]>(u)", True),
+        ("Sub(one, v)", False),
+        ("Div(one, v)", False),
+        ("Mul(nil, v)", False),
+        ("Add(v, one)", False),
+        ("Sum(v, v)", False),
+        ("Pad(v, moved)", False),  # of the same shape
+        ("Expand(first, form)", False),
+        ("Transpose<perm = [1, 2, 0]>(u)", False),
+    ],
+)
+def test_an_operator_that_gives_a_value_as_it_is_goes(copy: str, gone: bool) -> None:
+    """Between scores and softmax it kept keys and values from going."""
+    nodes = "v = Exp(x) u = Transpose<perm = [1, 0, 2]>(v) form = Shape(v) first = Slice(v, none_1, one_1, one_1)"
+    numbers = {"one": np.float32(1), "nil": np.float32(0)}
+    vectors = {"ones": [1, 1, 1], "none": [0] * 6, "moved": [0, 0, 1, 0, 0, -1], "none_1": [0], "one_1": [1]}
+    given = {name: np.array(each) for name, each in (numbers | vectors).items()}
+    plain = prepared(original := parse(f"{HEAD} {{ {nodes} w = {copy} y = Tanh(w) }}", **given)).model
+    assert ([node.op_type for node in plain.graph] == ["Exp", "Tanh"]) == gone
+    check_equal(original, plain, feeds())

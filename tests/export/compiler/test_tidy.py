@@ -15,7 +15,11 @@ TIDIED = [
     ("f = Reshape(x, flat) y = Reshape(f, heads)", ["Reshape"]),
     ("f = Flatten(x) y = Reshape(f, heads)", ["Reshape"]),
     ("t = Transpose<perm = [0, 2, 1]>(x) y = Transpose<perm = [1, 0, 2]>(t)", ["Transpose"]),
-    ("t = Transpose<perm = [0, 2, 1]>(x) u = Transpose<perm = [0, 2, 1]>(t) y = Relu(u)", ["Relu"]),
+    (
+        "t = Transpose<perm = [0, 2, 1]>(x) u = Transpose<perm = [1, 0, 2]>(t) v = Transpose<perm = [1, 2, 0]>(u) "
+        "y = Relu(v)",
+        ["Relu"],
+    ),
     ("u = Unsqueeze(x, one) t = Transpose<perm = [0, 2, 1, 3]>(u) y = Reshape(t, heads)", ["Reshape"]),
     ("s = Add(x, row) y = Add(table, s)", ["Add"]),
     ("s = Add(x, row) p = Pad(s, pads) y = Add(p, wide)", ["Pad", "Add"]),

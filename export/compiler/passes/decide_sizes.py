@@ -51,8 +51,9 @@ def _is_size(expression: str, sizes: Set[str]) -> bool:
 def _compare(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
     """Whether each size equals the number opposite; None if unknown."""
     for sizes, other in (node.inputs, reversed(node.inputs)):
-        numbers = integers(other)
-        if sizes is None or numbers is None or not (known := elements_of(sizes)):
+        known = elements_of(sizes) if sizes is not None else []
+        numbers = integers(other) if known else None  # only those compare with sizes: others may be infinite
+        if numbers is None:
             continue
         numbers = numbers * len(known) if len(numbers) == 1 else numbers
         if len(known) == len(numbers) and all(

@@ -215,8 +215,8 @@ def _copied(node: ir.Node) -> ir.Value | None:
     """
     value, other = (optional(node, position) for position in (0, 1))
     match node.op_type:
-        case "Expand" | "Tile":
-            return value
+        case "Expand" | "Tile":  # of an input `share_names` repeats a single row
+            return None if value is None or value.is_graph_input() else value
         case "Slice":
             steps = [1] if optional(node, 4) is None else integers(optional(node, 4))
             return value if {*(steps or [])} == {1} else None

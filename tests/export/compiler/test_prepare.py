@@ -293,3 +293,9 @@ def test_an_operator_that_gives_a_value_as_it_is_goes(copy: str, gone: bool) -> 
     plain = prepared(original := parse(f"{HEAD} {{ {nodes} w = {copy} y = Tanh(w) }}", **given)).model
     assert ([node.op_type for node in plain.graph] == ["Exp", "Tanh"]) == gone
     check_equal(original, plain, feeds())
+
+
+def test_a_comparison_with_an_infinite_number_stays() -> None:
+    body = f"{HEAD} {{ e = Equal(x, low) y = Where(e, nil, x) }}"
+    original = parse(body, low=np.array(-np.inf, np.float32), nil=np.array(0, np.float32))
+    assert [node.op_type for node in prepared(original).model.graph] == ["Equal", "Where"]

@@ -132,6 +132,7 @@ def train(
         chosen, reason = tried[way], f"{reason}; {told}" if way == USUAL else told
         config, options = configured(chosen)
     _say_choices(data, chosen, reason)
+    _check_new(output, resume, overwrite)  # again: another training may have begun during the trial
     last = _run(config, data, options, output, resume, track)
     if report:
         _write_report(report, output, data, options.device)

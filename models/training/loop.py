@@ -39,6 +39,7 @@ from models.training.state import (
     metrics_of,
     restore,
     run_key,
+    stamp,
     start,
     tests_once,
     write,
@@ -58,7 +59,7 @@ def train(
     """Yields each epoch once its checkpoint is on disk.
 
     `on_batch` gets a batch's number of images and loss. `resume` continues as if the run had never stopped. Raises
-    Diverged, and TrainingError if there is no run to resume.
+    Diverged, and TrainingError if there is no run to resume or another training writes to `output`.
     """
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
     part = with_drawn(part, options.drawn) if options.drawn else part
@@ -67,6 +68,7 @@ def train(
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
     state = start(config, options, len(part.train_labels), run_key(config, dataset, options))
+    state.stamp = stamp(output)
     if resume:
         restore(state, output.with_suffix(RESUME), dataset, options.device)
     images, labels = on_device(part.train_images, part.train_labels, options.device)

@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ RESUME = ".resume.pt"
 
 @dataclass
 class State:
-    """`key`: the configuration, data and options that must agree to resume."""
+    """`key`: the configuration, data and options that must agree to resume. `stamp`: of the checkpoint on disk."""
 
     key: str
     model: nn.Module
@@ -51,6 +52,7 @@ class State:
     series: list[Epoch]
     best: nn.Module | None = None  # of the epochs so far, by the pictures that a folder holds apart
     best_epoch: int = 0
+    stamp: tuple[int, int] | None = None
 
     @property
     def now(self) -> nn.Module:
@@ -140,8 +142,23 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Inode and time of the last change, in ns: every file has its own. None without a file."""
+    with suppress(FileNotFoundError):
+        about = path.stat()
+        return about.st_ino, about.st_mtime_ns
+    return None
+
+
 def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, metrics: Metrics) -> None:
-    """Writes the checkpoint, its series (.json) and the state to resume (.resume.pt)."""
+    """Writes the checkpoint, its series (.json) and the state to resume (.resume.pt).
+
+    Raises TrainingError if the checkpoint has been replaced since the last epoch, as by another training.
+    """
+    if stamp(output) not in (None, state.stamp):
+        raise TrainingError(
+            f"{output}: expected this training's last epoch, found another file; each needs its own --output"
+        )
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
         "run": state.key,
@@ -160,6 +177,7 @@ def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, met
     buffer = io.BytesIO()
     torch.save(resumable, buffer)
     checkpoint.save(output, state.kept, config, metrics)
+    state.stamp = stamp(output)
     series = metrics | {"config": asdict(config), "series": epochs}
     write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
     write_atomically(output.with_suffix(RESUME), buffer.getvalue())

@@ -57,6 +57,16 @@ def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits, interrupt):
     assert_identical(path, tmp_path / "whole.safetensors")
 
 
+def test_two_trainings_at_once_do_not_replace_each_other(tmp_path, some_digits):
+    path, again = tmp_path / "run.safetensors", replace(OPTIONS, seed=1)
+    epochs = train(
+        TINY, some_digits, OPTIONS, path, on_batch=lambda images, loss: path.exists() or run(path, some_digits, again)
+    )
+    with pytest.raises(TrainingError, match=r"run\.safetensors: expected this training's last epoch, found another file"):
+        next(epochs)
+    assert load(path).metrics["options"]["seed"] == 1
+
+
 def test_resume_of_another_run_says_what_differs(tmp_path, some_digits):
     path = tmp_path / "run.safetensors"
     run(path, some_digits, replace(OPTIONS, epochs=1))

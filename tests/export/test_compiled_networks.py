@@ -110,7 +110,7 @@ def test_a_folded_norm_leaves_no_bias_of_queries_keys_and_values() -> None:
         (ModelConfig(depth=1), 63_360),
         (ModelConfig(model="vit", depth=1), 117_376),
         (ModelConfig(model="vitbnffn", depth=1), 117_376),
-        (ModelConfig(model="vit", depth=6), 8_593_024),
+        (ModelConfig(model="vit", depth=2), 1_838_720),
         (NARROW, 218_752),
         (replace(NARROW, depth=2), 3_496_576),
         (replace(NARROW, depth=2, qkv_bias=True), 3_496_576),

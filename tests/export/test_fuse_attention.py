@@ -60,7 +60,7 @@ def test_a_factor_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     ("config", "reason"),
     [
         (ModelConfig(depth=1), "expected a product of queries and keys"),  # a constant query of one block
-        (replace(SMALL, class_attention=(3, 5)), "expected a product of queries and keys"),
+        (ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)), "expected a product of queries and keys"),
     ],
     ids=["one block", "class attention"],
 )

@@ -1,12 +1,13 @@
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from networks import VARIANT, checkpoint
+from networks import SMALL, VARIANT, checkpoint
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -53,7 +54,7 @@ def test_other_images_than_digits() -> None:
         ModelConfig(depth=1),
         ModelConfig(depth=2),
         ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)),
-        ModelConfig(model="vit-dfn", depth=1),
+        replace(SMALL, model="vit-dfn", depth=1),
     ],
     ids=["one block", "two", "late", "vit-dfn"],
 )

@@ -62,9 +62,9 @@ def test_depth_reads_the_first_blocks_of_the_published_checkpoint(reference_dir:
 
 @pytest.mark.slow
 def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None:
-    result = ok(export, "--checkpoint", reference_dir / "vitbn.pth", "--depth", 3, "--output", tmp_path / "m.onnx")
+    result = ok(export, "--checkpoint", reference_dir / "vitbn.pth", "--depth", 2, "--output", tmp_path / "m.onnx")
     assert "Warning:" in result.output
-    assert "blocks.1, blocks.2 never saw a batch" in result.output
+    assert "blocks.1 never saw a batch" in result.output
 
 
 @pytest.mark.slow

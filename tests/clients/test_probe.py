@@ -17,8 +17,10 @@ import psutil
 import pytest
 import tritonclient.http as http
 from background import meanwhile
+from commands import told
 from tritonclient.utils import InferenceServerException
 
+from clients.probe import probe
 from clients.probing.asking import probe_server
 from clients.probing.verdicts import Probe
 from common.sample import Sample
@@ -53,19 +55,18 @@ def replace_in_config(repository: Path, old: str, new: str, model: str = "vitbn"
 
 
 def test_the_command_answers_within_a_second_with_json_and_an_exit_code(live_server: Server) -> None:
-    command = [sys.executable, "clients/probe.py", "--url", live_server.http_url, "--timeout", str(PATIENCE_S)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"]) == (0, True)
+    code, printed = told(probe, "--url", live_server.http_url, "--timeout", PATIENCE_S)
+    found = json.loads(printed)
+    assert (code, found["ok"]) == (0, True)
     (version,) = found["versions"]
     assert (version["model"], version["version"], version["state"]) == ("vitbn", "1", "right")
     assert version["max_abs_error"] <= 1e-4
 
 
 def test_a_server_that_is_away_fails_the_probe() -> None:
-    done = subprocess.run([sys.executable, "clients/probe.py", "--url", "127.0.0.1:1"], capture_output=True, text=True)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"]) == (1, False)
+    code, printed = told(probe, "--url", "127.0.0.1:1")
+    found = json.loads(printed)
+    assert (code, found["ok"]) == (1, False)
     assert "Connection refused" in found["reason"]
 
 

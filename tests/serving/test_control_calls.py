@@ -1,13 +1,11 @@
 """Every call that changes a server is refused without its key, and does its work on a server that was opened."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import ok
 from damages import published
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -15,6 +13,7 @@ from waiting import wait_until
 
 from benchmarks.drills import control_calls
 from clients.probing.asking import probe_server
+from export.repository import repository as command
 from serving import control_key
 from serving.control import Control, Refused
 from serving.local_server import Server, running_server
@@ -110,8 +109,6 @@ def test_a_server_that_others_reach_warns_once(own_key: Server) -> None:
 
 
 def test_the_tools_work_without_options(closed: Server, repository: Path) -> None:
-    words = ["list", "--repository", str(repository), "--server", closed.http_url]
-    command = [sys.executable, "export/repository.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
-    assert f"served: by the server at {closed.http_url}" in done.stdout
+    listed = ok(command, "list", "--repository", repository, "--server", closed.http_url)
+    assert f"served: by the server at {closed.http_url}" in listed.stdout
     assert json.loads(probe_server(closed.http_url).to_json())["ok"]

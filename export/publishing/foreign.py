@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.repository import ONNX_FILE
 from common.sample import Sample
-from export.compiler.errors import NotDrawn
+from export.compiler.errors import NotDrawn, NotSupported
 from export.compiler.graph.files import weights_by_place
 from export.compiler.pipeline import drawable
 from export.compiler.proof.inputs import Feeds, read_inputs
@@ -35,12 +35,14 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 def foreign_artifact(file: Path, inputs: Path | None = None) -> Artifact:
     """Of a file without a manifest. `inputs`: an .npz file for the sample; else they are drawn.
 
-    Raises ForeignError for a file that does not run.
+    Raises ForeignError for a file that does not run, or whose answers differ.
     """
     original = Original(file)
     runner, given = original.runner, _inputs(original, inputs)
     needed = {value.name: given[value.name] for value in runner.session.get_inputs()}
-    sample = Sample(needed, runner(needed))
+    sample, again = Sample(needed, runner(needed)), runner(needed)
+    if any(not np.array_equal(array, again[name], equal_nan=True) for name, array in sample.outputs.items()):
+        raise NotSupported(f"{file}: expected equal answers to equal inputs, found others: it draws numbers or keeps a state")
     contents = {ONNX_FILE: file, **weights_by_place(file)}
     return any_artifact(contents, runner.session, sample, original.dtype, Origin())
 

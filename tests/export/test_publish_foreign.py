@@ -268,3 +268,11 @@ def test_answers_with_a_column_for_each_row_of_the_batch_are_not_joined(tmp_path
     onnx.save(parsed(f"{text} {{ {body} }}"), tmp_path / "clip.onnx")
     publish_file(tmp_path / "models", tmp_path / "clip.onnx", name="clip")
     assert read_config(tmp_path / "models" / "clip").max_batch_size == 0
+
+
+def test_a_file_that_draws_numbers_is_named(tmp_path: Path) -> None:
+    body = "noise = RandomNormalLike (x)  y = Add (x, noise)"
+    onnx.save(parsed(f"g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}"), tmp_path / "in.onnx")
+    found = error(tmp_path / "models", "publish", str(tmp_path / "in.onnx"))
+    assert f"{tmp_path / 'in.onnx'}: expected equal answers to equal inputs, found others: it draws numbers or keeps a state" in found
+    assert not (tmp_path / "models" / "in").exists()

@@ -159,7 +159,10 @@ def _export(network: nn.Module, exporter: str, opset: int) -> onnx.ModelProto:
         if exporter == "old":
             torch.onnx.export(network, arguments, buffer, dynamic_axes=free, dynamo=False, **options)
         else:
-            program = torch.onnx.export(network, arguments, dynamic_shapes=free, dynamo=True, verbose=False, **options)
+            with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # it costs more than it saves
+                program = torch.onnx.export(
+                    network, arguments, dynamic_shapes=free, dynamo=True, verbose=False, **options
+                )
             assert program is not None
             program.save(buffer)
     return onnx.load_from_string(buffer.getvalue())

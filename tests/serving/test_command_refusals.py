@@ -22,7 +22,7 @@ ROWS: list[Row] = [
     (serve, "--model-store /nowhere", 1, "/nowhere: expected a model repository, found no such folder"),
     (
         serve,
-        f"{REPOSITORY} --open-control --http-address 0.0.0.0 --http-port=1",
+        f"{REPOSITORY} --open-control --http-address 0.0.0.0 --http-port=1 --grpc-port=2 --metrics-port=3",
         1,
         "--open-control: expected loopback, found http at 0.0.0.0, where others could run code",
     ),

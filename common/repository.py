@@ -103,6 +103,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """A JSON object that `Listed.of` accepts. Raises Damaged."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(manifest, dict):
+            raise TypeError("no JSON object")
         Listed.of(manifest)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(path, "the manifest of an export", reason(error)) from error

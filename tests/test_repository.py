@@ -68,7 +68,7 @@ def test_all_readers_serve_the_same_versions(
         ({"file": "/x", "files": {"/x": "0"}}, "files '/x': '0'"),
         ({"file": "x", "files": {"x": 0}}, "files 'x': 0"),
         ({"file": "x", "files": {"x": "0"}, "model_config": {}}, "no 'labels'"),
-        (["x"], "list indices"),
+        (["x"], "no JSON object"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from models.training.command_options import CHECKPOINTS, check_model, check_outp
 from models.training.defaults import PLAIN, USUAL, usual, ways
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
+LARGE_CLASS = 0.5  # of the test part
 ROWS = 20  # of the table of a long training
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
@@ -222,7 +224,7 @@ def _run(
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %", options.epochs)
     if last:
         if data.pictures:
-            _say_accuracy(output)
+            _say_accuracy(output, data)
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
         click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last
@@ -245,14 +247,16 @@ def _class_counts(data: Dataset) -> str:
     )
 
 
-def _say_accuracy(output: Path) -> None:
-    """Prints the accuracy on the test part with its interval: few pictures say little."""
+def _say_accuracy(output: Path, data: Dataset) -> None:
+    """Prints the accuracy on the test part with its interval: few pictures say little, nor does one large class."""
     about = _earlier(output)
     if (share := about.get("test_accuracy")) is None:
         return
     count, kept = about["test_images"], f"epoch {about['kept_epoch']} of {about['epochs']} is kept"
     low, high = (f"{100 * bound:.0f}" for bound in wilson(share, count))
-    click.echo(f"Test part: {count} pictures: {100 * share:.0f} %, {low} to {high} (95 % interval); {kept}")
+    largest, most = Counter(data.test_labels.tolist()).most_common(1)[0]
+    always = f"; always {data.labels[largest]}: {100 * most / count:.0f} %" if most > LARGE_CLASS * count else ""
+    click.echo(f"Test part: {count} pictures: {100 * share:.0f} %, {low} to {high} (95 % interval){always}; {kept}")
 
 
 @contextmanager
@@ -281,7 +285,7 @@ def _print_epochs(epochs: Iterator[Epoch], measured: str, count: int) -> Epoch |
                 f"  {last.training_loss:13.4f}  {_percent(last.test_accuracy):>{len(measured)}}"
             )
     except KeyboardInterrupt:
-        kept = f"kept epoch {last.epoch}" if last else "no epoch was finished"
+        kept = f"kept epoch {last.epoch}; --resume goes on" if last else "no epoch was finished"
         _print_above_the_bar(f"Interrupted: {kept}")
         raise SystemExit(130) from None
     return last

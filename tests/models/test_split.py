@@ -152,6 +152,14 @@ def test_two_runs_of_a_seed_give_the_same_bytes(folder, tmp_path, monkeypatch):
         assert path.read_bytes() == paths[0].read_bytes()
 
 
+def test_a_class_that_is_most_of_the_test_part_is_named(folder, tmp_path):
+    for name in CLASSES[1:]:
+        for number in range(6, 20):
+            (folder / name / f"{number:02d}.png").unlink()
+    told = ok(train, "--dataset", folder, *QUICK, "--output", tmp_path / "run.safetensors", "--epochs", 1).output
+    assert "(95 % interval); always apple: 67 %; epoch 1 of 1 is kept" in told
+
+
 def test_the_best_held_out_epoch_is_kept_and_the_test_part_is_looked_at_once(folder, tmp_path):
     path = tmp_path / "run.safetensors"
     told = ok(train, "--dataset", folder, *QUICK, "--output", path, "--epochs", 6, "--lr", 0.03, "--hold-out", 9).output
@@ -167,7 +175,7 @@ def test_the_best_held_out_epoch_is_kept_and_the_test_part_is_looked_at_once(fol
         answers = model(torch.from_numpy(images) / 255).argmax(1).numpy()
         assert (answers == labels).mean() == pytest.approx(share)
     assert f"Test part: 12 pictures: {100 * written['test_accuracy']:.0f} %, " in told
-    assert f"epoch {best + 1} of 6 is kept" in told
+    assert f"(95 % interval); epoch {best + 1} of 6 is kept" in told
 
 
 def test_without_a_held_out_part_no_epoch_looks_at_the_test_part(folder, tmp_path):

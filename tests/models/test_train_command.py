@@ -84,6 +84,6 @@ def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
     assert child.returncode == 130, errors
     assert arrivals_s[-1] - arrivals_s[0] > 0.1, "not all at once"
     assert "Traceback" not in errors
-    kept = int(re.search(r"Interrupted: kept epoch (\d+)$", rest, re.MULTILINE)[1])
+    kept = int(re.search(r"Interrupted: kept epoch (\d+); --resume goes on$", rest, re.MULTILINE)[1])
     assert load(output).metrics["epochs"] in (kept, kept + 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]

@@ -42,7 +42,7 @@ def foreign_artifact(file: Path, inputs: Path | None = None) -> Artifact:
     needed = {value.name: given[value.name] for value in runner.session.get_inputs()}
     sample, again = Sample(needed, runner(needed)), runner(needed)
     if any(not np.array_equal(array, again[name], equal_nan=True) for name, array in sample.outputs.items()):
-        raise NotSupported(f"{file}: expected equal answers to equal inputs, found others: it draws numbers or keeps a state")
+        raise NotSupported(f"{file}: expected equal answers to equal inputs, found others: random numbers or a state")
     contents = {ONNX_FILE: file, **weights_by_place(file)}
     return any_artifact(contents, runner.session, sample, original.dtype, Origin())
 

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPException, RemoteDisconnected
 from typing import Any, Self
 
 from serving import control_key
@@ -135,16 +135,24 @@ class Control:
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
     def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
+        """Once more if Triton ends the connection without an answer, as it rarely does: each call may be repeated."""
         headers = {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
         try:
-            with DIRECT.open(request, timeout=timeout_s) as answer:
-                return json.loads(answer.read() or b"null")
+            try:
+                return _json(request, timeout_s)
+            except RemoteDisconnected:
+                return _json(request, timeout_s)
         except urllib.error.HTTPError as error:
             with error:  # an answer that is cut off stays open otherwise
                 raise _refused(self.url, _reason(error, self.url)) from error
         except (OSError, ValueError, HTTPException) as error:
             raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
+
+
+def _json(request: urllib.request.Request, timeout_s: float) -> Any:
+    with DIRECT.open(request, timeout=timeout_s) as answer:
+        return json.loads(answer.read() or b"null")
 
 
 def _check_name(model: str) -> None:

@@ -37,3 +37,12 @@ def test_no_redirect_is_followed() -> None:
 def test_a_load_whose_answer_is_cut_off_has_failed() -> None:
     with answering(lambda path: [CUT_OFF]) as url, pytest.raises(ControlFailed, match="no Triton server at"):
         Control(url, {}).load("linear", None, 5.0)
+
+
+def test_a_connection_that_ends_without_an_answer_is_tried_once_more() -> None:
+    answers = [[], [reply(b"null")], [], []]
+    with answering(lambda path: answers.pop(0)) as url:
+        Control(url, {}).load("linear", None, 5.0)
+        with pytest.raises(ControlFailed, match="Remote end closed connection without response"):
+            Control(url, {}).load("linear", None, 5.0)
+    assert not answers

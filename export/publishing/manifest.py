@@ -19,13 +19,8 @@ from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.networks.config import ModelConfig
 
-TOLD = (
-    "test_accuracy",
-    "packed",
-    "joined_rows",
-    "joined_lengths",
-    "never_empty",
-)  # fields of an Origin that a manifest may lack
+# Fields of an Origin that a manifest may lack.
+TOLD = ("test_accuracy", "packed", "joined_rows", "joined_lengths", "never_empty")
 
 
 @dataclass(frozen=True)
@@ -96,9 +91,9 @@ class Origin:
 
     `test_accuracy`: of the file itself; None: not measured. `network`: None for a network of another origin. `engine`:
     None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_rows`: whether
-    requests run together, None: as the names of the axes say. `joined_lengths`: how a
-    server joins requests of different lengths, as in config.pbtxt. `never_empty`: input -> axes that a server must not
-    leave empty. `facts`: for people; no program reads them.
+    requests run together; None: as the names of the axes say. `joined_lengths`: how a server joins requests of
+    different lengths, as in config.pbtxt. `never_empty`: input -> axes that a server must not leave empty. `facts`: for
+    people; no program reads them.
     """
 
     rewrites: tuple[str, ...] = ()

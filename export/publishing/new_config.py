@@ -90,9 +90,8 @@ def is_batched(manifest: Manifest) -> bool:
 
 
 def has_free_rows(manifest: Manifest) -> bool:
-    return all(
-        isinstance(next(iter(form.shape), 0), str) for form in (*manifest.inputs.values(), *manifest.outputs.values())
-    )
+    forms = (*manifest.inputs.values(), *manifest.outputs.values())
+    return bool(manifest.inputs) and all(isinstance(next(iter(form.shape), 0), str) for form in forms)
 
 
 def _tensors(forms: Mapping[str, Tensor], without_batch: bool) -> Iterator[dict[str, Any]]:

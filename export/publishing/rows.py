@@ -28,6 +28,8 @@ class NotJoined(Exception):
 
 def prove_rows(original: Original, sample: Sample, tolerances: Mapping[str, float]) -> float:
     """The largest error of an output; it and `tolerances` are in the output's size. Raises NotJoined."""
+    if _takes_unequal(original.runner, sample):
+        raise NotJoined("the inputs of a request may differ in their rows")
     answered = [*_answered(original.runner, _requests(original, sample))]
     if len(answered) < 2:
         raise NotJoined("expected answers to two requests, found fewer")
@@ -41,6 +43,19 @@ def prove_rows(original: Original, sample: Sample, tolerances: Mapping[str, floa
         _error(name, rows, [each[name] for each in alone], together[name], tolerance)
         for name, tolerance in tolerances.items()
     )
+
+
+def _takes_unequal(runner: Runner, sample: Sample) -> bool:
+    """Whether inputs whose first axes have other names may have other numbers of rows, as texts and pictures."""
+    axes = {value.name: value.shape[0] for value in runner.session.get_inputs()}
+    rows = {axis: 2 + place for place, axis in enumerate(dict.fromkeys(axes.values()))}  # a single row may be repeated
+    if len(rows) < 2:
+        return False
+    try:
+        runner({name: np.resize(array, (rows[axes[name]], *array.shape[1:])) for name, array in sample.inputs.items()})
+    except NotSupported:
+        return False
+    return True
 
 
 def _requests(original: Original, sample: Sample) -> Iterator[Arrays]:

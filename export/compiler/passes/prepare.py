@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int, optional, permutation
+from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.plain import lift, name_free_dimensions
 from export.compiler.graph.readers import is_read, made_by, made_of, remove_unused
@@ -24,6 +24,7 @@ from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
 from export.compiler.passes.decide_sizes import decide_sizes
+from export.compiler.passes.drop_copies import drop_copies
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.open_scatters import open_scatters
 from export.compiler.passes.take_branches import take_branches
@@ -52,7 +53,7 @@ def prepare(model: ir.Model) -> None:
     fold_constants(model)
     _check_norms(model.graph)
     open_scatters(model.graph)
-    _drop_copies(model.graph)
+    drop_copies(model.graph)
     _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)
@@ -196,57 +197,6 @@ def _settle_types(graph: ir.Graph) -> bool:
             _put_instead(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": kind}))
             settled = True
     return settled
-
-
-def _drop_copies(graph: ir.Graph) -> None:
-    """Drops operators that give a value as it is: no pass looks through them."""
-    shapes = Shapes(graph)
-    for node in list(graph):
-        value, out = _copied(node), node.outputs[0]
-        if value is None or node.domain or out.is_graph_output() or None in (value.shape, out.shape):
-            continue
-        if same_shape(shapes.dims(value), shapes.dims(out)):
-            ir.convenience.replace_all_uses_with(out, value)
-
-
-def _copied(node: ir.Node) -> ir.Value | None:
-    """What the node gives if that has the shape of its output: x * 1, or a part as long as its axis, x[:, -n:] of n
-    tokens, which no rule could place.
-    """
-    value, other = (optional(node, position) for position in (0, 1))
-    match node.op_type:
-        case "Expand" | "Tile":  # of an input `share_names` repeats a single row
-            return None if value is None or value.is_graph_input() else value
-        case "Slice":
-            steps = [1] if optional(node, 4) is None else integers(optional(node, 4))
-            return value if {*(steps or [])} == {1} else None
-        case "Max" | "Mean" | "Min" | "Split" | "Sum":
-            return value if len(node.inputs) == len(node.outputs) == 1 else None
-        case "Pad":
-            return value if not any(integers(other) or [1]) else None
-        case "Add" | "Mul" if _is_number(value, node.op_type == "Mul"):
-            return other
-        case "Add" | "Div" | "Mul" | "Pow" | "Sub":
-            return value if _is_number(other, node.op_type not in ("Add", "Sub")) else None
-        case "Transpose":
-            return _turned_back(node)
-    return None
-
-
-def _is_number(value: ir.Value | None, number: int) -> bool:
-    held = value.const_value if value is not None else None
-    return held is not None and held.size == 1 and bool((held.numpy() == number).all())
-
-
-def _turned_back(node: ir.Node) -> ir.Value | None:
-    """The value, one Transpose or two before, whose axes have the order of the output's."""
-    maker, rank = made_by(node.inputs[0], "Transpose"), len(node.outputs[0].shape or ())
-    order = permutation(node, rank)
-    if order == sorted(order):
-        return node.inputs[0]
-    if maker is not None and [permutation(maker, rank)[axis] for axis in order] == sorted(order):
-        return maker.inputs[0]
-    return None
 
 
 def _drop_empty_parts(graph: ir.Graph) -> None:

@@ -76,9 +76,9 @@ def _serialise(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 def add_metrics(path: Path, added: Metrics) -> None:
     """Adds metrics to the file. Raises CheckpointError unless `path` is a safetensors checkpoint."""
-    with _opened(path) as file, _naming(path):
+    with _opened(path) as file, _errors_named(path):
         metadata = dict(file.metadata() or {})
-        _, metrics = _described(metadata)
+        _, metrics = _read_metadata(metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     metadata |= {"metrics": metrics_json.to_json(metrics | added)}
     write_atomically(path, _serialise(tensors, metadata))
@@ -109,9 +109,9 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Reads no tensors; raises CheckpointError."""
-    with _opened(path) as file, _naming(path):
-        return _described(file.metadata())[0]
+    """The configuration in a safetensors checkpoint, without its tensors. Raises CheckpointError."""
+    with _opened(path) as file, _errors_named(path):
+        return _read_metadata(file.metadata())[0]
 
 
 def _check_regular(path: Path) -> None:
@@ -145,8 +145,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Makes what is wrong with a file's content a CheckpointError that names the file."""
+def _errors_named(path: Path) -> Iterator[None]:
+    """Turns errors about a file's content into a CheckpointError that names the file."""
     try:
         yield
     except (WrongFile, ConfigError, MetricsError) as error:
@@ -154,8 +154,8 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
-    with _opened(path) as file, _naming(path):
-        config, metrics = _described(file.metadata())
+    with _opened(path) as file, _errors_named(path):
+        config, metrics = _read_metadata(file.metadata())
         names = list(file.keys())
         check_tensors(config, {name: _form(file.get_slice(name)) for name in names})
         return config, {name: file.get_tensor(name) for name in names}, metrics
@@ -167,16 +167,16 @@ def _form(part: Any) -> Form:
     return Form(tuple(part.get_shape()), numbers)
 
 
-def _described(metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
-    """Raises WrongFile, ConfigError and MetricsError."""
-    described = metadata or {}
-    if "config" not in described:
+def _read_metadata(metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
+    """Configuration and metrics. Raises WrongFile, ConfigError and MetricsError."""
+    entries = metadata or {}
+    if "config" not in entries:
         raise WrongFile("expected a model config in the metadata, found none")
-    return ModelConfig.from_json(described["config"]), metrics_json.from_json(described.get("metrics", "{}"))
+    return ModelConfig.from_json(entries["config"]), metrics_json.from_json(entries.get("metrics", "{}"))
 
 
 def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], str]:
-    with _naming(path):
+    with _errors_named(path):
         state, note = read_state_dict(path)
         config, tensors = from_reference(state)
         check_tensors(config, {name: form_of(tensor) for name, tensor in tensors.items()})
@@ -184,10 +184,10 @@ def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], str]:
 
 
 def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
-    def kept(name: str) -> bool:
+    def is_kept(name: str) -> bool:
         return not name.startswith("blocks.") or int(name.split(".")[1]) < depth
 
-    return {name: tensor for name, tensor in tensors.items() if kept(name)}
+    return {name: tensor for name, tensor in tensors.items() if is_kept(name)}
 
 
 def _warn_of_untrained(path: Path, model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +62,28 @@ def _unwrap(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
     Raises WrongFile for more than one network.
     """
-    said = []
-    inner = {name: state[name] for name in ENTRIES if isinstance(state.get(name), Mapping) and state[name]}
-    if len(inner) > 1:
-        raise WrongFile(f"expected one network, found {' and '.join(inner)}; save the network that you mean alone")
-    for name, network in inner.items():
+    removed = []
+    networks = {name: state[name] for name in ENTRIES if isinstance(state.get(name), Mapping) and state[name]}
+    if len(networks) > 1:
+        raise WrongFile(f"expected one network, found {' and '.join(networks)}; save the network that you mean alone")
+    for name, network in networks.items():
         state = network
-        said.append(f"the averaged weights of the entry {name}" if name in EMA_ENTRIES else f"the entry {name}")
+        removed.append(f"the averaged weights of the entry {name}" if name in EMA_ENTRIES else f"the entry {name}")
     if COUNTER in state and all(name.startswith("module.") for name in state if name != COUNTER):
         state = {name: value for name, value in state.items() if name != COUNTER}
-        said.append("the averaged weights of an AveragedModel")
-    while prefix := next((each for each in PREFIXES if state and all(name.startswith(each) for name in state)), None):
+        removed.append("the averaged weights of an AveragedModel")
+    while prefix := _common_prefix(state):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
-        said.append(f"names without their prefix {prefix}")
-    families = [each for each in PREFIXES if any(name.startswith(each) for name in state)]
+        removed.append(f"names without their prefix {prefix}")
+    families = [start for start in PREFIXES if any(name.startswith(start) for name in state)]
     if len(families) > 1:
         raise WrongFile(f"expected one network, found names of {' and '.join(families)}")
-    return state, ", ".join(said)
+    return state, ", ".join(removed)
+
+
+def _common_prefix(names: Collection[str]) -> str:
+    """The prefix that all names have, out of PREFIXES; empty without such a prefix."""
+    return next((prefix for prefix in PREFIXES if names and all(name.startswith(prefix) for name in names)), "")
 
 
 def is_legacy(path: Path) -> bool:

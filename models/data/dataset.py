@@ -1,4 +1,4 @@
-"""The class of all datasets: images, labels, and what a training and its network must know of them."""
+"""The class of all datasets: images and labels, and how to train on them and to prepare pictures like them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ class DataError(Exception):
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,).
 
-    `preprocessing`: how clients turn a picture into such an image; `patch_size`: height, width in pixels;
-    `load_options`: the options of `train` that load the dataset again; `folder`: as the user named it, else ""; `held`:
-    training images kept apart, which choose the epoch; `pictures`: the record of models/data/split.py; `notes`: what
-    the user should know of the files; `test_files`: paths of the test images in the folder.
+    - `preprocessing`: how clients turn a picture into such an image.
+    - `patch_size`: the usual patch for these images; height, width in pixels.
+    - `load_options`: the options of `train` that load the dataset again.
+    - `folder`: as the user named it, else "".
+    - `held`: training images kept apart, by which a training chooses the epoch to keep.
+    - `pictures`: the record of the split (models/data/split.py), for a folder of pictures.
+    - `notes`: lines for the user on the files, such as which were left out.
+    - `test_files`: paths of the test images in the folder.
     """
 
     name: str

@@ -23,7 +23,7 @@ from models.data.split import Record, copies, of_several_classes, record_of, spl
 from models.networks.config import ModelConfig
 
 SIDE = 28  # pixels
-PATCHES = 7  # per side, about
+PATCHES = 7  # the usual number of patches per side
 FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the work of 7
 
 Read = TypeVar("Read")
@@ -32,10 +32,9 @@ Read = TypeVar("Read")
 def load_folder(
     folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int | None = None, record: Record | None = None
 ) -> Dataset:
-    """`size`: height and width in pixels. `held_out`: training pictures kept apart; by default a tenth of many.
-
-    `record`: reads the pictures of an earlier training, each into the same part. The images are grey if all pictures
-    are, else RGB. Raises DataError, which names every picture that cannot be read.
+    """`size`: height and width in pixels. `held_out`: number of training pictures kept apart; None: as `split`
+    chooses. `record`: of an earlier training, whose pictures are read again, into the same parts. The images are grey
+    if all pictures are, else RGB. Raises DataError, which names every picture that cannot be read.
     """
     if not str(folder.absolute()).isprintable():  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
@@ -44,7 +43,7 @@ def load_folder(
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
     paths, several = [file.path for part in parts for file in part], list[Path]()
     try:
-        read = _read_all(folder, paths, lambda path: _own_channels(path, size, lambda _: several.append(path)))
+        read = _read_all(folder, paths, lambda path: _read_pixels(path, size, lambda _: several.append(path)))
         images = _of_equal_channels(read)  # (n, C, H, W)
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
@@ -75,12 +74,12 @@ def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
 def _copies(record: Record) -> tuple[str, ...]:
     notes = []
     if count := copies(record):
-        tested = sum(len(own.split()) for own in record["test"].values())
-        told = f"{count} of {tested} test pictures are copies of pictures to train on"
-        notes.append(f"{told}: the accuracy is too high; remove the copies")
+        tested = sum(len(digests.split()) for digests in record["test"].values())
+        fact = f"{count} of {tested} test pictures are copies of pictures to train on"
+        notes.append(f"{fact}: the accuracy is too high; remove the copies")
     if several := of_several_classes(record):
-        told = f"{len(several)} pictures are in several classes, such as in {' and '.join(min(several))}"
-        notes.append(f"{told}: no model can tell which is right; keep each in one class")
+        fact = f"{len(several)} pictures are in several classes, such as in {' and '.join(min(several))}"
+        notes.append(f"{fact}: no model can tell which is right; keep each in one class")
     return tuple(notes)
 
 
@@ -89,17 +88,17 @@ def _labels(files: Sequence[PictureFile]) -> NDArray[np.int64]:
 
 
 def _patch(side: int) -> int:
-    """The patch's side: of the divisors of the image's side, the divisor nearest to PATCHES patches."""
-    divisors = [each for each in range(1, side + 1) if side % each == 0]
-    return min(divisors, key=lambda each: abs(math.log(side / each / PATCHES)))
+    """The side of a patch in pixels: the divisor of the image's side with about PATCHES patches."""
+    divisors = [divisor for divisor in range(1, side + 1) if side % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(math.log(side / divisor / PATCHES)))
 
 
 def check_patches(size: tuple[int, int]) -> None:
     """Raises DataError for an image whose height or width has no divisor near PATCHES patches, such as a prime."""
     for side in size:
         if not _suits(side):
-            near = [next(filter(_suits, sizes), None) for sizes in (range(side - 1, 0, -1), range(side + 1, 2 * side))]
-            others = " or ".join(str(each) for each in near if each)
+            near = [next(filter(_suits, sides), None) for sides in (range(side - 1, 0, -1), range(side + 1, 2 * side))]
+            others = " or ".join(str(suitable) for suitable in near if suitable)
             raise DataError(
                 f"image-size: expected a height and width that a transformer's patches divide, found {side}; "
                 f"take {others}, or give --patch-size"
@@ -112,29 +111,29 @@ def _suits(side: int) -> bool:
 
 
 def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
-    """What `read` gives for each path. Raises DataError, which names all paths that fail."""
-    done, faults = [], []
+    """The results of `read` for all paths. Raises DataError, which names all paths that fail."""
+    results, faults = [], []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
         for path in paths:
             try:
-                done.append(read(path))
+                results.append(read(path))
             except UnreadablePicture as error:
                 faults.append(str(error))
     if len(faults) > 1:
         raise DataError(f"{folder}: expected pictures, found {len(faults)} files that are none: {'; '.join(faults)}")
     if faults:
         raise DataError(faults[0])
-    return done
+    return results
 
 
 def load_unlabelled(
     folder: Path, config: ModelConfig, fewest: int, most: int
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Pictures as a model reads them, uint8 (n, C, H, W): at most `most`, evenly spread over the sorted names.
+    """Images as a model reads them, uint8 (n, C, H, W), and notes of the files that were left out.
 
-    And notes of what was left out. Models of ink need pictures of the model's size, light on black. Raises DataError
-    for fewer than `fewest`.
+    Of more than `most` pictures every k-th is read, in the order of their names. Models of ink need pictures of the
+    model's size, light on black. Raises DataError for fewer than `fewest` pictures.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
@@ -153,8 +152,8 @@ def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], obje
     return photo_pixels(picture, (config.channels, height, width))
 
 
-def _own_channels(path: Path, size: tuple[int, int], noted: Callable[[str], object]) -> NDArray[np.uint8]:
-    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W). `noted`: as of `read_picture`."""
+def _read_pixels(path: Path, size: tuple[int, int], noted: Callable[[str], object]) -> NDArray[np.uint8]:
+    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W). `noted`: as `read_picture` takes it."""
     picture = read_picture(path, noted)
     return photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
 

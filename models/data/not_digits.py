@@ -1,4 +1,4 @@
-"""Letters, shapes and scribbles, drawn by the pen of models/data/drawn.py: what a network of digits should reject.
+"""Letters, shapes and scribbles, drawn by the pen of models/data/drawn_digits.py: what a network of digits should reject.
 
 Out: uint8 (n, 1, 28, 28), 255 = ink, laid out as digits are. Letters that are also a way to write a digit (I, O, S, Z,
 b, g, q) are left out. A training may see every second form; the others and the scribbles judge.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from models.data.drawn import SIDE, Form, Stroke, draw, small
+from models.data.drawn_digits import SIDE, Form, Stroke, draw, small
 
 FILLED = 0.15  # share of filled forms
 SCRIBBLED = 0.2  # share of scribbles

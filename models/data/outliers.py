@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from common.looks import looks
 from models.data.dataset import DIGITS, Dataset
-from models.data.drawn import drawn
+from models.data.drawn_digits import drawn
 from models.data.not_digits import TRAINED, not_digits
 
 NO_CLASS = -1  # label of a training image whose target is every class alike

@@ -1,7 +1,7 @@
 """The picture files of a folder's classes.
 
-In: a folder with a sub-folder of pictures per class, or with such folders `train` and `test` or `val`. Out: paths and
-labels by part, and what was left out; or DataError.
+In: a folder with a sub-folder of pictures per class, or with parts (`train`, and `test` or `val`) that hold such
+sub-folders. Out: paths and labels by part, and notes of the files that were left out; or DataError.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PictureFile:
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """The parts of a folder: in a folder of only one part `test` and `held_out` are empty until models/data/split.py
-    has split it. `notes`: what was left out.
+    """The parts of a folder. `test` and `held_out` are empty for a folder without parts, until models/data/split.py has
+    split it. `notes`: lines for the user, such as which files were left out.
     """
 
     folder: Path
@@ -56,20 +56,20 @@ def find_files(folder: Path) -> PictureFiles:
     classes = names["train"]
     if len(classes) < 2:
         expected = "expected a sub-folder of pictures for each of two classes or more"
-        raise DataError(f"{parts['train']}: {expected}, found {len(classes)}{_instead(parts['train'])}")
+        raise DataError(f"{parts['train']}: {expected}, found {len(classes)}{_hint(parts['train'])}")
     for name in classes:
         if not (name.isprintable() and name.strip()):
             raise DataError(f"{parts['train']}: expected sub-folders with printable names, found {name!r}; rename it")
-    for part, found in names.items():
-        if found != classes:
-            differ = sorted(set(found) ^ set(classes))
-            shown = ", ".join(map(ascii, differ) if _told_apart(differ) is ascii else differ)
-            raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {shown}")
+    for part, folders in names.items():
+        if folders != classes:
+            differing = sorted(set(folders) ^ set(classes))
+            listed = ", ".join(map(ascii, differing) if _spelling(differing) is ascii else differing)
+            raise DataError(f"{parts[part]}: expected the classes of {parts['train']}, found a difference in {listed}")
     files = {
         part: [
             PictureFile(path, label)
             for label, name in enumerate(classes)
-            for path in pictures(place / name, below=True)
+            for path in pictures(place / name, recursive=True)
         ]
         for part, place in parts.items()
     }
@@ -77,17 +77,15 @@ def find_files(folder: Path) -> PictureFiles:
     return PictureFiles(folder, classes, **files, notes=notes)
 
 
-def _instead(folder: Path) -> str:
-    """Names the folder below that holds the classes, if each folder on the way there has no other beside it; else
-    files that should lie in folders of classes.
-    """
+def _hint(folder: Path) -> str:
+    """What a folder without classes holds instead, for an error: the only sub-folder with classes in it, or files."""
     inner = folder
-    while len(below := _folders(inner)) == 1:
-        inner = below[0]
-    if below:
-        return f"; name {inner}, which holds {len(below)} folders"
-    beside = sorted(_files(folder, below=False))
-    return f" and {len(beside)} files, such as {shown(beside[0].name)}" if beside else ""
+    while len(sub_folders := _folders(inner)) == 1:
+        inner = sub_folders[0]
+    if sub_folders:
+        return f"; name {inner}, which holds {len(sub_folders)} folders"
+    files = sorted(_files(folder, recursive=False))
+    return f" and {len(files)} files, such as {shown(files[0].name)}" if files else ""
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -107,34 +105,35 @@ def _parts(folder: Path) -> dict[str, Path]:
 
 
 def _expect_classes(folder: Path, names: Collection[str]) -> None:
-    """Raises DataError for parts that would be read as classes.
+    """Raises DataError where sub-folders that are parts would be read as classes.
 
-    Such are `Train` and `Test`, a `test` without sub-folders, and folders of the same sub-folders under any names;
-    folders that all have names of parts, too, if they hold pictures alone; `train` and `test` below classes; and a
-    folder of its neighbours' names.
+    - A class has sub-folders `train` and `test`: the parts stand below the classes.
+    - Several sub-folders share their own sub-folders' names, as `Train` and `Test` with the same classes in each.
+    - All sub-folders have names of parts and hold only pictures.
+    - A sub-folder has sub-folders with its neighbours' names, as a copy of the dataset in itself.
     """
-    below = {name: {place.name for place in _folders(folder / name)} for name in names}
-    parted = sorted(name for name in names if "train" in below[name] and below[name] & {*TEST_NAMES})
-    if parted and len(names) > 1:
-        found = f"{parted[0]}/train; or name {folder / parted[0]}"
-        raise DataError(f"{folder}: expected parts above the classes, as train/{parted[0]}, found {found}")
+    inner = {name: {place.name for place in _folders(folder / name)} for name in names}
+    with_parts = sorted(name for name in names if "train" in inner[name] and inner[name] & {*TEST_NAMES})
+    if with_parts and len(names) > 1:
+        place = f"{with_parts[0]}/train; or name {folder / with_parts[0]}"
+        raise DataError(f"{folder}: expected parts above the classes, as train/{with_parts[0]}, found {place}")
     parts = {name for name in names if name.casefold() in PART_NAMES}
-    for name in (name for name in names if len(below[name]) > 1):
-        alike = {other for other in names if len(below[other] & below[name]) > 1}
-        if name.casefold().startswith("train") or (len(alike) > 1 and not _own_pictures(folder / name)):
-            parts |= alike
-    if len(parts) > 1 and (parts == set(names) or any(len(below[name]) > 1 for name in parts)):
-        other = (
-            f"or name a folder of classes, such as {folder / max(parts)}" if below[max(parts)] else "or rename a class"
+    for name in (name for name in names if len(inner[name]) > 1):
+        similar = {other for other in names if len(inner[other] & inner[name]) > 1}
+        if name.casefold().startswith("train") or (len(similar) > 1 and not _has_pictures(folder / name)):
+            parts |= similar
+    if len(parts) > 1 and (parts == set(names) or any(len(inner[name]) > 1 for name in parts)):
+        advice = (
+            f"or name a folder of classes, such as {folder / max(parts)}" if inner[max(parts)] else "or rename a class"
         )
         if not any(name.casefold() in PART_NAMES or name.casefold().startswith("train") for name in parts):
-            other += "; if these are the classes, move their pictures out of the sub-folders"
+            advice += "; if these are the classes, move their pictures out of the sub-folders"
         raise DataError(
             f"{folder}: expected train, and test or val, each with the same classes' sub-folders, "
-            f"found {', '.join(sorted(names))}; {other}"
+            f"found {', '.join(sorted(names))}; {advice}"
         )
     for name in sorted(names):
-        if len(shared := sorted(below[name] & {*names})) > 1:
+        if len(shared := sorted(inner[name] & {*names})) > 1:
             raise DataError(
                 f"{folder}: expected classes alone, found {name} with sub-folders of its neighbours' names, "
                 f"{', '.join(shared)}; move it elsewhere, or the others into a folder train"
@@ -150,56 +149,57 @@ def _is_hidden(path: Path) -> bool:
     return path.name.startswith(".") or path.name == "__MACOSX"
 
 
-def pictures(folder: Path, below: bool = False) -> list[Path]:
-    """The picture files of a folder, sorted; `below`: those of sub-folders too. Raises DataError if there are none."""
-    paths = sorted(path for path in _files(folder, below) if _is_picture(path))
+def pictures(folder: Path, recursive: bool = False) -> list[Path]:
+    """The picture files of a folder, sorted; with `recursive` those of sub-folders too. Raises DataError for none."""
+    files = list(_files(folder, recursive))
+    paths = sorted(path for path in files if _is_picture(path))
     if not paths:
-        found = "only links to folders" if below and any(_linked(folder)) else _kinds(_files(folder, below)) or "none"
+        found = "only links to folders" if recursive and any(_links(folder)) else _other_suffixes(files) or "none"
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
     return paths
 
 
-def _own_pictures(folder: Path) -> bool:
-    return any(map(_is_picture, _files(folder, below=False)))
+def _has_pictures(folder: Path) -> bool:
+    return any(map(_is_picture, _files(folder, recursive=False)))
 
 
 def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def _files(folder: Path, below: bool) -> Iterable[Path]:
-    """Without hidden files and folders."""
+def _files(folder: Path, recursive: bool) -> Iterable[Path]:
+    """The files of a folder, and with `recursive` of its sub-folders; neither hidden files nor hidden folders."""
     for path in folder.iterdir():
         if _is_hidden(path):
             continue
         if not path.is_dir():
             if path.is_file() or not path.exists():  # a pipe would wait; a broken link is named when it is read
                 yield path
-        elif below and not path.is_symlink():  # a link may lead back
-            yield from _files(path, below)
+        elif recursive and not path.is_symlink():  # a link may lead to a folder above it
+            yield from _files(path, recursive)
 
 
-def _linked(folder: Path) -> Iterable[Path]:
-    """The links to folders below a class, which `_files` does not follow."""
+def _links(folder: Path) -> Iterable[Path]:
+    """The links to folders that `_files` does not follow."""
     for path in folder.iterdir():
         if path.is_dir() and not _is_hidden(path):
-            yield from [path] if path.is_symlink() else _linked(path)
+            yield from [path] if path.is_symlink() else _links(path)
 
 
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
-    files = [(place, path) for place in places for path in _files(place, below=True)]
+    """Lines for the user on a dataset's `folder`; `places`: the folders of the classes in all parts."""
+    files = [(place, path) for place in places for path in _files(place, recursive=True)]
     deeper = Counter(path.parent for place, path in files if path.parent != place and _is_picture(path))
     notes = []
-    if look_alike := _look_alike({place.name for place in places}):
-        notes.append(f"Classes of nearly one name: {look_alike}; if they are the same, move their pictures together")
-    notes += _other_kinds(path for _, path in files)
-    beside = list(_files(folder, below=False))
-    if beside:
-        named = shown(beside[0].name)
-        notes.append(f"Left out, as they are in no class: {len(beside)} files beside the classes, such as {named}")
+    if similar := _similar_names({place.name for place in places}):
+        notes.append(f"Classes of nearly one name: {similar}; if they are the same, move their pictures together")
+    notes += _note_of_suffixes(path for _, path in files)
+    if outside := list(_files(folder, recursive=False)):
+        first = shown(outside[0].name)
+        notes.append(f"Left out, as they are in no class: {len(outside)} files beside the classes, such as {first}")
     if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_hidden(path)):
         notes.append(f"Left out, as hidden: {', '.join(map(shown, hidden))}")
-    if linked := sorted(link for place in places for link in _linked(place)):
+    if linked := sorted(link for place in places for link in _links(place)):
         first = shown(str(linked[0].relative_to(folder)))
         notes.append(f"Left out, as links to folders: {len(linked)} in the classes, such as {first}")
     if deeper:
@@ -209,33 +209,33 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
 
 
 def left_out(folder: Path) -> tuple[str, ...]:
-    """Notes of a folder without classes: sub-folders and files of no picture."""
-    notes = _other_kinds(_files(folder, below=False))
+    """Lines for the user on a folder of pictures without classes: which sub-folders and files are not read."""
+    notes = _note_of_suffixes(_files(folder, recursive=False))
     if folders := _folders(folder):
         notes.append(f"Left out, as folders: {len(folders)}, such as {shown(folders[0].name)}")
     return tuple(notes)
 
 
-def _other_kinds(paths: Iterable[Path]) -> list[str]:
-    others = _kinds(paths)
+def _note_of_suffixes(paths: Iterable[Path]) -> list[str]:
+    others = _other_suffixes(paths)
     return [f"Left out, as their suffix is of no picture that is read here: {others}"] if others else []
 
 
-def _look_alike(classes: Collection[str]) -> str:
+def _similar_names(classes: Collection[str]) -> str:
     """Classes whose names differ in case, spaces or the encoding of an accent alone; empty if there are none."""
     spelled: dict[str, list[str]] = defaultdict(list)
     for name in sorted(classes):
         spelled[normalize("NFKC", name).casefold().strip()].append(name)
-    return ", ".join(" and ".join(map(_told_apart(names), names)) for names in spelled.values() if len(names) > 1)
+    return ", ".join(" and ".join(map(_spelling(names), names)) for names in spelled.values() if len(names) > 1)
 
 
-def _told_apart(names: Sequence[str]) -> Callable[[str], str]:
-    """How each of the names is shown: escaped if some look the same."""
+def _spelling(names: Sequence[str]) -> Callable[[str], str]:
+    """How to show the names: `ascii`, which escapes accents, if two names would look the same; else `repr`."""
     return ascii if len({normalize("NFC", name) for name in names}) < len(names) else repr
 
 
-def _kinds(paths: Iterable[Path]) -> str:
-    """How many of the files have which suffix that is of no picture; empty if there are none."""
+def _other_suffixes(paths: Iterable[Path]) -> str:
+    """The number of files that are no pictures, by suffix, such as "3 files (.txt 3)"; empty if there are none."""
     others = Counter(path.suffix.lower() or "no suffix" for path in paths if not _is_picture(path))
     kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
     return f"{others.total()} files ({kinds})" if others else ""

@@ -1,7 +1,7 @@
-"""Splits a folder's pictures into parts for a training; checkpoints keep a record of the split.
+"""Splits a folder's pictures into parts for a training, and records the split in the checkpoint.
 
-In: a folder's files. Out: three parts. The record names each part's pictures by class and content. So a resumed
-training, an export and a calibration use the same pictures wherever their files are now, or refuse.
+In: a folder's files. Out: the parts to train on, held out and to test on. The record names the pictures of each part by
+class and content, so a resumed training, an export and a calibration use the same pictures, wherever the files are now.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from models.data.dataset import DataError
 from models.data.picture_files import PictureFile, PictureFiles
 
-MANY = 2000  # training pictures; of fewer none are held out: the training would miss them more
+MANY = 2000  # training pictures; fewer are all trained on, as that gains more than choosing the epoch
 PARTS = ("train", "held_out", "test")
 Record = Mapping[str, Mapping[str, str]]
-"""Part -> class -> the digests of the pictures' contents, with a space between."""
+"""Part -> class -> the digests of the pictures' contents, separated by spaces."""
 
 
 def record_of(files: PictureFiles) -> dict[str, dict[str, str]]:
@@ -27,18 +27,19 @@ def record_of(files: PictureFiles) -> dict[str, dict[str, str]]:
     parts: dict[str, Sequence[PictureFile]] = {part: getattr(files, part) for part in PARTS}
     return {
         part: {
-            name: " ".join(file.digest() for file in own if file.label == label)
+            name: " ".join(file.digest() for file in pictures if file.label == label)
             for label, name in enumerate(files.classes)
         }
-        for part, own in parts.items()
+        for part, pictures in parts.items()
     }
 
 
 def split(files: PictureFiles, held_out: int | None) -> PictureFiles:
-    """Each part gets the same share of every class, always the same pictures. Without a test folder, a fifth is tested.
+    """Splits a folder without a test part: a fifth is tested. The same files always give the same split, and every part
+    the same share of each class.
 
-    `held_out`: number of training pictures; None: a tenth if there are MANY and no class has a single picture, else
-    none. Raises DataError.
+    `held_out`: number of training pictures; None: a tenth if there are MANY and each class has two, else none. Raises
+    DataError.
     """
     if files.held_out and held_out is not None:
         raise DataError(f"{files.folder}: expected no --hold-out, as it holds pictures apart, found {held_out}")
@@ -54,7 +55,7 @@ def split(files: PictureFiles, held_out: int | None) -> PictureFiles:
 
 
 def copies(record: Record) -> int:
-    """The test pictures of a record that are also pictures of their class to train on or held out, byte for byte."""
+    """The number of test pictures that are, byte for byte, also pictures of their class to train on or held out."""
     trained = {*_pictures(record["train"]), *_pictures(record["held_out"])}
     return sum(picture in trained for picture in _pictures(record["test"]))
 
@@ -68,7 +69,7 @@ def of_several_classes(record: Record) -> list[tuple[str, ...]]:
 
 
 def _pictures(part: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Class and digest of each."""
+    """Class and digest of each picture."""
     return [(name, digest) for name, digests in part.items() for digest in digests.split()]
 
 
@@ -80,20 +81,20 @@ def split_again(files: PictureFiles, record: Record) -> PictureFiles:
             f"{files.folder}: expected the classes of the training, {', '.join(classes)}, "
             f"found {', '.join(files.classes)}"
         )
-    there: dict[tuple[int, str], deque[PictureFile]] = defaultdict(deque)
+    by_content: dict[tuple[int, str], deque[PictureFile]] = defaultdict(deque)
     for file in (*files.train, *files.held_out, *files.test):
-        there[file.label, file.digest()].append(file)
+        by_content[file.label, file.digest()].append(file)
     parts: dict[str, list[PictureFile]] = {part: [] for part in PARTS}
     missing: Counter[tuple[str, str]] = Counter()
     for part in PARTS:
         for label, name in enumerate(classes):
             for digest in record.get(part, {}).get(name, "").split():
-                if waiting := there[label, digest]:
-                    parts[part].append(waiting.popleft())
+                if unused := by_content[label, digest]:
+                    parts[part].append(unused.popleft())
                 else:
                     missing[name, part] += 1
     if missing:
-        others = sorted(str(file.path) for waiting in there.values() for file in waiting)
+        others = sorted(str(file.path) for unused in by_content.values() for file in unused)
         raise DataError(_missing(files.folder, missing, others))
     return replace(files, train=parts["train"], held_out=parts["held_out"], test=parts["test"])
 
@@ -107,8 +108,9 @@ def _missing(folder: Path, missing: Counter[tuple[str, str]], others: Sequence[s
 def _hold_apart(
     files: PictureFiles, part: Sequence[PictureFile], count: int
 ) -> tuple[list[PictureFile], list[PictureFile]]:
-    """Of a part the kept files, and `count` files apart. Every class gives its share, at least one, and keeps at least
-    one.
+    """Splits a part: the files that stay, and `count` files held apart.
+
+    Every class gives its share, but at least one file, and keeps at least one. Raises DataError.
     """
     folder, classes = files.folder, files.classes
     labels = np.array([file.label for file in part], np.int64)

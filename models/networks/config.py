@@ -1,4 +1,4 @@
-"""Every artifact's configuration, and the names of the served tensors.
+"""The configuration of a network, and the names of the served tensors.
 
 In: keyword arguments or JSON. Out: a checked `ModelConfig`. Needs no torch.
 """
@@ -45,7 +45,7 @@ CNN_MIN_SIDE = 20  # pixels, which the CNN's convolutions and poolings reduce to
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if name.startswith("vit"))
-BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # no norm has statistics of a batch
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # norms without batch statistics
 
 
 class ConfigError(ValueError):
@@ -122,11 +122,11 @@ class ModelConfig:
         check_labels(self.labels, self.num_classes)
 
     def _check_looks(self) -> None:
-        found, allowed = self.background, get_args(Background)
-        known = found is None or (isinstance(found, str) and found in allowed)
-        _require(known, "background", f"one of {', '.join(allowed)}", found)
-        share = self.fill is None or (type(self.fill) in (int, float) and 0 <= self.fill <= 1)
-        _require(share, "fill", "a number from 0 to 1", self.fill)
+        background, fill, allowed = self.background, self.fill, get_args(Background)
+        is_name = background is None or (isinstance(background, str) and background in allowed)
+        _require(is_name, "background", f"one of {', '.join(allowed)}", background)
+        is_share = fill is None or (type(fill) in (int, float) and 0 <= fill <= 1)
+        _require(is_share, "fill", "a number from 0 to 1", fill)
 
     @property
     def is_transformer(self) -> bool:
@@ -209,7 +209,7 @@ def _require(holds: bool, field: str, expected: str, found: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """Names the type of a value from another library, too: numpy's numbers look like Python's."""
+    """A value as an error shows it; with its type, if another library has it: numpy's numbers look like Python's."""
     parts = value if isinstance(value, tuple) else (value,)
-    kind = next((type(each) for each in parts if type(each).__module__ != "builtins"), None)
+    kind = next((type(part) for part in parts if type(part).__module__ != "builtins"), None)
     return repr(value) if kind is None else f"{' '.join(repr(value).split())} of {kind.__module__}.{kind.__name__}"

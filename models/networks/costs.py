@@ -9,19 +9,19 @@ from models.networks.config import ModelConfig
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Of one layer for one image, with its projections."""
+    """Multiply-accumulates of one attention layer for one image, with its projections."""
     inner = heads * dim_head
     output = 0 if heads == 1 and dim_head == dim else inner * dim
     return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
 
 
 def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    """Of the same layer as `AbsorbedAttention` computes it."""
+    """Multiply-accumulates of the same layer as `AbsorbedAttention` computes it."""
     return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
 
 
 def network_macs(config: ModelConfig) -> int:
-    """Of one image, before any rewrite. Raises ValueError for the DNN and vit-dtn, which have no formula here."""
+    """Multiply-accumulates of one image, before any rewrite. Raises ValueError for DNN and vit-dtn: no formula here."""
     if config.model == "cnn":
         return _cnn_macs(config)
     if not config.is_transformer or config.model == "vit-dtn":

@@ -75,8 +75,8 @@ class Attention(nn.Module):
         self.out: nn.Module = nn.Linear(width, config.dim) if projects else nn.Identity()
         self.out_dropout: nn.Module = nn.Dropout(config.dropout) if projects else nn.Identity()
 
-    def asking(self, x: Tensor) -> Tensor:
-        """The tokens (B, N, D) that have a query; the residual adds them to the result."""
+    def queried(self, x: Tensor) -> Tensor:
+        """The tokens (B, N, D) that have a query; the residual adds them to the attention's output."""
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Attention(nn.Module):
 
 
 class AbsorbedAttention(Attention):
-    """Computes what `Attention` does with less work: the normalised tokens are keys and values of all heads.
+    """Computes the same as `Attention` with less work: the normalised tokens are keys and values of all heads.
 
     For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
 
@@ -109,14 +109,15 @@ class AbsorbedAttention(Attention):
 
     The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
 
-    `row`: only token 0 has a query, (B, N, D) -> (B, 1, D). `alike`: token 0 is the same for all images.
+    `row`: only token 0 has a query, (B, N, D) -> (B, 1, D). `shared_query`: token 0 is the same for all images, so one
+    image's query serves the batch.
     """
 
-    def __init__(self, config: ModelConfig, norm: NormFactory, row: bool = False, alike: bool = False) -> None:
+    def __init__(self, config: ModelConfig, norm: NormFactory, row: bool = False, shared_query: bool = False) -> None:
         super().__init__(config, norm)
-        self.row, self.alike = row, alike
+        self.row, self.shared_query = row, shared_query
 
-    def asking(self, x: Tensor) -> Tensor:
+    def queried(self, x: Tensor) -> Tensor:
         return x[:, :1] if self.row else x
 
     def mix(self, x: Tensor) -> Tensor:
@@ -136,9 +137,10 @@ class AbsorbedAttention(Attention):
     def _mix_row(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) -> attention of token 0, (B, 1, D); projects no token to a key or value."""
         (query, query_bias), (key, _), (value, value_bias) = self._projections()
-        queries = F.linear(x[: 1 if self.alike else None, 0], query, query_bias)  # (B or 1, H*E)
+        queries = F.linear(x[: 1 if self.shared_query else None, 0], query, query_bias)  # (B or 1, H*E)
         queries = absorbed_query(queries.T, key, self.heads).T.unflatten(1, (self.heads, -1))  # (B or 1, H, D)
-        scores = F.linear(x, queries[0]).transpose(1, 2) if self.alike else queries @ x.transpose(1, 2)  # (B, H, N)
+        keys = x.transpose(1, 2)  # (B, D, N)
+        scores = F.linear(x, queries[0]).transpose(1, 2) if self.shared_query else queries @ keys  # (B, H, N)
         weights = self.attention_dropout(scores.softmax(dim=-1))
         values = (weights @ x).transpose(0, 1) @ value.unflatten(0, (self.heads, -1)).transpose(1, 2)  # (H, B, E)
         if value_bias is not None:  # after dropout the weights do not sum to one
@@ -206,6 +208,6 @@ class Block(nn.Module):
         self.ffn = ffn
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.attention.asking(x) + self.attention(x)
+        x = self.attention.queried(x) + self.attention(x)
         y: Tensor = x + self.ffn(x)
         return y

@@ -29,7 +29,7 @@ def channels_last(model: nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-DRAWN = {
+RANDOM_RANGES = {
     "weight": (0.5, 1.5),
     "bias": (-0.5, 0.5),
     "running_mean": (-1, 1),
@@ -39,7 +39,7 @@ DRAWN = {
     "running_max": (1, 2),
     "num_batches_tracked": (1, 1),
 }
-"""The range of the random values of a norm's tensor; other parameters: -1 to 1."""
+"""The range of the random values of a norm's tensor, by the tensor's name; other parameters: -1 to 1."""
 
 
 @torch.no_grad()
@@ -50,6 +50,6 @@ def randomise_norms(model: nn.Module, seed: int = 0) -> None:
     for norm in model.modules():
         if isinstance(norm, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d | TokenNorm):
             for name, tensor in (*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)):
-                if name in DRAWN or isinstance(tensor, nn.Parameter):
-                    low, high = DRAWN.get(name, (-1, 1))
+                if name in RANDOM_RANGES or isinstance(tensor, nn.Parameter):
+                    low, high = RANDOM_RANGES.get(name, (-1, 1))
                     tensor.fill_(low) if low == high else tensor.uniform_(low, high, generator=generator)

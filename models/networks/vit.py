@@ -69,7 +69,7 @@ def cheaper_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attenti
 
 
 def row_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
-    """The last block computes only the CLS row, if the head reads no other; blocks before it are `cheaper_attention`.
+    """If the head reads only the CLS row, the last block computes no other; earlier blocks are `cheaper_attention`.
 
     In eval mode answers differ from the plain network's by up to 4e-7; gradients are equal. In training the last FFN
     and the last norm have statistics of CLS rows. If the head reads all rows, every block is plain.
@@ -78,8 +78,9 @@ def row_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
         return plain_attention(config, i, norm)
     if i < config.depth - 1:
         return cheaper_attention(config, i, norm)
-    alike = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
-    return AbsorbedAttention(config.block(i), norm, row=True, alike=alike)
+    # The CLS token has seen no image before the only block, or before the block in which it joins.
+    shared_query = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
+    return AbsorbedAttention(config.block(i), norm, row=True, shared_query=shared_query)
 
 
 class VisionTransformer(nn.Module):

@@ -126,13 +126,13 @@ def _moved(images: Tensor) -> Tensor:
 
 def _erased(images: Tensor) -> Tensor:
     """Blackens a rectangle in ERASED_SHARE of the images. Its centre is anywhere, so its edge may be outside."""
-    rows, columns = (_random_stretch(images, side) for side in images.shape[2:])  # (B, H), (B, W)
+    rows, columns = (_random_intervals(images, side) for side in images.shape[2:])  # (B, H), (B, W)
     rows &= _uniform(images, 1) < ERASED_SHARE
     return images.masked_fill((rows[:, :, None] & columns[:, None])[:, None], 0)
 
 
-def _random_stretch(images: Tensor, side: int) -> Tensor:
-    """Marks a random stretch of a line of pixels for each image: bool (B, side)."""
+def _random_intervals(images: Tensor, side: int) -> Tensor:
+    """Marks a random interval of a line of pixels for every image: bool (B, side)."""
     centre, length = side * _uniform(images, 1), side * _uniform(images, 1).mul(ERASED[1] - ERASED[0]).add(ERASED[0])
     return (torch.arange(side, device=images.device) + 0.5 - centre).abs() < length / 2
 

@@ -22,9 +22,9 @@ FEWEST_RECOLOURED = 40  # pictures: what fewer show is chance
 CNN_MAX_SIDE = 64  # pixels: its work grows with the area
 CNN_MAX_PIXELS = 16_000_000  # of all pictures: about 20,000 of 28x28, 4,000 of 64x64
 BATCH = {True: 24, False: 64}  # images, by whether the pictures are few
-SEEN = 48_000  # pictures with repeats, by a transformer, which must learn which patches touch
-CNN_SEEN = (32_000, 96_000)  # by the CNN: the least of large pictures, the most of small ones
-CNN_SEEN_PIXELS = 96_000 * 28 * 28  # of all that the CNN sees, between these bounds
+SEEN = 48_000  # pictures that a transformer sees, with repeats; it must learn which patches are neighbours
+CNN_SEEN = (32_000, 96_000)  # pictures that the CNN sees: at least, of large pictures, and at most, of small pictures
+CNN_SEEN_PIXELS = 96_000 * 28 * 28  # pixels that the CNN sees, between these bounds
 EPOCHS = {"cnn": (20, 1000), "transformer": (20, 300)}  # least and most
 MIXES = {"mixup": 0.4, "cutmix": 0.5}
 PLAIN = {"augment": "none", "mixup": 0.0, "cutmix": 0.0}
@@ -75,10 +75,11 @@ def _suits_cnn(data: Dataset, given: Mapping[str, Any]) -> bool:
 
 
 def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Values as `chosen` by `usual`, and other values that a trial compares with them; the key says how they differ.
+    """The usual values, as `chosen` by `usual`, and alternatives that a trial compares with them. A key names the way.
 
-    Other colours, where colours do not tell the classes, which may be forms. Their own shades, a dense network and
-    pictures as they are, where the usual distortions and mixes seem to hide the classes.
+    - Recoloured pictures, where colours do not tell the classes apart: forms may.
+    - Where the usual distortions and mixed pairs seem to hide the classes: pictures in their own shades, undistorted
+      pictures, and a dense network on undistorted pictures.
     """
     changes: dict[str, dict[str, Any]] = {}
     if "augment" in chosen:
@@ -90,16 +91,17 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():
                 changes["undistorted by a dense network"] = {"model": "dnnbn"} | PLAIN
             changes["undistorted"] = PLAIN
-    return {USUAL: dict(chosen)} | {told: _changed(data, given, change) for told, change in changes.items()}
+    return {USUAL: dict(chosen)} | {way: _changed(data, given, change) for way, change in changes.items()}
 
 
 def _changed(data: Dataset, given: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of an alternative: its `change`, but for options that the user gave, and the usual rest."""
     values = {name: value for name, value in change.items() if name not in given}
     return values | usual(data, {**given, **values})[0]
 
 
 def _may_change_colours(data: Dataset) -> bool:
-    from models.training.colours import tell_classes
+    from models.training.colour_cue import tell_classes
 
     images, labels = data.train_images, data.train_labels
     return images.shape[1] == 3 and len(labels) >= FEWEST_RECOLOURED and not tell_classes(images, labels)
@@ -114,7 +116,7 @@ def _hide_classes(data: Dataset, options: Mapping[str, Any]) -> bool:
 def _even(count: int, near: int) -> int:
     """The batch size within a quarter of `near` whose last batch lacks the fewest pictures.
 
-    BatchNorm learns noise from a small batch: where one of two counts, few pictures lose ten points.
+    BatchNorm learns noise from a small last batch: where an epoch has only two batches, it cost ten points of accuracy.
     """
     sizes = range(near - near // 4, near + near // 4 + 1)
     return min(sizes, key=lambda size: (-count % size, abs(size - near)))

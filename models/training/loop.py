@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.data import Dataset, hold_out
-from models.data.drawn import with_drawn
+from models.data.drawn_digits import with_drawn
 from models.data.outliers import with_outliers
 from models.evaluation.evaluation import (
     TEST_BATCH,
@@ -44,7 +44,7 @@ from models.training.state import (
     tests_once,
     write,
 )
-from models.training.teacher import open_folder, targets
+from models.training.teacher import open_cache, targets
 
 
 def train(
@@ -78,19 +78,19 @@ def train(
     shared = options.mixup or options.cutmix or (options.outliers and not options.teacher)
     target = as_probabilities(labels, config.num_classes) if shared else labels
     draw = partial(_draw, images, target, distort, mix)
-    folder = open_folder(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
+    cache = open_cache(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
     for number in range(len(state.series) + 1, options.epochs + 1):
         began_s = time.perf_counter()
-        if folder:
-            seen, probabilities = folder.epoch(number)
-            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity(), mix)
+        if cache:
+            distorted_images, probabilities = cache.epoch(number)
+            draw = partial(_draw, distorted_images, targets(probabilities, labels), nn.Identity(), mix)
         loss = _train_epoch(state, draw, len(labels), options, on_batch)
         training_time_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
         accuracy, by_class = None, []
         if not tests_once(dataset, options):
             distorted = distort if options.augment_test else None
-            right = classify(state.now, test_images, distorted, test_batch).argmax(1) == test_labels
+            right = classify(state.latest, test_images, distorted, test_batch).argmax(1) == test_labels
             accuracy, by_class = (
                 int(right.sum()) / len(right),
                 accuracy_by_class(right, test_labels, config.num_classes),
@@ -104,10 +104,10 @@ def train(
 
 
 def _keep_best(state: State) -> None:
-    """Keeps a copy of the network if no earlier epoch was better. Of equal epochs the later has seen more."""
+    """Keeps a copy of the network if no earlier epoch was better. Of equal epochs the latest has seen more."""
     accuracies = [epoch.test_accuracy or 0.0 for epoch in state.series]
     if accuracies[-1] == max(accuracies):
-        state.best, state.best_epoch = copy.deepcopy(state.now), len(state.series)
+        state.best, state.best_epoch = copy.deepcopy(state.latest), len(state.series)
 
 
 def _train_epoch(
@@ -143,7 +143,7 @@ def _draw(
     mix: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     chosen: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
+    """A batch. Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
     return mix(distort(images[chosen] * INPUT_SCALE), target[chosen])
 
 
@@ -164,20 +164,20 @@ def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
     state.optimizer.step()
     state.schedule.step()
     if state.average is not None and options.ema is not None:
-        _follow(state.average, state.model, max(1 - options.ema, 1 / state.schedule.last_epoch))
+        _move_average(state.average, state.model, max(1 - options.ema, 1 / state.schedule.last_epoch))
     return loss.detach()
 
 
 @torch.no_grad()
-def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
+def _move_average(average: nn.Module, model: nn.Module, share: float) -> None:
     """average += share (model - average), of weights and statistics."""
-    ours, theirs = ([*network.parameters(), *network.buffers()] for network in (average, model))
-    pairs = list(zip(ours, theirs, strict=True))
-    moving = [(mine, other) for mine, other in pairs if mine.is_floating_point()]
-    torch._foreach_lerp_([mine for mine, _ in moving], [other for _, other in moving], share)
-    for mine, other in pairs:
-        if not mine.is_floating_point():
-            mine.copy_(other)
+    tensors = ([*network.parameters(), *network.buffers()] for network in (average, model))
+    pairs = list(zip(*tensors, strict=True))
+    floating = [(mean, newest) for mean, newest in pairs if mean.is_floating_point()]
+    torch._foreach_lerp_([mean for mean, _ in floating], [newest for _, newest in floating], share)
+    for mean, newest in pairs:
+        if not mean.is_floating_point():  # a counter
+            mean.copy_(newest)
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:

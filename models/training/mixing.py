@@ -2,9 +2,10 @@
 
 In: pixels float (B, C, H, W), targets (B, num_classes). Out: the same shapes. The draws are of PyTorch's generator.
 
-- `mixed` adds pictures (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018). Each keeps its larger part:
-  max(l, 1 - l), with an l of its own from Beta(alpha, alpha).
-- `pasted` puts a rectangle of another picture into each (Yun et al., "CutMix", 2019): one place a batch, of any area.
+- `mixed` adds another picture to each (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018). A picture
+  keeps the larger share: max(l, 1 - l), l from Beta(alpha, alpha) for every picture.
+- `pasted` puts a rectangle of another picture into each (Yun et al., "CutMix", 2019): at
+  the same place in all pictures of a batch, of any area.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ def mixing(mixup: float, cutmix: float) -> Callable[[Tensor, Tensor], tuple[Tens
 
 
 def mixed(pixels: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """`alpha` > 0: the larger, the nearer to halves."""
-    own, others = _larger_parts(len(pixels), alpha).to(pixels), torch.randperm(len(pixels), device=pixels.device)
-    return _between(pixels[others], pixels, own), _between(targets[others], targets, own)
+    """`alpha` > 0: the larger it is, the nearer the shares are to halves."""
+    shares, others = _larger_shares(len(pixels), alpha).to(pixels), torch.randperm(len(pixels), device=pixels.device)
+    return _between(pixels[others], pixels, shares), _between(targets[others], targets, shares)
 
 
 def pasted(pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     side, others = torch.rand(()).sqrt().item(), torch.randperm(len(pixels), device=pixels.device)
-    rows, columns = (_stretch(length, side) for length in pixels.shape[2:])
+    rows, columns = (_interval(length, side) for length in pixels.shape[2:])
     pixels = pixels.clone()
     pixels[:, :, rows, columns] = pixels[others][:, :, rows, columns]
     covered = (rows.stop - rows.start) * (columns.stop - columns.start) / pixels[0, 0].numel()
     return pixels, targets.lerp(targets[others], covered)
 
 
-def _stretch(length: int, share: float) -> slice:
-    """A random stretch of a line of pixels. Its middle is anywhere, so its ends may be outside."""
+def _interval(length: int, share: float) -> slice:
+    """A random interval of a line of pixels. Its middle is anywhere, so an end may be outside and is cut."""
     middle, half = int(torch.randint(length, ())), int(length * share) // 2
     return slice(max(0, middle - half), min(length, middle + half))
 
 
-def _larger_parts(count: int, alpha: float) -> Tensor:
+def _larger_shares(count: int, alpha: float) -> Tensor:
     """max(l, 1 - l) of l = g / (g + h), float64 (count,); g and h from Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha).
 
     Logarithms, since g and h of a small alpha are zero in any precision.

@@ -59,7 +59,7 @@ class TrainingOptions:
     """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
-    - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
+    - `drawn`: digits of our own drawing beside the training images (`models/data/drawn_digits.py`).
     - `outliers`: drawings of none of the classes beside them (`models/data/outliers.py`).
     - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
       least (`models/training/deepen.py`).

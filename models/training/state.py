@@ -39,7 +39,9 @@ RESUME = ".resume.pt"
 
 @dataclass
 class State:
-    """`key`: the configuration, data and options that must agree to resume. `stamp`: of the checkpoint on disk."""
+    """`key`: text of the configuration, data and options that must agree to resume. `random`: the state of
+    PyTorch's own generator. `stamp`: of the checkpoint on disk, as `stamp` gives it.
+    """
 
     key: str
     model: nn.Module
@@ -55,14 +57,14 @@ class State:
     stamp: tuple[int, int] | None = None
 
     @property
-    def now(self) -> nn.Module:
+    def latest(self) -> nn.Module:
         """The network after the last step: the moving average, if there is one."""
         return self.average or self.model
 
     @property
     def kept(self) -> nn.Module:
         """The network that goes into the checkpoint: of the best epoch, else of the last."""
-        return self.best or self.now
+        return self.best or self.latest
 
     @property
     def kept_epoch(self) -> int:
@@ -117,11 +119,11 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         weights: Mapping[str, Tensor] = checkpoint.load(path).model.state_dict()
     except checkpoint.CheckpointError as error:
         raise TrainingError(f"init {error}") from error
-    own = model.state_dict()
+    expected = model.state_dict()
     if isinstance(model, VisionTransformer):
         weights = deepen(weights, model.config.depth)
-    for name in sorted(own.keys() | weights.keys()):
-        shapes = [tuple(tensors[name].shape) if name in tensors else "none" for tensors in (own, weights)]
+    for name in sorted(expected.keys() | weights.keys()):
+        shapes = [tuple(tensors[name].shape) if name in tensors else "none" for tensors in (expected, weights)]
         if shapes[0] != shapes[1]:
             raise TrainingError(f"init {path}: expected {name} {shapes[0]}, found {shapes[1]}")
     model.load_state_dict(weights)
@@ -220,8 +222,8 @@ def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
         reason = unpickling_reason(error)
         raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
     if found != state.key:
-        differ = _lacking(state.key, str(found)), _lacking(str(found), state.key)
-        raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+        ours, theirs = _lacking(state.key, str(found)), _lacking(str(found), state.key)
+        raise TrainingError(f"{path}: expected a run of {ours}, found {theirs}")
     if missing := {"model", "average", "optimizer", "schedule", "order", "random", "series"} - saved.keys():
         raise TrainingError(f"{path}: expected the state of an earlier run, found no {min(missing)!r} in it")
     images = len(dataset.train_labels)
@@ -237,13 +239,13 @@ def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
     state.order.set_state(saved["order"].cpu())
     state.random = saved["random"].cpu()
     if saved.get("best") is not None:
-        state.best, state.best_epoch = copy.deepcopy(state.now), saved["best_epoch"]
+        state.best, state.best_epoch = copy.deepcopy(state.latest), saved["best_epoch"]
         state.best.load_state_dict(saved["best"])
     state.series.extend(Epoch(**epoch) for epoch in saved["series"])
 
 
 def _lacking(key: str, other: str) -> str:
-    """The parts of a run's key that another lacks."""
+    """The parts of a run's key that another key lacks, as words for an error."""
     parts = _parts(other)
     return ", ".join(part for part in _parts(key) if part not in parts) or "none of it"
 

@@ -1,9 +1,9 @@
-"""Distils a trained network (Hinton et al., 2015), and caches the epochs that it has labelled.
+"""Distils a trained network, the teacher (Hinton et al., 2015), and caches the epochs that it has labelled.
 
-In: its checkpoint, training images uint8 (n, C, H, W) and a distortion. Out: targets, and a file per epoch with images
-uint8 (n, C, H, W) and probabilities float16 (n, num_classes). Teacher and distortions take longer than a small student;
-only the first training with a cache pays for them (Faghri et al., "Reinforce Data, Multiply Impact", 2023). All
-trainings see the same distortions, each in its own order.
+In: the teacher's checkpoint, training images uint8 (n, C, H, W) and a distortion. Out: targets, and a file per epoch
+with distorted images uint8 (n, C, H, W) and the teacher's probabilities float16 (n, num_classes). Teacher and
+distortions take longer than a small student; with a cache only the first training pays for them (Faghri et al.,
+"Reinforce Data, Multiply Impact", 2023). Trainings with one cache see the same distorted images, in different orders.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
     """The mean of the labels and the teacher's probabilities (B, num_classes): (B, num_classes).
 
-    Labels are int64 (B,), or of mixed pictures probabilities (B, num_classes). Of NO_CLASS the teacher is not asked.
+    Labels are int64 (B,), or of mixed pictures probabilities (B, num_classes). An image of NO_CLASS keeps its label:
+    the teacher knows only classes.
     """
-    own = as_probabilities(labels, probabilities.shape[1])
-    mean = (own + probabilities) / 2
-    return mean if labels.is_floating_point() else mean.where(labels[:, None] != NO_CLASS, own)
+    one_hot = as_probabilities(labels, probabilities.shape[1])
+    mean = (one_hot + probabilities) / 2
+    return mean if labels.is_floating_point() else mean.where(labels[:, None] != NO_CLASS, one_hot)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class TeacherCache:
         return stored["images"], stored["probabilities"].float()
 
 
-def open_folder(
+def open_cache(
     folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
 ) -> TeacherCache:
     """`images`: those of `part`, on the device. Raises TrainingError if `folder` belongs to another training."""

@@ -10,7 +10,7 @@ from models.catalog import SHIPPED, describe, shipped
 from models.checkpoints.checkpoint import load
 from models.checkpoints.metrics import MetricsError, to_json
 from models.data import hold_out, load_dataset, load_digits
-from models.data.drawn import drawn
+from models.data.drawn_digits import drawn
 from models.data.not_digits import FORMS, not_digits
 from models.data.outliers import judging_outliers
 from models.evaluation.evaluation import classify

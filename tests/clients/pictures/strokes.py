@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.data.drawn import FORMS as SHARED
-from models.data.drawn import draw
+from models.data.drawn_digits import FORMS as SHARED
+from models.data.drawn_digits import draw
 from pictures.parts import Array
 
 SIDE = 224  # pixels; eight times the field of MNIST

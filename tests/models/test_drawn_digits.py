@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.data import DataError, load_dataset
-from models.data.drawn import drawn, with_drawn
+from models.data.drawn_digits import drawn, with_drawn
 
 
 def test_digits_lie_as_mnist_lays_them():

@@ -1,4 +1,4 @@
-"""Letters, shapes and scribbles, drawn by the pen of models/data/drawn_digits.py: what a network of digits should reject.
+"""Letters, shapes and scribbles, drawn by the pen of drawn_digits.py: what a network of digits should reject.
 
 Out: uint8 (n, 1, 28, 28), 255 = ink, laid out as digits are. Letters that are also a way to write a digit (I, O, S, Z,
 b, g, q) are left out. A training may see every second form; the others and the scribbles judge.

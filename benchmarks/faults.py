@@ -19,7 +19,7 @@ from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.drills.verdicts import keep
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from models.training.command_options import FiniteRange
 
 DRILLS: Mapping[str, Drill] = {

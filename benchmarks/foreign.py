@@ -12,7 +12,7 @@ import click
 from benchmarks.measure.foreign_networks import NETWORKS, Foreign
 from benchmarks.measure.options import WithPresets, presets, seconds_option
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 BATCHES = (1, 8)
 

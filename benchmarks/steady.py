@@ -7,7 +7,7 @@ import click
 from benchmarks.measure.devices import cores
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 UNSTEADY = 5  # exit code
 

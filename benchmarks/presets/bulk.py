@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.measure.devices import cores
 from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 ROUNDS = 7
 PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up

@@ -15,7 +15,7 @@ from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder
 from benchmarks.measure.devices import cores
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens; Gemma 3 needs the 512 of its window

@@ -12,7 +12,7 @@ import click
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.options import dataset_options, digits, seconds_option
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:

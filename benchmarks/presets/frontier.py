@@ -10,7 +10,7 @@ import click
 
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:

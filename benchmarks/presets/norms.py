@@ -11,7 +11,7 @@ import click
 
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from benchmarks.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof

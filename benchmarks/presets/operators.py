@@ -17,7 +17,7 @@ import click
 from benchmarks.measure.devices import cores
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:

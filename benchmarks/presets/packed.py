@@ -12,7 +12,7 @@ from benchmarks.measure.foreign_networks import SIX, text
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
 from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 LAYERS = (6, 12)
 

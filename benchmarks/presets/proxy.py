@@ -11,7 +11,7 @@ import click
 from benchmarks.drills.behind_proxy import EVENTS, OVER_HTTP, BehindProxy
 from benchmarks.drills.verdicts import keep
 from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 
 NAMES = (*EVENTS, *OVER_HTTP)
 

@@ -23,7 +23,7 @@ from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
 from benchmarks.measure.progress import note, steps
 from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded import recorded
+from benchmarks.reporting.recorded_command import recorded
 from models.training.command_options import FiniteRange
 
 NETWORK = "bert-6x384"

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.reporting.figures import png
+from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.text import Table
 from common.files import write_atomically
 

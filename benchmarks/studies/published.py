@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from benchmarks.reporting.figures import Line, Picture, line, look_of
+from benchmarks.reporting.plotting import Line, Picture, line, look_of
 from benchmarks.studies.results import (
     Key,
     Results,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.reporting.figures import look_of, plain_ticks, png, row_of_panels, whole_numbers
+from benchmarks.reporting.plotting import look_of, plain_ticks, png, row_of_panels, whole_numbers
 from benchmarks.studies.search import FIRST_TRIALS, Search, Trial, best, front
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.reporting.figures import Line, Picture, line, look_of
+from benchmarks.reporting.plotting import Line, Picture, line, look_of
 from benchmarks.reporting.tables.text import Table
 from benchmarks.studies import page
 from benchmarks.studies.grids import STUDIES

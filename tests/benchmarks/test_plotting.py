@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.reporting import figures
+from benchmarks.reporting import plotting
 from benchmarks.studies import summary
 
 STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
@@ -12,15 +12,15 @@ STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
 
 def test_models_are_told_apart_without_colour():
     together = ("vit", "vitbnffn", "vitbn", "cnn")
-    assert len({figures.look_of(model).marker for model in together}) == len(together)
-    assert len({str(figures.look_of(model).dash) for model in together}) == len(together)
-    assert len({figures.look_of(model).colour for model in together}) == len(together)
+    assert len({plotting.look_of(model).marker for model in together}) == len(together)
+    assert len({str(plotting.look_of(model).dash) for model in together}) == len(together)
+    assert len({plotting.look_of(model).colour for model in together}) == len(together)
 
 
 def test_accuracy_axis_is_spread_towards_100():
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    _, (axes,) = plotting.row_of_panels("", "", [""], "", "")
     axes.plot([0, 1], [50, 99.7])
-    figures.accuracy_axis(axes)
+    plotting.accuracy_axis(axes)
     ticks = axes.get_yticks()
     places = axes.transData.transform([(0, percent) for percent in ticks])[:, 1]
     assert {90, 99} <= set(ticks)
@@ -30,18 +30,18 @@ def test_accuracy_axis_is_spread_towards_100():
 
 @pytest.mark.parametrize("percent", [(97.99, 98.2), (99.31, 99.34), (10, 99.9), (50, 51)])
 def test_a_narrow_accuracy_axis_has_three_ticks(percent):
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    _, (axes,) = plotting.row_of_panels("", "", [""], "", "")
     axes.plot([0, 1], percent)
-    figures.accuracy_axis(axes)
+    plotting.accuracy_axis(axes)
     assert min(visible_ticks(axes)) >= 3
 
 
 @pytest.mark.parametrize("seconds", [(1.05, 1.9), (0.31, 0.32), (0.001, 1000)])
 @pytest.mark.parametrize("horizontal", [False, True])
 def test_a_narrow_logarithmic_axis_has_three_ticks(seconds, horizontal):
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    _, (axes,) = plotting.row_of_panels("", "", [""], "", "")
     axes.plot(*([seconds, [0, 1]] if horizontal else [[0, 1], seconds]))
-    figures.plain_ticks(axes, horizontal)
+    plotting.plain_ticks(axes, horizontal)
     assert min(visible_ticks(axes)) >= 3
 
 

@@ -101,9 +101,9 @@ def contents(folder: Path) -> dict[Path, str]:
 
 def pictures(folder: Path) -> Iterator[tuple[Path, Callable[[], bytes]]]:
     """The path of each picture, and a function that draws it as PNG."""
-    from benchmarks.reporting import pictures as drawn
+    from benchmarks.reporting import page_plots
 
     runs = find(folder)
     for name, file in PICTURES.items():
         if file in runs and measured(runs[file]):
-            yield folder / f"{name}.png", partial(getattr(drawn, name), runs[file])
+            yield folder / f"{name}.png", partial(getattr(page_plots, name), runs[file])

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.run import Run, read
-from benchmarks.reporting.markers import fill
+from benchmarks.reporting.page_markers import fill
 from benchmarks.reporting.tables import TABLES
 from benchmarks.reporting.tables.text import Table, measured
 

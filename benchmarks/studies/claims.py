@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.reporting.markers import fill, named
+from benchmarks.reporting.page_markers import fill, named
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.text import Table
 from benchmarks.studies.page import StudyError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import answers, calls, machine, networks, served, third_party
+from benchmarks.reporting.tables import accuracies, calls, machine, networks, served, third_party
 from benchmarks.reporting.tables.text import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
@@ -16,7 +16,14 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(third_party.packed, third_party.texts),
         *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
-        *(answers.accuracy, answers.conditions, answers.brought, served.added, served.streamed, served.throughput),
+        *(
+            accuracies.accuracy,
+            accuracies.conditions,
+            accuracies.brought,
+            served.added,
+            served.streamed,
+            served.throughput,
+        ),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
         machine.steady,
     )

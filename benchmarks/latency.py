@@ -143,7 +143,7 @@ def _compare(
     from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import Row
-    from benchmarks.reporting.tables.calls import batch_table, closing_lines
+    from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
     limits = Limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))

@@ -38,7 +38,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
     from benchmarks.measure.roofline import Limits
     from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables.calls import batch_table, unstable_lines
+    from benchmarks.reporting.tables.timed_calls import batch_table, unstable_lines
 
     device, threads, missing = choose("auto"), cores(), Missing()
     precisions = DEFAULT_PRECISIONS[device]

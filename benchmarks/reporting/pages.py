@@ -79,7 +79,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
 
 def console(page: str, runs: Mapping[str, Run]) -> str:
     """The README's page with the output of `latency.py --batch 5000` that the results give."""
-    from benchmarks.reporting.tables.calls import batch_table, limits_line
+    from benchmarks.reporting.tables.timed_calls import batch_table, limits_line
 
     run = runs.get("latency-5000.json")
     if not run or not run.limits:

@@ -22,7 +22,7 @@ from benchmarks.measure.network import Network
 from benchmarks.measure.reference import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
-from benchmarks.reporting.tables.calls import closing_lines
+from benchmarks.reporting.tables.timed_calls import closing_lines
 from export.compiler.pipeline import Rewritten
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError

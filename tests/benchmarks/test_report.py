@@ -15,10 +15,10 @@ from benchmarks.measure.run import Run, RunError, read
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
-from benchmarks.reporting.tables.calls import latency
 from benchmarks.reporting.tables.served import machines
 from benchmarks.reporting.tables.text import Table
 from benchmarks.reporting.tables.text import find as find_row
+from benchmarks.reporting.tables.timed_calls import latency
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"

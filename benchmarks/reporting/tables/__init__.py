@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, calls, machine, networks, served, third_party
+from benchmarks.reporting.tables import accuracies, machine, networks, served, third_party, timed_calls
 from benchmarks.reporting.tables.text import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
@@ -15,7 +15,14 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(third_party.packed, third_party.texts),
-        *(calls.latency, calls.rewritten, calls.left_out, calls.sweep, calls.operators, calls.engines),
+        *(
+            timed_calls.latency,
+            timed_calls.rewritten,
+            timed_calls.left_out,
+            timed_calls.sweep,
+            timed_calls.operators,
+            timed_calls.engines,
+        ),
         *(
             accuracies.accuracy,
             accuracies.conditions,

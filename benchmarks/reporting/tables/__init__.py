@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, machine, networks, served, third_party, timed_calls
+from benchmarks.reporting.tables import accuracies, networks, served, steadiness, third_party, timed_calls
 from benchmarks.reporting.tables.text import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
@@ -32,7 +32,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
             served.throughput,
         ),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
-        machine.steady,
+        steadiness.steady,
     )
 } | {
     "foreign_speeds": partial(third_party.foreign, intervals=False),

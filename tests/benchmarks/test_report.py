@@ -15,7 +15,7 @@ from benchmarks.measure.run import Run, RunError, read
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
-from benchmarks.reporting.tables.served import machines
+from benchmarks.reporting.tables.servers import machines
 from benchmarks.reporting.tables.text import Table
 from benchmarks.reporting.tables.text import find as find_row
 from benchmarks.reporting.tables.timed_calls import latency

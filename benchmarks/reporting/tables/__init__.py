@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, networks, served, steadiness, third_party, timed_calls
+from benchmarks.reporting.tables import accuracies, networks, servers, steadiness, third_party, timed_calls
 from benchmarks.reporting.tables.text import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
@@ -27,11 +27,11 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
             accuracies.accuracy,
             accuracies.conditions,
             accuracies.brought,
-            served.added,
-            served.streamed,
-            served.throughput,
+            servers.added,
+            servers.streamed,
+            servers.throughput,
         ),
-        *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
+        *(servers.saturated, servers.machines, servers.beside, servers.drills, servers.shares, servers.counts),
         steadiness.steady,
     )
 } | {

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure.run import Row, Run, RunError, read
-from benchmarks.reporting.tables.text import Table, cell
+from benchmarks.reporting.tables.table import Table, cell
 from export.intervals import RESAMPLES, Ratio, blocks
 
 # Fields that identify a row.

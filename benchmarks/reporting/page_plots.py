@@ -11,7 +11,7 @@ from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
 from benchmarks.reporting.plotting import accuracy_over_cost, legend, look_of, png, row_of_panels
 from benchmarks.reporting.tables.networks import test_accuracy
-from benchmarks.reporting.tables.text import number
+from benchmarks.reporting.tables.table import number
 from models.networks.config import ModelName
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure.run import Run, read
 from benchmarks.reporting.page_markers import fill
 from benchmarks.reporting.tables import TABLES
-from benchmarks.reporting.tables.text import Table, measured
+from benchmarks.reporting.tables.table import Table, measured
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")

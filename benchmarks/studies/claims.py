@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.reporting.page_markers import fill, named
 from benchmarks.reporting.plotting import png
-from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.table import Table
 from benchmarks.studies.page import StudyError
 from benchmarks.studies.published import PICTURES, TABLES
 from benchmarks.studies.results import Results

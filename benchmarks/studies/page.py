@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.reporting.plotting import png
-from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.table import Table
 from common.files import write_atomically
 
 if TYPE_CHECKING:

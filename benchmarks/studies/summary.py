@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.reporting.plotting import Line, Picture, line, look_of
-from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.table import Table
 from benchmarks.studies import page
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.page import Result, footnote

@@ -16,8 +16,8 @@ from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
 from benchmarks.reporting.tables.servers import machines
-from benchmarks.reporting.tables.text import Table
-from benchmarks.reporting.tables.text import find as find_row
+from benchmarks.reporting.tables.table import Table
+from benchmarks.reporting.tables.table import find as find_row
 from benchmarks.reporting.tables.timed_calls import latency
 
 ROOT = Path(__file__).parents[2]

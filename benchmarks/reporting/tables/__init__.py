@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.measure.run import Run
 from benchmarks.reporting.tables import accuracies, networks, servers, steadiness, third_party, timed_calls
-from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.table import Table
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     each.__name__: each

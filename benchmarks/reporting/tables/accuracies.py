@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables.text import Table, percent
+from benchmarks.reporting.tables.table import Table, percent
 
 
 def accuracy(run: Run) -> Table:

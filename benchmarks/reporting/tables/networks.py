@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
-from benchmarks.reporting.tables.text import Table, cell, find, milliseconds, percent, times_faster
+from benchmarks.reporting.tables.table import Table, cell, find, milliseconds, percent, times_faster
 from export.intervals import Ratio
 
 CHOICE = {

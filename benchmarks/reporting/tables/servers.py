@@ -7,7 +7,7 @@ from math import ceil
 from benchmarks.load.figures import engine_and_sharing, wire
 from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
-from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, number, times_faster
+from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, number, times_faster
 
 RESERVE, CORES, WANTED = 0.6, 16, 100_000  # highest load of a machine, its cores, images a second
 DRILLS = {

@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.measure.run import Run
 from benchmarks.measure.steadiness import spread
-from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.table import Table
 
 
 def steady(run: Run) -> Table:

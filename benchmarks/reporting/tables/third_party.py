@@ -9,7 +9,7 @@ from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.padded_texts import PADDED
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables.text import Table, cell, find, measured, milliseconds, number, percent
+from benchmarks.reporting.tables.table import Table, cell, find, measured, milliseconds, number, percent
 from export.intervals import Ratio
 
 SPEEDS = (

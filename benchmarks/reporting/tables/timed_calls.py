@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
-from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, percent, times_faster
+from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, percent, times_faster
 
 COUNTED = 0.01  # share of the time; operators below it are left out
 REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")

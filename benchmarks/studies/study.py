@@ -197,7 +197,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
 @vitbn_packages.one_line_errors()
 def claims(results: Path, page: Path) -> None:
     """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
-    from benchmarks.studies.claims import write
+    from benchmarks.studies.claims_page import write
 
     paths = write(page, results)
     click.echo(f"Wrote {', '.join(map(str, paths))}")

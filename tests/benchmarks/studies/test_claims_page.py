@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import failure
 
-from benchmarks.studies.claims import drawn_from, filled, rows_of, write
+from benchmarks.studies.claims_page import drawn_from, filled, rows_of, write
 from benchmarks.studies.page import StudyError
 from benchmarks.studies.published import PICTURES, TABLES
 from benchmarks.studies.results import Results

@@ -1,7 +1,7 @@
 """Writes the tables and pictures of docs/claims.md.
 
 In: the page, whose prose and verdicts are written by hand, and the studies' JSON files. Out: the page with the tables
-of `benchmarks.studies.published` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
+of `benchmarks.studies.claims_tables` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.reporting.page_markers import fill, named
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
+from benchmarks.studies.claims_tables import PICTURES, TABLES
 from benchmarks.studies.page import StudyError
-from benchmarks.studies.published import PICTURES, TABLES
 from benchmarks.studies.results import Results
 from common.files import write_atomically
 

@@ -13,8 +13,8 @@ from benchmarks.reporting.page_markers import fill, named
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
 from benchmarks.studies.claims_tables import PICTURES, TABLES
-from benchmarks.studies.page import StudyError
 from benchmarks.studies.results import Results
+from benchmarks.studies.study_files import StudyError
 from common.files import write_atomically
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure.timing import Protocol, time_interleaved
-from benchmarks.studies import page
-from benchmarks.studies.page import StudyError
+from benchmarks.studies import study_files
+from benchmarks.studies.study_files import StudyError
 from export import equivalence
 from export.equivalence import EquivalenceError
 from models.networks.config import INPUT_SCALE, ModelName
@@ -138,7 +138,7 @@ def _wait(images: Tensor) -> None:
 
 def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = "cpu") -> list[Path]:
     size = f"{len(runs[0]['series'])} rounds of {STEPS} steps of {BATCH} and a test of {TEST_BATCH:,}"
-    result = page.result(
+    result = study_files.result(
         "layout",
         "What does the published layout of BatchNorm cost?",
         command,
@@ -152,4 +152,4 @@ def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = 
     for run in runs:
         steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
         cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    return page.write(folder, result, {"Times, medians of the rounds": page.table(columns, cells)}, {})
+    return study_files.write(folder, result, {"Times, medians of the rounds": study_files.table(columns, cells)}, {})

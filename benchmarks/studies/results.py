@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.studies.page import StudyError
+from benchmarks.studies.study_files import StudyError
 
 CHANCE = [{"test_accuracy": 0.1}]  # a run that diverged in its first epoch
 

@@ -15,7 +15,7 @@ import click
 import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.measure.command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
-from benchmarks.studies.page import StudyError
+from benchmarks.studies.study_files import StudyError
 from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:

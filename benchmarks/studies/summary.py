@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.reporting.plotting import Line, Picture, line, look_of
 from benchmarks.reporting.tables.table import Table
-from benchmarks.studies import page
+from benchmarks.studies import study_files
 from benchmarks.studies.grids import STUDIES
-from benchmarks.studies.page import Result, footnote
 from benchmarks.studies.results import by_epoch, spread, time_s
+from benchmarks.studies.study_files import Result, footnote
 
 JsonRun = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def write(folder: Path, result: Result) -> list[Path]:
     reference = STUDIES[result["study"]].reference
     named = f" Reference: {', '.join(f'{k} {v}' for k, v in reference.items())}." if reference else ""
     title = f"Last epoch: mean, lowest and highest seed; medians of the times.{named}"
-    return page.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
+    return study_files.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
 
 
 def summary(result: Result) -> Table:
@@ -73,7 +73,7 @@ def summary(result: Result) -> Table:
                 *(ratios if study.reference else []),
             ]
         )
-    return page.table(columns, rows)
+    return study_files.table(columns, rows)
 
 
 def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:

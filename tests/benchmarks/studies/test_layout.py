@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.studies import layout
-from benchmarks.studies.page import StudyError
+from benchmarks.studies.study_files import StudyError
 from models.data import load_dataset
 from models.networks.config import ModelConfig
 from models.networks.registry import build, randomise_norms

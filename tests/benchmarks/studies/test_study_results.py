@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from studying import rows_of
 
-from benchmarks.studies import page, summary
+from benchmarks.studies import study_files, summary
 from benchmarks.studies.grids import STUDIES
-from benchmarks.studies.page import StudyError
 from benchmarks.studies.running import cut, result_of, runs
+from benchmarks.studies.study_files import StudyError
 from models.data import load_digits
 
 
@@ -121,7 +121,7 @@ def test_the_page_comes_from_the_json(tmp_path, result):
     text = (tmp_path / "learning-rates.md").read_text()
     assert "**Not the whole study, 3 of 30 epochs" in text
     assert "Reference: depth 6, model vit.**" in text
-    assert page.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
+    assert study_files.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
 
 
 def test_pictures_show_every_line(result):
@@ -146,7 +146,7 @@ def test_depths_are_drawn_along_the_depth():
 
 def test_cells():
     rows = [[None, 1234.5, 0.0005], ["x", None, "y"]]
-    assert page.table([("a", None), ("b", 1), ("c", None)], rows).markdown.splitlines() == [
+    assert study_files.table([("a", None), ("b", 1), ("c", None)], rows).markdown.splitlines() == [
         *(
             "| a   |       b |      c |",
             "|:----|--------:|-------:|",
@@ -168,15 +168,15 @@ def test_a_part_of_a_study_says_what_is_left():
 def test_times_of_cached_runs_say_what_they_include():
     (run, *_), _ = planned("six-blocks")
     other = replace(run, options=replace(run.options, teacher_cache="folder"))
-    assert result_with("six-blocks", [trained(run)])["timing"].startswith(page.TIMING)
-    assert result_with("six-blocks", [trained(other)])["timing"].startswith(page.WITH_TEACHER_CACHE)
+    assert result_with("six-blocks", [trained(run)])["timing"].startswith(study_files.TIMING)
+    assert result_with("six-blocks", [trained(other)])["timing"].startswith(study_files.WITH_TEACHER_CACHE)
 
 
 def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
     def broken(figure):
         raise OSError("no space left")
 
-    monkeypatch.setattr(page, "png", broken)
+    monkeypatch.setattr(study_files, "png", broken)
     with pytest.raises(OSError, match="no space left"):
         summary.write(tmp_path, result)
     assert list(tmp_path.iterdir()) == []

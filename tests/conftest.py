@@ -40,7 +40,7 @@ LONG = (
     *("test_conditions.py", "test_serve_foreign.py", "test_tune.py", "test_to_onnx.py", "test_photos.py"),
     *("test_unloading.py", "test_study.py", "test_accuracy.py", "test_train_command.py", "test_training.py"),
     *("test_rewrites_benchmark.py", "test_probe.py", "test_read_rows.py", "test_end_to_end.py"),
-    *("test_study_running.py", "test_served_versions.py"),
+    *("test_study_runs.py", "test_served_versions.py"),
 )
 
 

@@ -19,7 +19,7 @@ from benchmarks.studies.study_files import StudyError
 from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:
-    from benchmarks.studies.running import Run
+    from benchmarks.studies.study_runs import Run
     from models.data import Dataset
     from models.training.recipe import Epoch
 
@@ -106,23 +106,23 @@ def _train(
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
 ) -> None:
-    from benchmarks.studies import running, summary
+    from benchmarks.studies import study_runs, summary
     from models.data import load_dataset
     from models.training import tracking
     from models.training.recipe import choose_device
 
-    data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
+    data, scope = study_runs.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
     options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
     if params:
         grid = replace(grid, axes={"network": _searched(params, grid, data)})
-    every = running.runs(grid, data, scope, options, chosen)
+    every = study_runs.runs(grid, data, scope, options, chosen)
     click.echo(grid.question)
     if scope["reduced"]:
         click.echo(f"Not the whole study: {scope['reduced']}")
     click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
     tracker = partial(tracking.track, report=click.echo) if track else None
     try:
-        result = running.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
+        result = study_runs.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
     except KeyboardInterrupt:
         click.echo("Interrupted: finished epochs are kept, the same command goes on")
         raise SystemExit(130) from None
@@ -145,7 +145,7 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
 
 def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
     """The fields in a file of `vitbn tune`. Raises StudyError for options that no run can have."""
-    from benchmarks.studies.running import run_at
+    from benchmarks.studies.study_runs import run_at
 
     try:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}

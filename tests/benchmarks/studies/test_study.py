@@ -6,7 +6,7 @@ from studying import carried_out, failure, rows_of, run
 
 import benchmarks.studies.study as module
 from benchmarks.studies.grids import FOLDING, STUDIES
-from benchmarks.studies.running import cut, runs
+from benchmarks.studies.study_runs import cut, runs
 from models.data import load_digits
 from models.networks.config import BY_TOKEN
 

@@ -7,8 +7,8 @@ from studying import rows_of
 
 from benchmarks.studies import study_files, summary
 from benchmarks.studies.grids import STUDIES
-from benchmarks.studies.running import cut, result_of, runs
 from benchmarks.studies.study_files import StudyError
+from benchmarks.studies.study_runs import cut, result_of, runs
 from models.data import load_digits
 
 

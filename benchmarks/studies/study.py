@@ -183,12 +183,12 @@ for name, grid in STUDIES.items():
 @vitbn_packages.one_line_errors()
 def layout(device: str, output: Path, data_dir: Path | None) -> None:
     """Times of BatchNorm2d after a transpose, as published, beside those of our layout."""
-    from benchmarks.studies import layout
+    from benchmarks.studies import batch_norm_layout
     from models.data import load_dataset
 
     dataset = load_dataset("mnist", data_dir)
-    runs = layout.measure(dataset, device=device)
-    _say_written(layout.write(output, runs, command(UNSAID), device))
+    runs = batch_norm_layout.measure(dataset, device=device)
+    _say_written(batch_norm_layout.write(output, runs, command(UNSAID), device))
 
 
 @study.command()

@@ -72,7 +72,7 @@ def stub(folder: Path) -> None:
     import torch
 
     from benchmarks.measure.timing import ON_A_GPU, ROUNDS_VARIABLE
-    from benchmarks.studies.layout import measure
+    from benchmarks.studies.batch_norm_layout import measure
     from export.engines.tensorrt_engine import build
     from export.equivalence import onnx_classifier
     from export.pipeline import export_checkpoint
@@ -97,10 +97,10 @@ def stub(folder: Path) -> None:
         "export.pipeline.own_dataset": lambda *_: digits,
         "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),
         "models.data.load_dataset": lambda *_: digits,
-        "benchmarks.studies.layout.DEPTHS": (1,),
-        "benchmarks.studies.layout.BATCH": 4,
-        "benchmarks.studies.layout.STEPS": 1,
-        "benchmarks.studies.layout.measure": partial(measure, rounds=1),
+        "benchmarks.studies.batch_norm_layout.DEPTHS": (1,),
+        "benchmarks.studies.batch_norm_layout.BATCH": 4,
+        "benchmarks.studies.batch_norm_layout.STEPS": 1,
+        "benchmarks.studies.batch_norm_layout.measure": partial(measure, rounds=1),
         "serving.launcher.native_server": lambda path: Path("tritonserver"),
     }.items():
         module, _, name = place.rpartition(".")

@@ -1,1 +1,1 @@
-"""What a command measures with --preset NAME: one module a preset, with its own options."""
+"""The commands behind `--preset NAME`: the module NAME holds the preset's command and its options."""

@@ -1,4 +1,4 @@
-"""Compares calls of a served model by every transport with calls of the same file in this process."""
+"""Times calls of a served model over HTTP and gRPC beside calls of the same file in this process."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from export.equivalence import Images
 
 CHECKED = 1000  # images whose logits are compared
-STREAM_STEPS = 10
-CLIENT_CALLS = 300
+STREAM_STEPS = 10  # readings of the memory while images are streamed
+CLIENT_CALLS = 300  # single requests over each transport, for the client's part of their duration
 
 
 @click.command()
@@ -84,6 +84,10 @@ def added(
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
+    """Publishes the candidate, checks its logits over each transport, and writes all rows to `record`.
+
+    `streamed`: images of the measurement of memory. Raises WrongAnswer if a transport's logits differ.
+    """
     from benchmarks.load import in_process
     from benchmarks.load.published import check, publish, server_arguments
     from benchmarks.measure.engines import start
@@ -93,48 +97,57 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         published = publish(candidate, Path(folder), {candidate.model: None}, batch)
-        (alone,) = in_process.instances(published, candidate, 1)
+        (in_process_classifier,) = in_process.instances(published, candidate, 1)
         server = stack.enter_context(running_server(Path(folder), server_arguments()))
         connections = {
             "HTTP": Options(server.http_url, "http", batch_size=batch),
             "gRPC": Options(server.grpc_url, "grpc", batch_size=batch),
         }
-        classifiers = {name: stack.enter_context(Classifier(each)) for name, each in connections.items()}
+        classifiers = {name: stack.enter_context(Classifier(options)) for name, options in connections.items()}
         expected = start(published.data)(images[:CHECKED])
-        check("in process", alone.logits(images[:CHECKED], batch), expected, candidate.precision)
+        check("in process", in_process_classifier.logits(images[:CHECKED], batch), expected, candidate.precision)
         for name, classifier in classifiers.items():
             check(name, classifier.logits(images[:CHECKED]), expected, candidate.precision)
         rows: list[dict[str, Any]] = []
-        about = {name: getattr(candidate, name) for name in ("model", "engine", "precision")} | {"batch_size": batch}
+        shared_fields = {
+            "model": candidate.model,
+            "engine": candidate.engine,
+            "precision": candidate.precision,
+            "batch_size": batch,
+        }
         for count in (len(images), 1):
-            runs: dict[str, Callable[[], object]] = {IN_PROCESS: partial(alone.logits, images[:count], batch)}
-            runs |= {name: partial(each.classify, images[:count]) for name, each in classifiers.items()}
+            calls: dict[str, Callable[[], object]] = {
+                IN_PROCESS: partial(in_process_classifier.logits, images[:count], batch)
+            }
+            calls |= {name: partial(classifier.classify, images[:count]) for name, classifier in classifiers.items()}
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
-                rows.extend(about | row for row in _rows(measured, count))
+                rows.extend(shared_fields | row for row in _rows(measured, count))
                 record.update(rows)
 
-            finished_rounds(partial(time_interleaved, runs, seconds, f"{count} images a call"), add)
+            finished_rounds(partial(time_interleaved, calls, seconds, f"{count} images a call"), add)
         statistics_url = f"http://{server.http_url}/v2/models/{candidate.model}/stats"
         for name, samples in _client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}
-        record.update([*rows, *(about | row for row in _stream(classifiers["HTTP"], images, streamed))])
+        record.update([*rows, *(shared_fields | row for row in _stream(classifiers["HTTP"], images, streamed))])
 
 
 def _client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
-    """The client's part of each single request in ns, by transport; the transports take turns.
+    """Transport -> the client's part of each single request in ns. The transports take turns.
 
-    It is the request's duration minus the server's part, from arrival until the network has the answer.
+    The client's part is the request's duration minus the server's, which lasts from the arrival of the request until
+    the network stack has the answer. `image`: uint8 (1, 1, 28, 28).
     """
 
-    def served() -> tuple[int, int]:
+    def requests_and_ns() -> tuple[int, int]:
+        """The successful requests so far, and their durations in the server together."""
         with urllib.request.urlopen(statistics_url) as answer:
             success = json.load(answer)["model_stats"][0]["inference_stats"]["success"]
         return success["count"], success["ns"]
 
     samples: dict[str, list[int]] = {name: [] for name in classifiers}
-    count, total_ns = served()
+    count, total_ns = requests_and_ns()
     for _ in range(CLIENT_CALLS):
         for name, classifier in classifiers.items():
             start_ns = time.perf_counter_ns()
@@ -142,13 +155,13 @@ def _client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, 
             took_ns = time.perf_counter_ns() - start_ns
             before, before_ns = count, total_ns
             while count == before:  # the server counts a request after its answer has left
-                count, total_ns = served()
+                count, total_ns = requests_and_ns()
             samples[name].append(took_ns - (total_ns - before_ns))
     return samples
 
 
 def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
-    """Streams `count` images and yields STREAM_STEPS measurements of this process's memory."""
+    """Streams `count` images, the given ones repeated, and yields STREAM_STEPS readings of this process's memory."""
     answers = classifier.stream(images[i % len(images)] for i in range(count))
     with count_bar("Streaming", count, "images") as advance:
         for step in range(1, STREAM_STEPS + 1 if count else 1):
@@ -158,13 +171,13 @@ def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict
 
 
 def _rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
-    alone_ms = measured[IN_PROCESS].percentile_ms(50)
+    in_process_ms = measured[IN_PROCESS].percentile_ms(50)
     return [
         {
             "images_a_call": count,
             "transport": name,
             "images_per_s": count / (p50_ms := durations.percentile_ms(50)) * 1000,
-            "added_ms": p50_ms - alone_ms,
+            "added_ms": p50_ms - in_process_ms,
             **durations.row(),
         }
         for name, durations in measured.items()

@@ -1,6 +1,7 @@
-"""Runs ONNX Runtime and vitbn bulk in turns, then vitbn bulk killed twice.
+"""Runs ONNX Runtime and `vitbn bulk` in turns, then kills `vitbn bulk` twice and repeats its command.
 
-Out as JSON: rates, rows a second of wall time; the memory of vitbn bulk; whether each row came once despite the kills.
+Out as JSON: rates in rows a second of wall time, the memory of `vitbn bulk` in MB, and whether each row of the killed
+run came exactly once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
 
 ROUNDS = 7
-PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up
-LOOK_S = 0.25  # between looks at the memory, of 4 ms each
-BLOCK = 4096  # images of the repeated digits
+LOOP_S = 3.0  # duration of ONNX Runtime's timed loop, after a second of warm-up
+MEMORY_INTERVAL_S = 0.25  # between readings of the memory, which take 4 ms each
+BLOCK = 4096  # images that the input repeats
 
 
 @click.command()
@@ -39,7 +40,7 @@ def bulk(record: Record, rows: int, model: str) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
     with tempfile.TemporaryDirectory(prefix="bulk-") as folder:
         bench = BulkBench(Path(folder), rows, model)
-        for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):
+        for name, measure in (("undisturbed", bench.compare), ("killed", bench.kill_twice)):
             row = measure()
             click.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
             record.add({"model": model, "rows": rows, "run": name, **row})
@@ -50,7 +51,7 @@ def bulk(record: Record, rows: int, model: str) -> None:
 
 
 class BulkBench:
-    """Call `compared`, then `killed`, then `verdict`."""
+    """The runs over one input file. Call `compare`, then `kill_twice`, then `verdict`: each needs the output before."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
         from export.graph import Form
@@ -64,52 +65,59 @@ class BulkBench:
         self._input = _write_images(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 
-    def compared(self) -> Row:
-        """Medians of the rounds, and the range of each share.
+    def compare(self) -> Row:
+        """Medians of the rates, medians and ranges of the shares, and the highest memory of all rounds.
 
-        ONNX Runtime runs in two ways: as a program over the same file from start to end (`program_images_per_s`), and
-        as a loop over one batch in memory (`plain_images_per_s`), before and after each run of vitbn bulk.
-        `share_of_program` compares both from start to end. The loop is compared with vitbn bulk after its start
-        (`share_of_plain`), and from start to end (`whole_share`). Memory is the peak of all processes in the second
-        quarter and in the second half, the highest of all runs.
+        `share_of_program` compares `vitbn bulk` with ONNX Runtime's program, both from start to end. ONNX Runtime's
+        loop is compared with `vitbn bulk` after its start (`share_of_plain`), and from start to end (`whole_share`).
         """
-        columns = zip(*(self._round(number) for number in range(ROUNDS)), strict=True)
-        program, plain, whole, later, quarters, halves = (np.array(each) for each in columns)
-        rates = {
-            "program_images_per_s": program,
-            "plain_images_per_s": plain,
-            "images_per_s": later,
-            "whole_images_per_s": whole,
+        rounds = [self._round(number) for number in range(ROUNDS)]
+        columns = {name: np.array([row[name] for row in rounds]) for name in rounds[0]}
+        program, loop = columns["program_images_per_s"], columns["plain_images_per_s"]
+        after_start, start_to_end = columns["images_per_s"], columns["whole_images_per_s"]
+        shares = {
+            "share_of_program": start_to_end / program,
+            "share_of_plain": after_start / loop,
+            "whole_share": start_to_end / loop,
         }
-        shares = {"share_of_program": whole / program, "share_of_plain": later / plain, "whole_share": whole / plain}
         return {
-            "seconds": round(self._rows / float(np.median(whole)), 2),
-            **{name: round(float(np.median(each))) for name, each in rates.items()},
-            **{name: round(float(np.median(each)), 3) for name, each in shares.items()},
+            "seconds": round(self._rows / float(np.median(start_to_end)), 2),
+            **{name: round(float(np.median(rates))) for name, rates in columns.items() if name.endswith("_per_s")},
+            **{name: round(float(np.median(share)), 3) for name, share in shares.items()},
             **{
-                f"{name}_range": [round(float(end), 3) for end in (each.min(), each.max())]
-                for name, each in shares.items()
+                f"{name}_range": [round(float(end), 3) for end in (share.min(), share.max())]
+                for name, share in shares.items()
             },
-            "second_quarter_peak_mb": round(max(quarters)),
-            "second_half_peak_mb": round(max(halves)),
+            **{name: round(float(peaks.max())) for name, peaks in columns.items() if name.endswith("_peak_mb")},
         }
 
-    def _round(self, number: int) -> tuple[float, float, float, float, float, float]:
-        """Four rates (program, loop, whole run, run after its start), memory in the second quarter and second half."""
-        program, before = self._program(), self._plain()
+    def _round(self, number: int) -> dict[str, float]:
+        """Rates in images a second, and the peaks of all processes' memory in two parts of the run of `vitbn bulk`.
+
+        ONNX Runtime: a program over the same file from start to end (`program`), and the mean of two loops over one
+        batch in memory, before and after `vitbn bulk` (`plain`). `vitbn bulk`: after its start, and from start to end
+        (`whole`).
+        """
+        program, loop_before = self._program(), self._loop()
         memory_mb, started = list[float](), time.monotonic()
         output = self._folder / ("undisturbed" if number == 0 else f"again-{number}")
         driver = self._start(output)
-        while not _ended(driver, LOOK_S):
+        while not _ends_within(driver, MEMORY_INTERVAL_S):
             memory_mb.append(_memory_mb(driver.pid))
-        whole = self._rows / (time.monotonic() - started)
-        _check_ended(driver)
-        half = memory_mb[len(memory_mb) // 2 : -1] or memory_mb
-        early = memory_mb[len(memory_mb) // 4 : len(memory_mb) // 2] or memory_mb
-        plain = (before + self._plain()) / 2
-        return program, plain, whole, _rate_after_start(output), max(early), max(half)
+        start_to_end = self._rows / (time.monotonic() - started)
+        _check_exit_code(driver)
+        quarter, half = len(memory_mb) // 4, len(memory_mb) // 2
+        return {
+            "program_images_per_s": program,
+            "plain_images_per_s": (loop_before + self._loop()) / 2,
+            "images_per_s": _rate_after_start(output),
+            "whole_images_per_s": start_to_end,
+            "second_quarter_peak_mb": max(memory_mb[quarter:half] or memory_mb),
+            "second_half_peak_mb": max(memory_mb[half:-1] or memory_mb),
+        }
 
     def _program(self) -> float:
+        """Images a second of ONNX Runtime as a program, a process a core, from start to end."""
         command = [sys.executable, "-m", "benchmarks.load.plain_program", str(self._model), str(self._input)]
         started = time.monotonic()
         processes = [subprocess.Popen([*command, str(index), str(cores())]) for index in range(cores())]
@@ -119,13 +127,14 @@ class BulkBench:
             raise ChildProcessError(f"benchmarks.load.plain_program: expected exit codes 0, found {codes}")
         return rate
 
-    def _plain(self) -> float:
+    def _loop(self) -> float:
+        """Images a second of ONNX Runtime over one batch in memory, a process a core."""
         with multiprocessing.get_context("spawn").Pool(cores()) as pool:
-            return sum(pool.map(_plain_rate, [str(self._model)] * cores(), chunksize=1))
+            return sum(pool.map(_loop_on_one_thread, [str(self._model)] * cores(), chunksize=1))
 
-    def killed(self) -> Row:
+    def kill_twice(self) -> Row:
         """Kills a worker after a quarter of the parts and the driver after half, then repeats the command."""
-        output, parts = self._folder / "killed", len(_answers(self._folder / "undisturbed"))
+        output, parts = self._folder / "killed", len(_part_files(self._folder / "undisturbed"))
         driver = self._start(output)
         _wait_for_parts(output, max(1, parts // 4), driver)
         _workers(driver.pid)[0].kill()
@@ -134,22 +143,22 @@ class BulkBench:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         psutil.wait_procs(workers, timeout=120)
-        left = len(_answers(output))
-        _check_ended(resumed := self._start(output), wait_s=3600)
-        return {"parts": parts, "parts_at_the_kill": left, "exit_code": resumed.returncode}
+        parts_at_the_kill = len(_part_files(output))
+        _check_exit_code(resumed := self._start(output), wait_s=3600)
+        return {"parts": parts, "parts_at_the_kill": parts_at_the_kill, "exit_code": resumed.returncode}
 
     def verdict(self) -> Row:
-        """Whether every id comes once, and both runs' files have the same bytes."""
+        """Whether the killed run has every id once, and the same bytes as the undisturbed run; and its errors."""
         import pyarrow.parquet as pq
 
-        whole, killed = (_answers(self._folder / name) for name in ("undisturbed", "killed"))
+        undisturbed, killed = (_part_files(self._folder / name) for name in ("undisturbed", "killed"))
         ids = set[int]()
         count = errors = 0
         for path in killed:
             table = pq.read_table(path, columns=["id", "error"])
             count, errors = count + len(table), errors + len(table) - table["error"].null_count
-            ids.update(hash(each) for each in table["id"].to_pylist())
-        same = [path.read_bytes() for path in whole] == [path.read_bytes() for path in killed]
+            ids.update(map(hash, table["id"].to_pylist()))
+        same = [path.read_bytes() for path in undisturbed] == [path.read_bytes() for path in killed]
         return {"rows_once": count == len(ids) == self._rows, "same_bytes": same, "errors": errors}
 
     def _start(self, output: Path) -> subprocess.Popen[bytes]:
@@ -160,14 +169,17 @@ class BulkBench:
 
 
 def _part_rows(rows: int) -> int:
-    """Rows of a part: vitbn bulk's default, or fewer, since each process needs parts after its first."""
+    """Rows of a part: `vitbn bulk`'s default, or fewer, so that each process computes several parts.
+
+    The rate after the start leaves out each process's first part.
+    """
     from clients.bulk.planning import PART_ROWS
 
     return min(PART_ROWS, rows // (4 * cores()))
 
 
-def _plain_rate(model: str) -> float:
-    """Images a second in a loop over one batch, on one thread."""
+def _loop_on_one_thread(model: str) -> float:
+    """Images a second of the ONNX file `model` in a loop over one batch."""
     import onnxruntime as ort
 
     from clients.bulk.network import BATCH_SIZE
@@ -180,7 +192,7 @@ def _plain_rate(model: str) -> float:
     while time.perf_counter() < end:
         session.run(["logits"], batch)
     started, calls = time.perf_counter(), 0
-    while (now := time.perf_counter()) < started + PLAIN_S:
+    while (now := time.perf_counter()) < started + LOOP_S:
         session.run(["logits"], batch)
         calls += 1
     return calls * BATCH_SIZE / (now - started)
@@ -195,6 +207,7 @@ def _digits() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _write_images(folder: Path, rows: int) -> Path:
+    """Writes an idx file of `rows` images: the digits, repeated."""
     digits, path = _digits(), folder / "rows-images-idx3-ubyte"
     with path.open("wb") as file:
         file.write(struct.pack(">4B3I", 0, 0, 8, 3, rows, 28, 28))
@@ -203,47 +216,44 @@ def _write_images(folder: Path, rows: int) -> Path:
     return path
 
 
-def _answers(output: Path) -> list[Path]:
+def _part_files(output: Path) -> list[Path]:
     return sorted(output.glob("part-*.parquet"))
 
 
 def _rate_after_start(output: Path) -> float:
-    """Rows a second of the parts after each process's first, from the times at which the files appeared."""
-    ends = sorted((path.stat().st_mtime, path) for path in _answers(output))
-    rows = sum(_rows(path) for _, path in ends[cores() :])
-    return rows / (ends[-1][0] - ends[cores() - 1][0])
-
-
-def _rows(path: Path) -> int:
+    """Rows a second of all parts but each process's first, from the times at which the files appeared."""
     import pyarrow.parquet as pq
 
-    return int(pq.read_metadata(path).num_rows)
+    ends = sorted((path.stat().st_mtime, path) for path in _part_files(output))
+    rows = sum(pq.read_metadata(path).num_rows for _, path in ends[cores() :])
+    return float(rows / (ends[-1][0] - ends[cores() - 1][0]))
 
 
-def _workers(driver: int) -> list[psutil.Process]:
-    """Living processes that do parts: the driver's grandchildren."""
-    grandchildren = [each for child in psutil.Process(driver).children() for each in child.children()]
-    return [each for each in grandchildren if each.status() != psutil.STATUS_ZOMBIE]
+def _workers(driver_pid: int) -> list[psutil.Process]:
+    """The living processes that compute parts: the driver's grandchildren."""
+    grandchildren = [worker for child in psutil.Process(driver_pid).children() for worker in child.children()]
+    return [worker for worker in grandchildren if worker.status() != psutil.STATUS_ZOMBIE]
 
 
-def _memory_mb(driver: int) -> float:
-    """Resident memory of the driver and its processes, shared pages counted in each; 0 after its end."""
+def _memory_mb(driver_pid: int) -> float:
+    """Resident memory of the driver and its descendants; 0 after the driver's end. Shared pages count in each."""
     try:
-        process = psutil.Process(driver)
-        return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children(recursive=True)])
+        driver = psutil.Process(driver_pid)
+        return 1e-6 * sum(int(process.memory_info().rss) for process in [driver, *driver.children(recursive=True)])
     except psutil.NoSuchProcess:
         return 0.0
 
 
 def _wait_for_parts(output: Path, count: int, driver: subprocess.Popen[bytes]) -> None:
-    while len(_answers(output)) < count:
+    """Waits until `output` has `count` parts. Raises ChildProcessError if the driver ends before."""
+    while len(_part_files(output)) < count:
         if driver.poll() is not None:
             raise ChildProcessError(f"{output}: expected a run of at least {count} parts, found an earlier end")
         time.sleep(0.005)
 
 
-def _ended(driver: subprocess.Popen[bytes], wait_s: float) -> bool:
-    """Whether the driver ends within `wait_s`. Returns at the moment of its end, not at the next look."""
+def _ends_within(driver: subprocess.Popen[bytes], wait_s: float) -> bool:
+    """Whether the driver ends within `wait_s`. Returns at the moment of its end: polling would lengthen the run."""
     descriptor = os.pidfd_open(driver.pid)
     try:
         return bool(select.select([descriptor], [], [], wait_s)[0])
@@ -251,6 +261,7 @@ def _ended(driver: subprocess.Popen[bytes], wait_s: float) -> bool:
         os.close(descriptor)
 
 
-def _check_ended(driver: subprocess.Popen[bytes], wait_s: float = 60) -> None:
+def _check_exit_code(driver: subprocess.Popen[bytes], wait_s: float = 60) -> None:
+    """Raises ChildProcessError unless the driver ends with exit code 0 within `wait_s`."""
     if code := driver.wait(wait_s):
         raise ChildProcessError(f"vitbn bulk: expected exit code 0, found {code}")

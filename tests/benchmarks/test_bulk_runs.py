@@ -9,16 +9,16 @@ import pytest
 
 from benchmarks.load.plain_program import BATCH_SIZE, batches
 from benchmarks.presets import bulk as bulk_runs
-from benchmarks.presets.bulk import _digits, _ended, _part_rows, _write_images
+from benchmarks.presets.bulk import _digits, _ends_within, _part_rows, _write_images
 
 
 def test_a_run_ends_when_it_ends_and_not_at_the_next_look():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
-        assert not _ended(run, 0.01)
+        assert not _ends_within(run, 0.01)
         started = time.monotonic()
         run.stdin.write(b"\n")
         run.stdin.close()
-        assert _ended(run, 60)
+        assert _ends_within(run, 60)
         assert time.monotonic() - started < 30
         assert run.wait() == 0
 

@@ -1,4 +1,4 @@
-"""Decoders before and after `vitbn rewrite`: a prompt in ONNX Runtime, and the client of onnxruntime-genai."""
+"""Times decoders before and after `vitbn rewrite`: a prompt in ONNX Runtime, and tokens in onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
 
 PROMPT, DECODED = 256, 16  # tokens
-CACHED = 600  # tokens; Gemma 3 needs the 512 of its window
+CACHED = 600  # tokens in the cache of keys and values; Gemma 3 needs more than the 512 of its window
 PREFILL, FIRST_TOKEN, DECODING = "prefill", "first token", "decoding"
 SAME_TOKENS = 20  # tokens that must be the same in all float32 files
 TOLERANCE = 1e-3  # of the size of the logits
@@ -40,35 +40,33 @@ def decoders(record: Record, folder: Path, names: tuple[str, ...], seconds: floa
     from export.compiler.errors import ForeignError
 
     for name in names or DECODERS:
-        decoder, place = DECODERS[name], folder / name
-        about = {"network": name, "title": decoder.title}
+        decoder, decoder_folder = DECODERS[name], folder / name
+        decoder_fields = {"network": name, "title": decoder.title}
         try:
-            prepare(decoder, place)
+            prepare(decoder, decoder_folder)
         except (ForeignError, ImportError, ChildProcessError) as error:
             reason = " ".join(str(error).split())[:300]
-            record.add(about | {"reason": reason})
+            record.add(decoder_fields | {"reason": reason})
             click.echo(f"{name}: left out: {reason}")
             continue
-        click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
-        for row in measure(decoder, place, seconds, name):
-            record.add({**about, **row})
+        click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(decoder_folder))} in {decoder_folder}")
+        for row in measure(decoder, decoder_folder, seconds, name):
+            record.add({**decoder_fields, **row})
 
 
 def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:
     """A row for each number of threads, kind and candidate."""
-    macs = {candidate: multiplications(path / "model.onnx") for candidate, path in files(folder)}
+    macs = {candidate: prompt_macs(path / "model.onnx") for candidate, path in files(folder)}
     for threads in dict.fromkeys((1, cores())):
-        sets: list[Callable[[], dict[str, dict[str, Call]]]] = [partial(in_onnx_runtime, folder, decoder, threads)]
-        if decoder.precision:
-            sets.append(partial(in_generator, folder, decoder, threads))
-        for make in sets:
-            for kind, calls in make().items():
-                for row in _timed(calls, seconds, f"{name}, {kind}, threads: {threads}"):
+        for calls_by_kind in (in_onnx_runtime, in_generator) if decoder.precision else (in_onnx_runtime,):
+            for kind, calls in calls_by_kind(folder, decoder, threads).items():
+                for row in _timed_rows(calls, seconds, f"{name}, {kind}, threads: {threads}"):
                     yield {"kind": kind, "threads": threads, "macs": macs[row["candidate"]], **row}
             gc.collect()
 
 
-def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Row]:
+def _timed_rows(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Row]:
+    """A row for each candidate of `calls`, with its speed relative to the files PLAIN and PRUNED."""
     from benchmarks.measure.timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
 
     measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
@@ -81,8 +79,8 @@ def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Ro
         yield {"candidate": candidate, **durations.row(), "ratios": ratios}
 
 
-def multiplications(path: Path) -> int:
-    """Multiply-accumulates of a prompt."""
+def prompt_macs(path: Path) -> int:
+    """Multiply-accumulates of a prompt of PROMPT tokens."""
     import onnx_ir as ir
 
     from export.compiler.graph.shapes import Shapes
@@ -94,7 +92,7 @@ def multiplications(path: Path) -> int:
 
 
 def sizes(graph: Any) -> dict[str, int]:
-    """The sizes of free dimensions for a prompt without past keys and values."""
+    """Symbol -> size of the graph's free dimensions, for one prompt without past keys and values."""
     from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions
 
     lengths = {symbol: 0 if symbol.startswith("past") else PROMPT for symbol in free_dimensions(graph)}
@@ -102,7 +100,7 @@ def sizes(graph: Any) -> dict[str, int]:
 
 
 def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
-    """Kind -> candidate -> call. Raises click.ClickException if the answers differ."""
+    """Kind -> candidate -> call that computes a prompt. Raises click.ClickException if the logits differ."""
     import onnx_ir as ir
     import onnxruntime
 
@@ -133,13 +131,16 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
 
 
 def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
-    """Kind -> candidate -> call. Raises click.ClickException if the tokens of float32 files differ."""
+    """Kind -> candidate -> call that generates the first token, or DECODED further tokens.
+
+    Raises click.ClickException if the tokens of float32 files differ.
+    """
     import numpy as np
     import onnxruntime_genai as og
 
     prompt = np.random.default_rng(0).integers(4, decoder.sizes["vocab_size"], PROMPT).astype(np.int32)
-    first: dict[str, Call] = {}
-    further: dict[str, Call] = {}
+    first_token: dict[str, Call] = {}
+    further_tokens: dict[str, Call] = {}
     expected: list[int] = []
     for candidate, path in files(folder):
         config = og.Config(str(path))
@@ -147,25 +148,25 @@ def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict
         parameters = og.GeneratorParams(model := og.Model(config))
         parameters.set_search_options(do_sample=False, max_length=CACHED, min_length=CACHED)
 
-        def begin(model: Any = model, parameters: Any = parameters) -> Any:
+        def generate_first(model: Any = model, parameters: Any = parameters) -> Any:
             generator = og.Generator(model, parameters)
             generator.append_tokens(prompt)
             generator.generate_next_token()
             return generator
 
-        def go_on(generator: Any) -> None:
-            """Goes back to the prompt's last token and generates DECODED tokens."""
+        def generate_further(generator: Any) -> None:
+            """Goes back to the prompt's last token, so that every call starts there, and generates DECODED tokens."""
             generator.rewind_to(PROMPT - 1)
             generator.append_tokens(prompt[-1:])
             for _ in range(DECODED):
                 generator.generate_next_token()
 
-        generator = begin()
+        generator = generate_first()
         for _ in range(SAME_TOKENS - 1):
             generator.generate_next_token()
         tokens = generator.get_sequence(0)[PROMPT:].tolist()
         expected = expected or tokens
         if tokens != expected and decoder.precision == "fp32":
             raise click.ClickException(f"{candidate}: expected the tokens {expected}, found {tokens}")
-        first[candidate], further[candidate] = begin, partial(go_on, generator)
-    return {FIRST_TOKEN: first, DECODING: further}
+        first_token[candidate], further_tokens[candidate] = generate_first, partial(generate_further, generator)
+    return {FIRST_TOKEN: first_token, DECODING: further_tokens}

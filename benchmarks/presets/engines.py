@@ -1,4 +1,4 @@
-"""Compares engines on the same file. Requests run through the backend's code, without the server."""
+"""Times ONNX Runtime and OpenVINO on the same file, and requests through the backend's code, without the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
 
 
 class LoadedModel:
-    """A classifier as the backend's code takes it."""
+    """A classifier with the interface of the models that the backend's code calls."""
 
     inputs: Mapping[str, Tensor] = {}
     outputs: Mapping[str, Tensor] = {}
@@ -51,14 +51,15 @@ def engines(record: Record, model: str, dataset: str, data_dir: Path | None, sec
 
     data, classifiers = digits(dataset, data_dir), _classifiers(model)
     accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
-    runs = _runs(classifiers, data.test_images)
+    calls = _calls(classifiers, data.test_images)
     finished_rounds(
-        lambda: time_interleaved(runs, seconds, "engines"),
+        lambda: time_interleaved(calls, seconds, "engines"),
         lambda measured: record.update(_rows(model, accuracies, measured)),
     )
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:
+    """Name of an engine and its precision -> classifier of the shipped model with all rewrites."""
     from benchmarks.measure.engines import start
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
     from export.graph import Form
@@ -71,20 +72,21 @@ def _classifiers(model: str) -> dict[str, Classifier]:
     return classifiers
 
 
-def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Callable[[], object]]:
+def _calls(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Callable[[], object]]:
+    """Name -> timed call: batches of SIZES in each engine, and REQUESTS of one image, batched and one by one."""
     from serving.backends.batching import Call, EqualShapes, answer
 
-    runs: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         f"{name}, {size} a call": partial(classify, images[:size])
         for size in SIZES
         for name, classify in classifiers.items()
     }
     loaded = LoadedModel(classifiers[ORT])
     for count in REQUESTS:
-        calls = [Call({"image": images[i : i + 1]}, frozenset({"logits"})) for i in range(count)]
+        requests = [Call({"image": images[i : i + 1]}, frozenset({"logits"})) for i in range(count)]
         for how, joining in (("together", EqualShapes()), ("one by one", None)):
-            runs[f"{count} requests {how}"] = partial(answer, loaded, ["logits"], calls, joining)
-    return runs
+            calls[f"{count} requests {how}"] = partial(answer, loaded, ["logits"], requests, joining)
+    return calls
 
 
 def _rows(model: str, accuracies: Mapping[str, float], measured: Mapping[str, Durations]) -> list[dict[str, Any]]:

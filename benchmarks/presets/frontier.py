@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -37,9 +37,10 @@ def frontier(record: Record, folders: Sequence[Path], dataset: str | None, secon
 
 
 def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Checkpoint]:
-    """The first checkpoint of each architecture, of `dataset` if given; of the shipped checkpoints MNIST's by default.
+    """The first checkpoint of each architecture in `folders`.
 
-    Raises ClickException for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
+    `dataset`: only checkpoints of that dataset; by default MNIST for the shipped checkpoints, else all. Raises
+    ClickException for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
     from benchmarks.measure.speeds import name_of
     from models.checkpoints.checkpoint import load
@@ -47,33 +48,26 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
         raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints, found none")
-    wanted = dataset or ("mnist" if list(folders) == [PRETRAINED] else None)
+    dataset = dataset or ("mnist" if list(folders) == [PRETRAINED] else None)
     by_config: dict[object, Checkpoint] = {}
-    measured_on = None
-    for loaded in map(load, paths):
-        if wanted and loaded.metrics.get("dataset") != wanted:
+    first_test_images = None
+    for checkpoint in map(load, paths):
+        path, metrics = checkpoint.path, checkpoint.metrics
+        if dataset and metrics.get("dataset") != dataset:
             continue
-        if "test_accuracy" not in loaded.metrics:
-            raise click.ClickException(
-                f"{loaded.path}: expected a finished training with its test accuracy, found none"
-            )
-        images = (loaded.metrics.get("dataset"), loaded.metrics.get("test_images"))
-        if images != (measured_on := measured_on or images):
-            raise click.ClickException(
-                f"{loaded.path}: expected an accuracy on {_said(measured_on)}, found {_said(images)}"
-            )
-        by_config.setdefault(loaded.config, loaded)
+        if "test_accuracy" not in metrics:
+            raise click.ClickException(f"{path}: expected a finished training with its test accuracy, found none")
+        test_images = f"{metrics.get('test_images')} test images of {metrics.get('dataset')}"
+        first_test_images = first_test_images or test_images
+        if test_images != first_test_images:
+            raise click.ClickException(f"{path}: expected an accuracy on {first_test_images}, found {test_images}")
+        by_config.setdefault(checkpoint.config, checkpoint)
     if not by_config:
-        raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints of {wanted}, found none")
+        raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints of {dataset}, found none")
     by_name: dict[str, Path] = {}
-    for path in (loaded.path for loaded in by_config.values()):
+    for path in (checkpoint.path for checkpoint in by_config.values()):
         if (other := by_name.setdefault(name_of(path), path)) is not path:
             raise click.ClickException(
                 f"{path}: expected another folder or file name than {other}, found {name_of(path)}"
             )
     return list(by_config.values())
-
-
-def _said(images: tuple[Any, Any]) -> str:
-    dataset, count = images
-    return f"{count} test images of {dataset}"

@@ -21,23 +21,25 @@ ROOT = Path(__file__).parents[2]
 OUTPUT = Path("benchmarks/results/gpu")
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
 SERVED_MODELS = ("vitbn", "cnn")
-# PyTorch as its users run it, then the other engines.
+# PyTorch in the ways in which users run it, then the other engines.
 RUNTIMES = (
     *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
-# For SERVED_MODELS, beside PyTorch eager: ONNX Runtime's CUDA graphs; and lower precisions.
-WIDER = {
+# File of the result -> runtimes and precisions that are measured for SERVED_MODELS alone, beside PyTorch eager.
+EXTRA_COMPARISONS = {
     "others": (("onnx-cudagraph",), PRECISIONS),
     "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8")),
 }
-GRACE_S = 30.0  # in which a stopped step may end by itself
+GRACE_S = 30.0  # in which an interrupted step may end by itself
 
 
 @dataclass(frozen=True)
 class Step:
+    """A click command of this project: its module, its name in the module, its arguments, and its time limit."""
+
     module: str
     name: str
     arguments: tuple[str, ...]
@@ -49,41 +51,57 @@ class Step:
 
 
 def steps(output: Path) -> Iterator[Step]:
-    """The most wanted steps first; each writes its result at once."""
-    names = (*_each("--model", *COMPARED), *_each("--runtime", *RUNTIMES), *_each("--precision", *PRECISIONS))
+    """The most important steps first: an end before the last step then costs the least."""
+    candidates = (
+        *_repeated("--model", *COMPARED),
+        *_repeated("--runtime", *RUNTIMES),
+        *_repeated("--precision", *PRECISIONS),
+    )
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
-    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 27)
-    in_torch = _each("--runtime", *(name for name in RUNTIMES if name.startswith("torch")))
+    yield Step("benchmarks.latency", "latency", (*sizes, *candidates, "--json", str(output / "latency.json")), 27)
+    in_torch = _repeated("--runtime", *(name for name in RUNTIMES if name.startswith("torch")))
     published = ("--published-configuration", *sizes, *in_torch, "--precision", "fp32")
     yield Step("benchmarks.latency", "latency", (*published, "--json", str(output / "published.json")), 6)
-    for name, (runtimes, precisions) in WIDER.items():
-        names = (*_each("--runtime", "torch", *runtimes), *_each("--precision", *precisions))
-        written = ("--json", str(output / f"{name}.json"))
-        yield Step("benchmarks.latency", "latency", (*sizes, *_each("--model", *SERVED_MODELS), *names, *written), 5)
+    for name, (runtimes, precisions) in EXTRA_COMPARISONS.items():
+        candidates = (
+            *_repeated("--model", *SERVED_MODELS),
+            *_repeated("--runtime", "torch", *runtimes),
+            *_repeated("--precision", *precisions),
+        )
+        yield Step("benchmarks.latency", "latency", (*sizes, *candidates, "--json", str(output / f"{name}.json")), 5)
     yield Step(
         "benchmarks.studies.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1
     )
     for model in SERVED_MODELS:
-        where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
-        yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
-    many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
-    memories = _each("--shared-memory", "none", "system", "cuda")
-    few = (*_each("--model", "vitbn"), *_each("--precision", *PRECISIONS), *_each("--in-flight", "1", "16"))
+        files = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
+        yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *files), 2)
+    large_batches = (
+        *_repeated("--model", *SERVED_MODELS),
+        *("--precision", "fp16", "--batch", "5000"),
+        *_repeated("--in-flight", "1", "2"),
+        *_repeated("--shared-memory", "none", "system", "cuda"),
+    )
+    small_batches = (
+        *_repeated("--model", "vitbn"),
+        *_repeated("--precision", *PRECISIONS),
+        *_repeated("--in-flight", "1", "16"),
+    )
     for name, load, minutes in (
-        ("throughput-5000", (*_each("--model", *SERVED_MODELS), *many, *memories), 5),
-        # An engine is tuned for the largest batch of its command.
-        ("throughput", (*few, "--batch", "64"), 2),
-        ("throughput-1", (*few, "--batch", "1"), 2),
+        ("throughput-5000", large_batches, 5),
+        # Two commands, since an engine is tuned for the largest batch of its command.
+        ("throughput", (*small_batches, "--batch", "64"), 2),
+        ("throughput-1", (*small_batches, "--batch", "1"), 2),
     ):
-        written = ("--json", str(output / f"{name}.json"))
-        yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *written), minutes)
-    alone = ("--engine", "tensorrt", "--precision", "fp16", "--batch", "5000", "--device", "cuda", "--seconds", "10")
-    streamed = ("--streamed", "0", "--json", str(output / "added.json"))
-    yield Step("benchmarks.throughput", "throughput", ("--preset", "added", *alone, *streamed), 2)
+        json_file = ("--json", str(output / f"{name}.json"))
+        yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *json_file), minutes)
+    served = ("--engine", "tensorrt", "--precision", "fp16", "--batch", "5000", "--device", "cuda", "--seconds", "10")
+    not_streamed = ("--streamed", "0", "--json", str(output / "added.json"))
+    yield Step("benchmarks.throughput", "throughput", ("--preset", "added", *served, *not_streamed), 2)
     yield Step("benchmarks.report", "report", ("build", str(output)), 1)
 
 
-def _each(option: str, *values: str) -> tuple[str, ...]:
+def _repeated(option: str, *values: str) -> tuple[str, ...]:
+    """The option before each value."""
     return tuple(word for value in values for word in (option, value))
 
 
@@ -100,16 +118,19 @@ def gpu(output: Path) -> None:
 
 
 def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], list[str]]:
-    """The checked steps, and what this machine lacks for them. `fetch`: downloads MNIST."""
+    """The steps, with their commands and arguments checked, and the names of what this machine lacks for them.
+
+    `fetch`: downloads MNIST if no folder has it.
+    """
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
 
     missing = [*_missing_packages(), *_missing_programs_and_images(fetch)]
     try:
-        ready = str(require_for_server())
+        gpu_state = str(require_for_server())
     except ExportError as reason:
-        ready, missing = f"not ready: {reason}", [*missing, "a GPU with TensorRT"]
-    click.echo(f"GPU: {ready}")
+        gpu_state, missing = f"not ready: {reason}", [*missing, "a GPU with TensorRT"]
+    click.echo(f"GPU: {gpu_state}")
     planned = list(steps(output))
     click.echo(f"{len(planned)} commands, at most {sum(step.minutes for step in planned):.0f} minutes")
     for step in planned:
@@ -123,8 +144,8 @@ def check(step: Step) -> None:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
         command.make_context(step.name, [*step.arguments])
     except (ImportError, AttributeError, click.ClickException) as error:
-        why = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise click.ClickException(f"{shlex.join(step.words)}: {why}") from error
+        reason = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise click.ClickException(f"{shlex.join(step.words)}: {reason}") from error
 
 
 def _missing_packages() -> Iterator[str]:
@@ -136,7 +157,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
-    """What the server's steps lack. Without MNIST only the last steps would fail, after a quarter of an hour."""
+    """What the server's steps lack. MNIST is checked now, since the steps that need it come after fifteen minutes."""
     from benchmarks.load.by_perf_analyzer import program
     from benchmarks.load.figures import Failed
     from models.data import DataError, find_idx
@@ -155,6 +176,7 @@ def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
 
 
 def _run(step: Step) -> bool:
+    """Whether the step's command ends with exit code 0 within its time limit."""
     click.echo(f"\n$ {shlex.join(step.words)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else the steps of a background job ignore SIGINT
     process = subprocess.Popen([sys.executable, *step.words[1:]], cwd=ROOT)
@@ -169,7 +191,7 @@ def _run(step: Step) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Lets an interrupted step mark its result and end its server."""
+    """Kills the step after GRACE_S, in which an interrupted step marks its result and ends its server."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
     process.kill()

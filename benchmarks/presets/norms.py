@@ -1,11 +1,10 @@
-"""In: the folder of `vitbn study norms`. Out: images a second of its networks, with all rewrites that apply."""
+"""Times the networks of `vitbn study norms`. In: the study's folder. Out: images a second, with all rewrites."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
 from benchmarks.studies.grids import FOLDING
 
-LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
+LEARNED = 0.5  # least test accuracy: other networks failed to learn, and their logits may be too large for the proof
 
 
 @click.command()
@@ -26,32 +25,32 @@ def norms(record: Record, study: Path, seconds: float) -> None:
     from benchmarks.measure.speeds import measure
     from models.checkpoints.checkpoint import load
 
-    studied = study_rows(study)
-    learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
+    trained = trained_networks(study)
+    learned = [network for network in trained.values() if network["test_accuracy"] > LEARNED]
     if not learned:
         expected = f"a network with an accuracy above {100 * LEARNED:g} %"
         raise click.ClickException(f"{study / 'norms.json'}: expected {expected}, found none")
-    checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
-    measure(checkpoints, seconds, lambda rows: record.update(compared(rows, studied)))
+    checkpoints = [load(study / "runs" / network["checkpoint"]) for network in learned]
+    measure(checkpoints, seconds, lambda rows: record.update(relative_to_layer_norm(rows, trained)))
 
 
-def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
-    """Adds what the study says, and the speed relative to LayerNorm."""
+def relative_to_layer_norm(rows: Sequence[Row], trained: Mapping[str, Row]) -> list[Row]:
+    """The measured rows with their speed relative to LayerNorm, and with whether the network's norms fold."""
     layer_norm_ms = next((row["p50_ms"] for row in rows if row["model"] == "vit"), None)
     return [
         {
             **row,
-            "folds": studied[row["model"]]["folds"],
+            "folds": trained[row["model"]]["folds"],
             "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],
         }
         for row in rows
     ]
 
 
-def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """Model -> checkpoint, accuracy and whether its norms fold, of the first seed at the usual rate.
+def trained_networks(study: Path) -> dict[str, Row]:
+    """Model -> checkpoint, test accuracy, and whether its norms fold; of the first seed at the usual learning rate.
 
-    Raises ClickException.
+    Raises ClickException if the folder holds no result of the study.
     """
     path = study / "norms.json"
     try:

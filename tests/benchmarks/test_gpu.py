@@ -69,7 +69,7 @@ def test_all_of_it_takes_an_hour_at_most() -> None:
 
 def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(candidates(list(steps(Path("out"))))) == []
-    monkeypatch.setattr(module, "WIDER", {})
+    monkeypatch.setattr(module, "EXTRA_COMPARISONS", {})
     assert [line.rpartition("(")[2] for line in candidates(list(steps(Path("out"))))] == [
         f"{word}), found none" for word in ("int8", "onnx-cudagraph")
     ]

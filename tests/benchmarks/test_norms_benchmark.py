@@ -6,7 +6,7 @@ from commands import failure, measured
 from random_networks import saved
 
 from benchmarks.measure import workload
-from benchmarks.presets.norms import compared, norms
+from benchmarks.presets.norms import norms, relative_to_layer_norm
 from models.networks.config import ModelConfig, ModelName
 
 ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
@@ -49,8 +49,8 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_vit_nothing_is_compared_with_it() -> None:
     row = {"model": "vitbn", "test_accuracy": 0.99, "macs": 1, "way": "", "images_per_s": 1.0, "p50_ms": 1.0}
-    studied = {"vitbn": {"folds": True}}
-    (derived,) = compared([row], studied)
+    trained = {"vitbn": {"folds": True}}
+    (derived,) = relative_to_layer_norm([row], trained)
     assert derived["speedup_over_layer_norm"] is None
 
 

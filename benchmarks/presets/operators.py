@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from export.equivalence import Images
 
 
-BATCH, CALLS = 64, 100
+BATCH, CALLS = 64, 100  # images a call, timed calls
 
 
 @click.command()
@@ -40,29 +40,33 @@ def operators(record: Record, model: str) -> None:
     for name, rewritten in (("plain", False), ("all", True)):
         data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
         graph = profile_graph(data, images, CALLS, cores())
-        about = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
-        about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
-        record.add(*(about | row for kind in ("operators", "groups") for row in graph[kind]))
+        graph_fields = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
+        graph_fields |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
+        record.add(*(graph_fields | row for kind in ("operators", "groups") for row in graph[kind]))
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
-    """Median times of the graph, its operators and its nodes; JSON-ready. `alone`: without the profiler."""
+    """Medians of the ONNX file `data` in two sessions, with and without the profiler.
+
+    `p50_ms`: a call without the profiler. `profiled_p50_ms`: a call with the profiler. `nodes_p50_ms`: the sum of the
+    nodes' medians. `nodes`, and their groups by operator (`operators`) and by operator and shapes (`groups`): rows.
+    """
     from benchmarks.measure.timing import ON_A_CPU, time_interleaved
 
     with tempfile.TemporaryDirectory() as folder:
-        profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
+        profiled, plain = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
-        runs = {"profiled": lambda: profiled.run(None, feeds), "alone": lambda: alone.run(None, feeds)}
-        every = replace(ON_A_CPU, one_state=False)  # keeps all rounds: the profiler records events of all
-        measured = time_interleaved(runs, 0.001, "profiling", calls, protocol=every)
+        timed_calls = {"profiled": lambda: profiled.run(None, feeds), "plain": lambda: plain.run(None, feeds)}
+        all_rounds = replace(ON_A_CPU, one_state=False)  # as in the profiler's events
+        measured = time_interleaved(timed_calls, 0.001, "profiling", calls, protocol=all_rounds)
         events = json.loads(Path(profiled.end_profiling()).read_text())
-    nodes = list(nodes_of(events, calls))
+    nodes = list(node_rows(events, calls))
     return {
-        "p50_ms": measured["alone"].percentile_ms(50),
+        "p50_ms": measured["plain"].percentile_ms(50),
         "profiled_p50_ms": measured["profiled"].percentile_ms(50),
         "nodes_p50_ms": sum(node["p50_us"] for node in nodes) / 1000,
-        "operators": together(nodes, ["operator"]),
-        "groups": together(nodes, ["operator", "shapes"]),
+        "operators": group_nodes(nodes, ["operator"]),
+        "groups": group_nodes(nodes, ["operator", "shapes"]),
         "nodes": nodes,
     }
 
@@ -79,37 +83,43 @@ def _session(data: bytes, threads: int, profile_prefix: Path | None) -> Any:
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def nodes_of(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
-    """A row per node: median in µs over its timed calls, the last `calls` or, of a quick graph, every other call."""
-    taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
+def node_rows(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
+    """A row for each node, with its median in µs over the timed calls.
+
+    `events`: of ONNX Runtime's profiler. The first call warms up. In a quick graph an untimed call precedes each timed
+    call.
+    """
+    kernel_events: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            taken[event["name"].removesuffix("_kernel_time")].append(event)
-    for name, own in taken.items():
-        step = max(1, (len(own) - 1) // calls)  # the first call warms up; an untimed call may precede each timed call
-        inputs, outputs = (_shapes(own[-1]["args"][f"{side}_type_shape"]) for side in ("input", "output"))
+            kernel_events[event["name"].removesuffix("_kernel_time")].append(event)
+    for name, node_events in kernel_events.items():
+        calls_a_timed_call = max(1, (len(node_events) - 1) // calls)
+        timed = node_events[::-calls_a_timed_call][:calls]
+        facts = timed[0]["args"]
+        inputs, outputs = (_shapes(facts[f"{side}_type_shape"]) for side in ("input", "output"))
         yield {
             "node": name,
-            "operator": own[-1]["args"]["op_name"],
-            "shapes": f"{' · '.join(map(_said, inputs))} → {' · '.join(map(_said, outputs))}",
-            "p50_us": median(event["dur"] for event in own[::-step][:calls]),
-            "flops": flops(own[-1]["args"]["op_name"], inputs, outputs[0]),
+            "operator": facts["op_name"],
+            "shapes": f"{' · '.join(map(_shape_text, inputs))} → {' · '.join(map(_shape_text, outputs))}",
+            "p50_us": median(event["dur"] for event in timed),
+            "flops": flops(facts["op_name"], inputs, outputs[0]),
         }
 
 
 def _shapes(tensors: Sequence[dict[str, list[int]]]) -> list[list[int]]:
-    """The profiler writes each tensor as {type: shape}."""
+    """The shapes of `tensors`, each of which the profiler writes as {dtype: shape}."""
     return [shape for tensor in tensors for shape in tensor.values()]
 
 
-def _said(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
 def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int]) -> int | None:
-    """Floating-point operations of a product or convolution; None for other operators.
+    """Floating-point operations of a matrix product or convolution; None for other operators.
 
-    The profiler omits weights packed beforehand, so K comes from the left factor.
+    The profiler omits weights that ONNX Runtime packed beforehand, so K comes from the left factor.
     """
     if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm"):
         inner = prod(inputs[0][-2:]) // output[-2]  # (…, M, K) or its transpose, over M of (…, M, N)
@@ -119,23 +129,23 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
     return None
 
 
-def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per group of nodes with equal `keys`, slowest first."""
+def group_nodes(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each group of nodes with equal values of `keys`, slowest first."""
     total_us = sum(node["p50_us"] for node in nodes)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:
         groups[tuple(node[key] for key in keys)].append(node)
     rows = []
-    for alike, members in groups.items():
-        taken_us = sum(node["p50_us"] for node in members)
+    for values, members in groups.items():
+        group_us = sum(node["p50_us"] for node in members)
         work = [node["flops"] for node in members]
         rows.append(
-            dict(zip(keys, alike, strict=True))
+            dict(zip(keys, values, strict=True))
             | {
                 "count": len(members),
-                "p50_us": taken_us,
-                "share": taken_us / total_us,
-                "gflops_per_s": sum(work) / taken_us / 1000 if taken_us and None not in work else None,
+                "p50_us": group_us,
+                "share": group_us / total_us,
+                "gflops_per_s": sum(work) / group_us / 1000 if group_us and None not in work else None,
             }
         )
     return sorted(rows, key=lambda row: -float(row["p50_us"]))

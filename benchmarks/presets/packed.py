@@ -1,4 +1,7 @@
-"""Encoders of padded texts before and after `vitbn rewrite --packed`, and what clients do against padding by hand."""
+"""Times an encoder on padded texts before and after `vitbn rewrite --packed`.
+
+Beside them: the ways in which clients avoid padding themselves, one text a call and batches of similar lengths.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ def packed(record: Record, layers: tuple[str, ...], seconds: float) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         for number in map(int, layers or LAYERS):
-            (place := Path(folder, str(number))).mkdir()
-            for row in measure(number, place, seconds):
+            (network_folder := Path(folder, str(number))).mkdir()
+            for row in measure(number, network_folder, seconds):
                 record.add({"network": f"bert-{number}x384", "title": f"BERT, {number} layers of 384", **row})
 
 
 def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
-    """A row for each load and candidate."""
+    """A row for each load and candidate. `folder` gets the encoder's files, `seconds`: for each load."""
     import numpy as np
 
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
@@ -48,5 +51,9 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
         measured = time_interleaved(calls(files, lengths), seconds, f"{layers} layers, {load}")
         for candidate, durations in measured.items():
             ratio = vars(ratio_with_interval(measured[PADDED], durations)) if candidate != PADDED else None
-            about = {"load": load, "candidate": candidate, "texts": len(lengths), "tokens": sum(lengths)}
-            yield {**about, "padded_tokens": len(lengths) * max(lengths), **durations.row(), "times_as_fast": ratio}
+            yield {
+                **{"load": load, "candidate": candidate, "texts": len(lengths), "tokens": sum(lengths)},
+                "padded_tokens": len(lengths) * max(lengths),
+                **durations.row(),
+                "times_as_fast": ratio,
+            }

@@ -1,7 +1,7 @@
-"""In: scenarios against a local `vitbn serve --servers 2`.
+"""Runs scenarios against a local `vitbn serve --servers 2`.
 
-Out: a JSON row each: requests sent, right, wrong, refused and failed, and latencies in ms; other figures for `hostile`
-and `added`.
+Out: a row for each scenario and protocol: requests sent, right, wrong, refused and failed, and latencies in ms.
+`hostile` and `added` have other figures.
 """
 
 from __future__ import annotations
@@ -22,5 +22,6 @@ NAMES = (*EVENTS, *OVER_HTTP)
 def proxy(record: Record, names: tuple[str, ...]) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     with BehindProxy() as bench:
-        both = [(name, protocol) for name in names or NAMES for protocol in ("http", "grpc")]
-        keep(record, (bench.run(*each) for each in both if each[0] in EVENTS or each[1] == "http"))
+        for name in names or NAMES:
+            protocols = ("http", "grpc") if name in EVENTS else ("http",)
+            keep(record, (bench.run(name, protocol) for protocol in protocols))

@@ -1,4 +1,4 @@
-"""Out: times of our networks before and after each rewrite, at two depths, beside PyTorch and the CNN."""
+"""Times our networks before and after each rewrite, at two depths, beside PyTorch and the CNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times the same candidates at many batch sizes, depths and widths."""
+"""Times the networks of a comparison in PyTorch and ONNX Runtime along three axes: batch size, depth and width."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
 
     device, threads, missing = choose("auto"), cores(), Missing()
     precisions = DEFAULT_PRECISIONS[device]
+    middle = ModelConfig(depth=DEPTH)
     rows: list[Row] = []
 
     def add(axis: str, measured: list[Row]) -> None:
@@ -49,16 +50,16 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
         record.update([*rows, *missing.rows], limits.found)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
-    planned = _points(middle := ModelConfig(depth=DEPTH))
-    share = seconds / sum(len(workloads) for *_, workloads in planned)
+    points = _points(middle)
+    seconds_a_workload = seconds / sum(len(workloads) for *_, workloads in points)
     with recording(json_path, threads, device) as record:
         limits = Limits(device, threads, precisions)
-        for axis, config, workloads in planned:
+        for axis, config, workloads in points:
             networks = _networks(config, config == middle)
             built = build_all(candidates(networks, RUNTIMES, precisions, threads, device), workloads, missing)
             for workload in workloads if built else ():
                 title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
-                measure(built, workload, share, limits.again, title, missing, partial(add, axis))
+                measure(built, workload, seconds_a_workload, limits.again, title, missing, partial(add, axis))
         finish(record, rows, missing)
     for line in unstable_lines(rows):
         click.echo(line)
@@ -66,15 +67,15 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
 
 
 def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:
-    alike = [Workload(AXIS_BATCH)]
+    """Axis, configuration and workloads. Off its axis each point has the values of `middle` and AXIS_BATCH."""
     return [
         ("batch", middle, [Workload(batch) for batch in BATCHES]),
-        *(("depth", replace(middle, depth=depth), alike) for depth in DEPTHS),
-        *(("dim", replace(middle, dim=dim), alike) for dim in DIMS),
+        *(("depth", replace(middle, depth=depth), [Workload(AXIS_BATCH)]) for depth in DEPTHS),
+        *(("dim", replace(middle, dim=dim), [Workload(AXIS_BATCH)]) for dim in DIMS),
     ]
 
 
 def _networks(config: ModelConfig, is_middle: bool) -> list[Network]:
     """The compared networks; the CNN, which has neither depth nor width, only in the middle configuration."""
-    configs = [replace(config, model=model) for model in COMPARED]
-    return [Network(each.model, each) for each in configs if each.is_transformer or is_middle]
+    networks = [Network(model, replace(config, model=model)) for model in COMPARED]
+    return [network for network in networks if network.config.is_transformer or is_middle]

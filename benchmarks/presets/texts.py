@@ -1,6 +1,7 @@
-"""Sends texts of different lengths to an encoder on a server, a text a request: padded or packed, joined or apart.
+"""Sends texts of different lengths to an encoder on a server, one text a request.
 
-In: the encoder's files and lengths. Out: rates and latencies of each way to serve the encoder; the ways take turns.
+The encoder is padded or packed, and the server joins requests of different lengths in a call or does not. In: the
+encoder's files, and lengths of texts. Out: rates and latencies of each way to serve the encoder. The ways take turns.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,11 +29,11 @@ from benchmarks.reporting.recorded_command import recorded
 from models.training.command_options import FiniteRange
 
 NETWORK = "bert-6x384"
-TEXTS = 64  # different texts
-WAITING = 64  # requests at most, of every way to serve
-CLIENTS = 8  # while answers are compared
+TEXTS = 64  # different texts of a load
+MAX_WAITING = 64  # requests in a model's queue on the server
+CLIENTS = 8  # connections that ask at once while answers are compared
 BASE = f"{PADDED}, joined"
-# Name -> file, and whether the server runs requests of different lengths together.
+# Way to serve -> file of the encoder, and whether the server joins requests of different lengths in a call.
 WAYS: Mapping[str, tuple[str, bool]] = {
     BASE: (PADDED, True),
     f"{PADDED}, one text a call": (PADDED, False),
@@ -40,11 +42,13 @@ WAYS: Mapping[str, tuple[str, bool]] = {
     f"{CUT}, joined": (CUT, True),
 }
 
-Text = Mapping[str, NDArray[np.int64]]
+Text = Mapping[str, NDArray[np.int64]]  # input -> ids or mask, (1, tokens)
 
 
 @click.command()
-@click.option("--in-flight", type=click.IntRange(1, WAITING), default=48, show_default=True, help="In a closed loop.")
+@click.option(
+    "--in-flight", type=click.IntRange(1, MAX_WAITING), default=48, show_default=True, help="In a closed loop."
+)
 @click.option("--seconds", type=FiniteRange(1), default=10, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @recorded("texts")
@@ -62,16 +66,22 @@ def texts(record: Record, in_flight: int, seconds: float, rounds: int) -> None:
 
 
 def lengths() -> dict[str, NDArray[np.int64]]:
-    """Load -> lengths of TEXTS texts in tokens: spread evenly over the published quantiles of CHUNKS, or random."""
-    rng, evenly = np.random.default_rng(0), (np.arange(TEXTS) + 0.5) / TEXTS
+    """Load -> lengths of TEXTS texts in tokens.
+
+    The chunks' lengths are spread evenly over the published quantiles CHUNKS. Those of short texts are random.
+    """
+    rng, quantiles = np.random.default_rng(0), (np.arange(TEXTS) + 0.5) / TEXTS
     return {
-        "chunks of documents": rng.permutation(np.interp(evenly, *CHUNKS).astype(np.int64)),
+        "chunks of documents": rng.permutation(np.interp(quantiles, *CHUNKS).astype(np.int64)),
         "short texts": np.clip(rng.lognormal(2.5, 0.6, TEXTS), 4, 128).astype(np.int64),
     }
 
 
 def measure(files: Mapping[str, Path], in_flight: int, seconds: float, rounds: int) -> Iterator[list[Row]]:
-    """The rows after each round. Raises Failed, WrongAnswer."""
+    """The rows of all rounds so far, after each round. `files`: name -> the encoder's ONNX file.
+
+    Raises WrongAnswer if a way's answers differ, Failed if a way cannot be measured.
+    """
     from serving.local_server import running_server
 
     loads = {name: draw(tokens) for name, tokens in lengths().items()}
@@ -85,24 +95,28 @@ def measure(files: Mapping[str, Path], in_flight: int, seconds: float, rounds: i
                 check(server.http_url, models, texts, files[PADDED])
             cells = [(load, way) for load in loads for way in WAYS]
             note(f"{len(cells)} loads, {rounds} rounds of {seconds:g} s each")
-            taken: dict[tuple[str, str], list[dict[str, float]]] = {cell: [] for cell in cells}
+            measured: dict[tuple[str, str], list[dict[str, float]]] = {cell: [] for cell in cells}
             for number in range(rounds):
                 for load, way in steps(cells if number % 2 == 0 else cells[::-1], f"round {number + 1} of {rounds}"):
                     figures = by_perf_analyzer.measure_texts(
                         server, models[way], loads[load], in_flight, seconds, Path(folder)
                     )
-                    taken[load, way].append(figures)
-                yield [_row(load, way, taken, loads[load], in_flight) for load, way in cells]
+                    measured[load, way].append(figures)
+                yield [_row(load, way, measured, loads[load], in_flight) for load, way in cells]
 
 
-def draw(tokens: Sequence[int] | NDArray[np.int64]) -> list[Text]:
+def draw(lengths: Sequence[int] | NDArray[np.int64]) -> list[Text]:
+    """A text of random tokens for each length, without padding."""
     rng = np.random.default_rng(1)
-    ids = [rng.integers(3, WORDS, (1, count)) for count in tokens]
-    return [{"input_ids": each, MASK: np.ones_like(each)} for each in ids]
+    token_ids = [rng.integers(3, WORDS, (1, length)) for length in lengths]
+    return [{"input_ids": ids, MASK: np.ones_like(ids)} for ids in token_ids]
 
 
 def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
-    """Raises Failed if joined requests do not get the answers of single requests."""
+    """Adds `file` to the repository. `joined`: whether the server joins requests of different lengths in a call.
+
+    Raises Failed if joined requests would not get the answers of single requests.
+    """
     from export.publishing.foreign import foreign_artifact
     from export.publishing.joined import joining
     from export.publishing.new_config import to_text
@@ -112,19 +126,19 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
 
     artifact = foreign_artifact(file)
     if joined:
-        artifact, told = joining(artifact.telling(packed=MASK))
+        artifact, reasons = joining(artifact.telling(packed=MASK))
         if artifact.origin.joined_lengths is None:
-            raise Failed("; ".join(told))
+            raise Failed("; ".join(reasons))
     publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))
-    message = read_config(repository / name)
-    message.dynamic_batching.default_queue_policy.max_queue_size = WAITING
-    (repository / name / "config.pbtxt").write_text(to_text(message))
+    config = read_config(repository / name)
+    config.dynamic_batching.default_queue_policy.max_queue_size = MAX_WAITING
+    (repository / name / "config.pbtxt").write_text(to_text(config))
 
 
 def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path) -> None:
-    """Compares each way's answers with those of the padded `file` in this process, one text a call.
+    """Raises WrongAnswer if a served model's answers differ from those of `file` in this process, one text a call.
 
-    Raises WrongAnswer.
+    `url`: host:port of the server's HTTP. `models`: way to serve -> name of its model.
     """
     import onnxruntime
     import tritonclient.http as http
@@ -133,32 +147,37 @@ def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path
     expected = np.concatenate([session.run(None, dict(text))[0] for text in texts])
 
     def ask(model: str, text: Text) -> Any:
-        inputs = [http.InferInput(name, list(array.shape), "INT64") for name, array in text.items()]
-        for given, array in zip(inputs, text.values(), strict=True):
-            given.set_data_from_numpy(array)
+        inputs = [
+            http.InferInput(name, list(array.shape), "INT64").set_data_from_numpy(array) for name, array in text.items()
+        ]
         with http.InferenceServerClient(url, network_timeout=600) as client:
             return client.infer(model, inputs).as_numpy(session.get_outputs()[0].name)
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         for way, model in models.items():
-            found = np.concatenate(list(clients.map(lambda text, model=model: ask(model, text), texts)))
-            error = float(np.abs(found - expected).max() / np.abs(expected).max())
+            answers = np.concatenate(list(clients.map(partial(ask, model), texts)))
+            error = float(np.abs(answers - expected).max() / np.abs(expected).max())
             if not error <= TOLERANCE:  # NaN too
                 raise WrongAnswer(f"{way}: expected answers within {TOLERANCE:g} of their size, found {error:.1e}")
 
 
 def _row(
-    load: str, way: str, taken: Mapping[tuple[str, str], list[dict[str, float]]], texts: Sequence[Text], in_flight: int
+    load: str,
+    way: str,
+    measured: Mapping[tuple[str, str], list[dict[str, float]]],
+    texts: Sequence[Text],
+    in_flight: int,
 ) -> Row:
-    figures, base = taken[load, way], taken[load, BASE]
+    """Medians of the rounds, and each round's rate and p99 relative to those of BASE in the same round."""
+    rounds, base_rounds = measured[load, way], measured[load, BASE]
     tokens = [text[MASK].shape[1] for text in texts]
-    ratios = {
-        of: [own[name] / other[name] for own, other in zip(figures, base, strict=True)]
-        for of, name in (("rate", "texts_per_s"), ("p99", "p99_ms"))
-    }
+
+    def relative(name: str) -> list[float]:
+        return [figures[name] / base[name] for figures, base in zip(rounds, base_rounds, strict=True)]
+
     return {
         **{"load": load, "candidate": way, "in_flight": in_flight, "texts": len(texts)},
         **{"mean_tokens": sum(tokens) / len(tokens), "longest_tokens": max(tokens)},
-        **{name: float(median(each[name] for each in figures)) for name in figures[0]},
-        **{f"{of}_of_{PADDED}_joined": each for of, each in ratios.items()},
+        **{name: float(median(figures[name] for figures in rounds)) for name in rounds[0]},
+        **{f"rate_of_{PADDED}_joined": relative("texts_per_s"), f"p99_of_{PADDED}_joined": relative("p99_ms")},
     }

@@ -5,7 +5,7 @@ from commands import measured
 
 from benchmarks.measure.network import shipped_network
 from benchmarks.presets import operators as module
-from benchmarks.presets.operators import flops, nodes_of, profile_graph, together
+from benchmarks.presets.operators import flops, group_nodes, node_rows, profile_graph
 from export.graph import Form
 from export.pipeline import export_checkpoint
 
@@ -27,14 +27,16 @@ def event(name: str, operator: str, us: int, inputs: list[list[int]], output: li
         ("Softmax", [[8, 17, 17]], [8, 17, 17], None),
     ],
 )
-def test_flops(operator: str, inputs: list[list[int]], output: list[int], expected: int | None) -> None:
+def test_flops_of_products_and_convolutions(
+    operator: str, inputs: list[list[int]], output: list[int], expected: int | None
+) -> None:
     assert flops(operator, inputs, output) == expected
 
 
-def test_nodes_are_medians_of_the_last_calls() -> None:
+def test_a_node_has_the_median_of_the_last_calls() -> None:
     events = [event("a", "MatMul", us, [[2, 4]], [2, 3]) for us in (1000, 10, 30, 20)]  # the first is the warm-up
     events += [{"cat": "Session", "name": "model_run", "dur": 99}, event("b", "Gelu", 40, [[2, 3]], [2, 3])]
-    first, second = nodes_of(events, 3)
+    first, second = node_rows(events, 3)
     assert first == {"node": "a", "operator": "MatMul", "shapes": "2x4 → 2x3", "p50_us": 20, "flops": 48}
     assert second["flops"] is None
 
@@ -42,13 +44,13 @@ def test_nodes_are_medians_of_the_last_calls() -> None:
 @pytest.mark.parametrize("untimed", [[], [70]], ids=["slow", "quick"])
 def test_only_timed_calls_count(untimed: list[int]) -> None:
     took_us = [99, *untimed, 10, *untimed, 20, *untimed, 30]
-    (node,) = nodes_of([event("a", "MatMul", each, [[2, 4]], [2, 3]) for each in took_us], 3)
+    (node,) = node_rows([event("a", "MatMul", each, [[2, 4]], [2, 3]) for each in took_us], 3)
     assert node["p50_us"] == 20
 
 
-def test_nodes_alike_are_put_together() -> None:
+def test_nodes_of_an_operator_share_a_row() -> None:
     events = [event(name, "MatMul", 10, [[2, 4]], [2, 3]) for name in ("a", "b")] + [event("c", "Gelu", 60, [[2]], [2])]
-    gelu, product = together(list(nodes_of(events, 1)), ["operator"])
+    gelu, product = group_nodes(list(node_rows(events, 1)), ["operator"])
     assert (gelu["operator"], gelu["share"], gelu["gflops_per_s"]) == ("Gelu", 0.75, None)
     assert (product["count"], product["p50_us"], product["gflops_per_s"]) == (2, 20, 2 * 48 / 20 / 1000)
 

@@ -1,7 +1,8 @@
-"""Compares two results of one benchmark: changes beyond noise.
+"""Compares two results of one benchmark, and says which rows changed by more than noise.
 
-Each file's samples are resampled separately, in blocks of neighbours: the files come from different runs. The interval
-is wider than 95 %: of two runs of the same program at most 2 % of the rows differ (tests/benchmarks/test_compare.py).
+The samples of both files are resampled separately, since they come from different runs, and in blocks of neighbours,
+since neighbours are alike. The interval is wider than 95 %, so that two runs of the same program differ in at most 2 %
+of the rows (tests/benchmarks/test_compare.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.measure.run import Row, Run, RunError, read
 from benchmarks.reporting.tables.table import Table, cell
 from export.intervals import RESAMPLES, Ratio, blocks
 
-# Fields that identify a row.
+# Fields that identify a row: texts, and numbers.
 KEYS = (
     *("name", "network", "model", "candidate", "checkpoint", "runtime", "engine", "precision", "rewrites"),
     *("transport", "protocol", "shared_memory", "axis"),
@@ -28,44 +29,46 @@ SIZES = (
 )
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
 MIN_ROUNDS = 10
-COVERED, WIDENED = 99.5, 2.0  # per cent of the resampled ratios; then this power widens the interval around the ratio
+COVERED = 99.5  # per cent of the resampled ratios that the interval covers, before it is widened
+WIDENING = 2.0  # the power to which the interval's ends, as factors of the ratio, are raised
 
 HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (interval)")
 
 
 def changes(before: Path, after: Path) -> Table:
     """A row for each row of the files, in the second file's order. Raises RunError if the files share no row."""
-    olds, news = (dict(_samples(read(path))) for path in (before, after))
-    common = [name for name in news if name in olds]
+    old_ms, new_ms = (dict(_samples_ms(read(path))) for path in (before, after))
+    common = [name for name in new_ms if name in old_ms]
     if not common:
         raise RunError(f"{after}: expected rows with samples that are also in {before}, found none")
-    lines = []
+    rows = []
     for name in common:
-        ratio = ratio_of_runs(olds[name], news[name])
-        fewest = min(len(olds[name]), len(news[name]))
-        medians = (f"{float(np.median(samples)):,.3f}" for samples in (olds[name], news[name]))
-        lines.append((name, verdict(ratio, fewest), *medians, cell(ratio)))
-    lines += [(name, "only before", "-", "-", "-") for name in olds if name not in news]
-    lines += [(name, "only after", "-", "-", "-") for name in news if name not in olds]
-    return Table([dict(zip(HEADER, line, strict=True)) for line in lines], 2)
+        ratio = ratio_of_runs(old_ms[name], new_ms[name])
+        fewest = min(len(old_ms[name]), len(new_ms[name]))
+        medians = (f"{float(np.median(samples)):,.3f}" for samples in (old_ms[name], new_ms[name]))
+        rows.append((name, verdict(ratio, fewest), *medians, cell(ratio)))
+    rows += [(name, "only before", "-", "-", "-") for name in old_ms if name not in new_ms]
+    rows += [(name, "only after", "-", "-", "-") for name in new_ms if name not in old_ms]
+    return Table([dict(zip(HEADER, row, strict=True)) for row in rows], 2)
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """Lines on machines and packages that differ, and on interrupted runs."""
+    """A line for each difference of the machines and their packages, and for each interrupted run."""
     runs = [read(path) for path in (before, after)]
     for path, run in zip((before, after), runs, strict=True):
         if run.interrupted:
             yield f"{path}: interrupted"
     old, new = (run.machine for run in runs)
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
-    packages = [each.get("packages") or {} for each in (old, new)]
-    pairs += [(name, *(each.get(name) for each in packages)) for name in dict.fromkeys(chain(*packages))]
+    packages = [machine.get("packages") or {} for machine in (old, new)]
+    pairs += [(name, *(versions.get(name) for versions in packages)) for name in dict.fromkeys(chain(*packages))]
     for name, was, is_now in pairs:
         if was != is_now:
             yield f"{name}: {was or 'not there'} before, {is_now or 'not there'} after"
 
 
 def verdict(ratio: Ratio, rounds: int) -> str:
+    """What changed, in words. `rounds`: of the run that has fewer."""
     if rounds < MIN_ROUNDS:
         return f"cannot tell: {rounds} rounds, {MIN_ROUNDS} wanted"
     if ratio.low > 1:
@@ -79,12 +82,13 @@ def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Rati
     medians = []
     for samples in (np.asarray(before_ms), np.asarray(after_ms)):
         medians.append(np.median(samples[blocks(generator, len(samples), RESAMPLES)], axis=1))
-    outside, ratio = (100 - COVERED) / 2, float(np.median(before_ms) / np.median(after_ms))
-    low, high = ratio * (np.percentile(medians[0] / medians[1], (outside, 100 - outside)) / ratio) ** WIDENED
+    tail, ratio = (100 - COVERED) / 2, float(np.median(before_ms) / np.median(after_ms))
+    low, high = ratio * (np.percentile(medians[0] / medians[1], (tail, 100 - tail)) / ratio) ** WIDENING
     return Ratio(ratio, float(low), float(high))
 
 
-def _samples(run: Run) -> Iterator[tuple[str, list[float]]]:
+def _samples_ms(run: Run) -> Iterator[tuple[str, list[float]]]:
+    """The name and the samples of each row that has samples."""
     for row in run.rows:
         if samples_ns := row.get("samples_ns"):
             yield _name(row), [ns / 1e6 for ns in samples_ns]

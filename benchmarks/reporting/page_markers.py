@@ -1,7 +1,4 @@
-"""The blocks of a page that results fill: `<!-- KIND WORDS -->` stands before a block, `<!-- end -->` behind it.
-
-In: a page and, for each kind, what makes a block of its words. Out: the page with these blocks; others stay.
-"""
+"""The blocks of a page that results fill: `<!-- KIND WORDS -->` stands before a block, `<!-- end -->` after it."""
 
 from __future__ import annotations
 
@@ -12,6 +9,11 @@ MARKED = re.compile(r"<!-- (\w+) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def fill(page: str, makers: Mapping[str, Callable[[Sequence[str]], str]]) -> str:
+    """The page with new blocks. `makers`: kind -> function from the marker's words to the text of the block.
+
+    Blocks of other kinds stay as they are.
+    """
+
     def block(match: re.Match[str]) -> str:
         kind, words = match[1], match[2]
         if kind not in makers:
@@ -21,6 +23,6 @@ def fill(page: str, makers: Mapping[str, Callable[[Sequence[str]], str]]) -> str
     return MARKED.sub(block, page)
 
 
-def named(page: str, kind: str) -> list[str]:
-    """The words of each marker of that kind."""
+def marker_words(page: str, kind: str) -> list[str]:
+    """The words of each marker of that kind, joined by spaces."""
     return [match[2] for match in MARKED.finditer(page) if match[1] == kind]

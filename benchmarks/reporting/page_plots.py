@@ -1,4 +1,4 @@
-"""The pictures that pages show. In: a run. Out: a PNG; equal numbers give equal bytes."""
+"""The plots of the project's pages. In: a result. Out: a PNG; equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from models.networks.config import ModelName
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Step = tuple[ModelName, str, str, float]
-"""Model, candidate of `rewrites.py`, label, strength of the colour."""
+Bar = tuple[ModelName, str, str, float]
+"""Model, candidate of the preset `rewrites`, label, opacity."""
 
-STEPS: tuple[Step, ...] = (
+BARS: tuple[Bar, ...] = (
     ("vitbn", EAGER, "PyTorch, eager", 0.25),
     ("vitbn", PLAIN, "ONNX Runtime, plain export", 0.25),
     ("vitbn", "fold", "BatchNorm folded", 0.45),
@@ -46,19 +46,20 @@ def worth(run: Run) -> bytes:
     for axes, depth in zip(panels, depths, strict=True):
         best = [row for row in run.rows if row.get("kind") == BEST and row["at_depth"] == depth]
         _bars(axes, {(row["model"], row["candidate"]): row["p50_ms"] for row in best}, images)
-    panels[0].set_yticks(range(len(STEPS)), [label for *_, label, _ in STEPS])
+    panels[0].set_yticks(range(len(BARS)), [label for *_, label, _ in BARS])
     panels[0].invert_yaxis()
     return png(figure)
 
 
-def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> None:
+def _bars(axes: Axes, p50_ms: Mapping[tuple[str, str], float], images: int) -> None:
+    """A bar of the images a second for each of BARS. `p50_ms`: model and candidate -> duration for `images` images."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    for height, (model, candidate, _, alpha) in enumerate(STEPS):
-        ms = best_ms[model, candidate]
+    for height, (model, candidate, _, opacity) in enumerate(BARS):
+        ms = p50_ms[model, candidate]
         images_per_s = 1000 * images / ms
-        axes.barh(height, images_per_s, 0.7, color=look_of(model).colour, alpha=alpha)
-        label = f"{number(best_ms['vitbn', PLAIN] / ms)} x"
+        axes.barh(height, images_per_s, 0.7, color=look_of(model).colour, alpha=opacity)
+        label = f"{number(p50_ms['vitbn', PLAIN] / ms)} x"
         axes.annotate(label, (images_per_s, height), (4, 0), textcoords="offset points", va="center", fontsize=9)
     axes.margins(x=0.16)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, min_n_ticks=3))
@@ -67,15 +68,17 @@ def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> 
 
 
 def frontier(run: Run) -> bytes:
+    """Test accuracy against images a second of networks for MNIST."""
     return _frontier(run, "What accuracy costs in speed")
 
 
 def garments(run: Run) -> bytes:
+    """Test accuracy against images a second of networks for Fashion-MNIST."""
     return _frontier(run, "What accuracy costs in speed where it is not full: Fashion-MNIST")
 
 
 def _frontier(run: Run, title: str) -> bytes:
-    measured = [
+    points = [
         (row["model"], PurePath(row["checkpoint"]).stem, row["images_per_s"], 100 * test_accuracy(row))
         for row in run.rows
     ]
@@ -83,25 +86,25 @@ def _frontier(run: Run, title: str) -> bytes:
     rounds, images = len(first["samples_ns"]), first["images"]
     timing = f"Medians of {rounds} interleaved rounds, {images:,} images each, ONNX Runtime, all rewrites."
     speed = "images a second, rewritten, on this machine"
-    return png(accuracy_over_cost(title, f"{timing}\n{_machine(run)}.", measured, speed))
+    return png(accuracy_over_cost(title, f"{timing}\n{_machine(run)}.", points, speed))
 
 
 def foreign(run: Run) -> bytes:
-    """How many times as fast as the plain file the rewritten file is, with its interval, at batches of 1 and 8."""
+    """How many times as fast as the exported file the rewritten file is, with its interval, at batches of 1 and 8."""
     title, axis = "The ONNX rewrites on third-party networks", "times as fast as the plain file"
-    ours = [row for row in run.rows if row.get("candidate") == OURS and "samples_ns" in row]
-    titles = list(dict.fromkeys(row["title"] for row in ours))
+    rewritten = [row for row in run.rows if row.get("candidate") == OURS and "samples_ns" in row]
+    titles = list(dict.fromkeys(row["title"] for row in rewritten))
     footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
     figure, (axes,) = row_of_panels(title, footnote, [""], axis, "", (8.0, 1.6 + 0.4 * len(titles)))
-    for batch, marker, colour, above in ((1, "o", "#1f5f99", 0.0), (8, "s", "#b3541e", 0.2)):
-        for place, row in enumerate(row for row in ours if row["batch"] == batch):
-            ratio, height = row["times_as_fast"], titles.index(row["title"]) + above
-            spread = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
-            label = f"batch {batch}" if place == 0 else "_"
-            look: dict[str, Any] = {"capsize": 3, "marker": marker, "color": colour, "label": label}
-            axes.errorbar([ratio["ratio"]], [height], xerr=spread, **look)
+    for batch, marker, colour, offset in ((1, "o", "#1f5f99", 0.0), (8, "s", "#b3541e", 0.2)):
+        for index, row in enumerate(row for row in rewritten if row["batch"] == batch):
+            ratio, height = row["times_as_fast"], titles.index(row["title"]) + offset
+            interval = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
+            label = f"batch {batch}" if index == 0 else "_"  # matplotlib's legend omits labels that start with _
+            style: dict[str, Any] = {"capsize": 3, "marker": marker, "color": colour, "label": label}
+            axes.errorbar([ratio["ratio"]], [height], xerr=interval, **style)
     axes.axvline(1, color="#555555", linewidth=0.9)
-    axes.set_yticks(range(len(titles)), [each.replace("`", "") for each in titles])
+    axes.set_yticks(range(len(titles)), [title.replace("`", "") for title in titles])
     axes.invert_yaxis()
     legend(figure, axes)
     return png(figure)

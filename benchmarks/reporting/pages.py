@@ -1,7 +1,7 @@
 """Fills the tables of pages from results.
 
-In a page `<!-- table NAME FILE… -->` stands before a table of tables/ and `<!-- origin FILE -->` before the line that
-says where its numbers come from; `<!-- end -->` stands behind both.
+In a page `<!-- table NAME FILE… -->` stands before the table NAME of tables/, made from the results FILE…, and
+`<!-- origin FILE -->` before the line that says how the result was measured. `<!-- end -->` stands after both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
-PICTURES = {each: f"{each}.json" for each in ("frontier", "garments", "foreign")} | {"worth": "rewrites.json"}
+# Function in page_plots.py, and name of the PNG -> file of its result.
+PICTURES = {name: f"{name}.json" for name in ("frontier", "garments", "foreign")} | {"worth": "rewrites.json"}
 
 
 class PageError(Exception):
@@ -36,33 +37,39 @@ def find(folder: Path) -> dict[str, Run]:
 
 
 def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
-    """`page` with its tables; raises PageError for a marker that names no table."""
+    """The text `page` with its tables. `name`: of the page, for messages. `runs`: file name -> run.
+
+    Raises PageError for a marker that names no table.
+    """
 
     def table(words: Sequence[str]) -> str:
         if len(words) < 2 or words[0] not in TABLES:
             raise PageError(f"{name}: expected `table NAME FILE` with a name out of {', '.join(TABLES)}, found {words}")
-        return "\n".join(_table(words[0], words[1:], runs))
+        return _table(words[0], words[1:], runs)
 
     return fill(page, {"table": table, "origin": lambda words: "\n".join(_origin(words[0], runs))})
 
 
-def _table(name: str, files: Sequence[str], runs: Mapping[str, Run]) -> Iterator[str]:
+def _table(name: str, files: Sequence[str], runs: Mapping[str, Run]) -> str:
+    """The table's text; empty if a result is missing or holds no measured row."""
     if all(file in runs and (name == "left_out" or measured(runs[file])) for file in files):
-        made = TABLES[name](*(runs[file] for file in files))
-        yield made.markdown if isinstance(made, Table) else made
+        table = TABLES[name](*(runs[file] for file in files))
+        return table.markdown if isinstance(table, Table) else table
+    return ""
 
 
 def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
+    """The lines on how a result was measured: file, command, commit, date, machine, and any doubt about it."""
     if file not in runs:
         yield f"**Not measured**: there is no `{file}`."
         return
     run = runs[file]
     machine = run.machine
-    where = [f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}"] if machine["cpu"] else []
-    where += ["with " + ", ".join(machine["instruction_sets"])] if machine.get("instruction_sets") else []
-    where += [machine["device"]] if machine["device"] not in (None, "cpu") else []
     facts = [f"`{file}`", f"`{run.command}`" if run.command else "", f"commit {run.commit}" if run.commit else ""]
-    facts += [str(run.date)[:10] if run.date else "", *where]
+    facts.append(str(run.date)[:10] if run.date else "")
+    facts += [f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}"] if machine["cpu"] else []
+    facts += ["with " + ", ".join(machine["instruction_sets"])] if machine.get("instruction_sets") else []
+    facts += [machine["device"]] if machine["device"] not in (None, "cpu") else []
     if run.limits:
         copy = f", copy {run.limits['copy_gb_per_s']:,.1f} GB/s" if "copy_gb_per_s" in run.limits else ""
         facts.append(f"limits of the machine: GEMM {run.limits['gemm_gflops_per_s']:,.0f} GFLOP/s{copy}")
@@ -78,18 +85,18 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
 
 
 def console(page: str, runs: Mapping[str, Run]) -> str:
-    """The README's page with the output of `latency.py --batch 5000` that the results give."""
+    """The README `page` with the output that `latency.py --batch 5000` would print for the result."""
     from benchmarks.reporting.tables.timed_calls import batch_table, limits_line
 
     run = runs.get("latency-5000.json")
     if not run or not run.limits:
         return page
-    shown = f"{batch_table(measured(run))}\n{limits_line(run.limits)}"
-    return CONSOLE.sub(lambda match: f"{match[1]}{shown}{match[2]}", page)
+    output = f"{batch_table(measured(run))}\n{limits_line(run.limits)}"
+    return CONSOLE.sub(lambda match: f"{match[1]}{output}{match[2]}", page)
 
 
 def contents(folder: Path) -> dict[Path, str]:
-    """report.md in `folder`; for the committed results also the tables of the project's pages."""
+    """Path -> text: report.md in `folder`, and the project's pages if `folder` holds the committed results."""
     runs = find(folder)
     texts = {folder / "report.md": filled(TEMPLATE.name, TEMPLATE.read_text(), runs)}
     if folder.resolve() == (ROOT / "benchmarks" / "results").resolve():
@@ -100,7 +107,7 @@ def contents(folder: Path) -> dict[Path, str]:
 
 
 def pictures(folder: Path) -> Iterator[tuple[Path, Callable[[], bytes]]]:
-    """The path of each picture, and a function that draws it as PNG."""
+    """The path of each picture whose result is in `folder`, and a function that draws the picture as PNG."""
     from benchmarks.reporting import page_plots
 
     runs = find(folder)

@@ -1,4 +1,4 @@
-"""The frame of a benchmark's command: its rows are written as they come, and its tables are printed at the end."""
+"""The decorator of benchmark commands: writes rows as they are measured, and prints tables at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Command = Callable[..., int | None]
 def recorded(*tables: str, threads: int | None = None) -> Callable[[Command], Callable[..., None]]:
     """Adds --json to a command, which gets the `Record` as its first argument and may return an exit code.
 
-    `tables`: names in TABLES. `threads`: as the result states them; None: all cores.
+    `tables`: names in TABLES. `threads`: the number that the result states; None: all cores.
     """
 
     def decorate(command: Command) -> Callable[..., None]:

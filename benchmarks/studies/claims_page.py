@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.reporting.page_markers import fill, named
+from benchmarks.reporting.page_markers import fill, marker_words
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
 from benchmarks.studies.claims_tables import PICTURES, TABLES
@@ -25,7 +25,7 @@ def rows_of(name: str, results: Results) -> list[list[str]]:
 
 def filled(page: str, results: Results) -> str:
     """The page with all of TABLES; raises StudyError for a missing or an unknown marker."""
-    there = sorted(named(page, "table"))
+    there = sorted(marker_words(page, "table"))
     if there != sorted(TABLES):
         raise StudyError(f"claims: expected the tables {', '.join(sorted(TABLES))}, found {', '.join(there)}")
 

@@ -1,4 +1,4 @@
-"""The tables of pages and terminals, by the name in a page's marker. In: a run, or two. Out: a table, or lines."""
+"""The tables of pages and terminals. In: a result, or two. Out: a table, or lines of text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from benchmarks.measure.run import Run
 from benchmarks.reporting.tables import accuracies, networks, servers, steadiness, third_party, timed_calls
 from benchmarks.reporting.tables.table import Table
 
+# Name in a page's marker -> function that makes the table.
 TABLES: Mapping[str, Callable[..., Table | str]] = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(third_party.packed, third_party.texts),
@@ -30,6 +31,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
 
 
 def show(run: Run, *names: str) -> str:
-    """The tables as text for a terminal."""
-    made = (TABLES[name](run) for name in names)
-    return "\n".join(text for each in made if (text := each.plain if isinstance(each, Table) else each))
+    """The tables of the run as text for a terminal, without empty ones."""
+    tables = (TABLES[name](run) for name in names)
+    texts = (table.plain if isinstance(table, Table) else table for table in tables)
+    return "\n".join(filter(None, texts))

@@ -1,4 +1,4 @@
-"""A table's rows as text: Markdown for a page, aligned columns for a terminal."""
+"""Tables as text, Markdown for a page or aligned columns for a terminal; and what fills their cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Table:
-    """The first `names` columns are names, the others numbers. A cell that a row lacks shows as -."""
+    """The first `names` columns hold names and stand left, the others hold numbers. A missing or empty cell shows -."""
 
     rows: Sequence[Cells]
     names: int = 1
@@ -28,11 +28,11 @@ class Table:
     def plain(self) -> str:
         import tabulate
 
-        usual, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # 2, the default, makes the widest table too wide
+        default, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # the default of 2 makes the widest table too wide
         try:
             return self._text("simple")
         finally:
-            tabulate.MIN_PADDING = usual
+            tabulate.MIN_PADDING = default
 
     def _text(self, form: str) -> str:
         import tabulate
@@ -45,12 +45,13 @@ class Table:
 
 
 def measured(run: Run) -> list[Row]:
+    """The rows with figures: other rows name what was not measured, and the reason."""
     return [row for row in run.rows if "reason" not in row]
 
 
-def find(rows: Sequence[Row], **wanted: object) -> Row:
-    """The first row that has all `wanted` values."""
-    return next(row for row in rows if wanted.items() <= row.items())
+def find(rows: Sequence[Row], **fields: object) -> Row:
+    """The first row that has all these fields. Raises StopIteration if no row has them."""
+    return next(row for row in rows if fields.items() <= row.items())
 
 
 def times_faster(row: Row, than: Row) -> Ratio:
@@ -59,10 +60,12 @@ def times_faster(row: Row, than: Row) -> Ratio:
 
 
 def number(value: float) -> str:
+    """With about three digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def cell(ratio: Ratio) -> str:
+    """The ratio with its interval; 1 for a row that is compared with itself."""
     if ratio.low == ratio.high == 1:
         return "1"
     return f"{number(ratio.ratio)} ({number(ratio.low)} to {number(ratio.high)})"

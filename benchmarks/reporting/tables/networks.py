@@ -10,6 +10,7 @@ from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import Table, cell, find, milliseconds, percent, times_faster
 from export.intervals import Ratio
 
+# Checkpoint -> what a reader needs, for the README.
 CHOICE = {
     "cnn": "the most accurate",
     "vitbn-late-deep": "the most accurate transformer",
@@ -23,16 +24,17 @@ GARMENTS = {
 
 
 def rewrites(run: Run) -> Table:
+    """Each candidate's time in one call and in its best way, beside its plain export and PyTorch."""
     rows = []
     for best in (row for row in run.rows if row.get("kind") == BEST):
-        alike = {name: best[name] for name in ("at_depth", "model", "candidate")}
-        once = find(run.rows, kind=ONE_CALL, **alike)
+        candidate = {name: best[name] for name in ("at_depth", "model", "candidate")}
+        one_call = find(run.rows, kind=ONE_CALL, **candidate)
         ratios = {
             f"x {other}": cell(Ratio(**best["ratios"][other])) for other in (PLAIN, EAGER) if other in best["ratios"]
         }
         rows.append(
             {"depth": str(best["at_depth"]), "model": best["model"], "candidate": best["candidate"]}
-            | {"M MACs": f"{best['macs'] / 1e6:.2f}", "one call ms": f"{once['p50_ms']:,.1f}"}
+            | {"M MACs": f"{best['macs'] / 1e6:.2f}", "one call ms": f"{one_call['p50_ms']:,.1f}"}
             | {"best ms": f"{best['p50_ms']:,.1f}", "images/s": f"{1000 * best['images'] / best['p50_ms']:,.0f}"}
             | ratios
             | {"best: images a call, calls at once x threads": best["way"]}
@@ -40,6 +42,7 @@ def rewrites(run: Run) -> Table:
     return Table(rows, 3)
 
 
+# Title, candidate, and the candidate that it is compared with.
 PAIRS = (
     ("ViTBN, all rewrites, its plain export = 1", ("vitbn", ALL), ("vitbn", PLAIN)),
     ("ViTBN, all rewrites, PyTorch eager = 1", ("vitbn", ALL), ("vitbn", EAGER)),
@@ -55,18 +58,20 @@ PAIRS = (
 
 
 def pairs(run: Run) -> Table:
+    """How many times as fast the first of each pair is, a column for each depth and kind of call."""
     rows = []
-    for name, *both in PAIRS:
-        cells = {"times as fast": name}
+    for title, *pair in PAIRS:
+        cells = {"times as fast": title}
         for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
             for kind in (BEST, ONE_CALL):
-                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, candidate=c) for m, c in both)
+                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, candidate=c) for m, c in pair)
                 cells[f"depth {depth}, {kind}"] = cell(times_faster(row, than))
         rows.append(cells)
     return Table(rows)
 
 
 def limit(run: Run) -> Table:
+    """Each model's rate of floating-point operations beside that of a large matrix product on the same machine."""
     rows = []
     for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
         at_depth = [row for row in run.rows if row["at_depth"] == depth]
@@ -101,7 +106,10 @@ def worth(run: Run) -> Table:
 
 
 def test_accuracy(row: Row) -> float:
-    """The accuracy of the shipped checkpoint of that name, else the row's: newer weights have the same speed."""
+    """The accuracy of the shipped checkpoint of that name, else the row's.
+
+    The shipped weights may be newer than the measurement. They have the same speed, but another accuracy.
+    """
     from models.catalog import SHIPPED, shipped
     from models.checkpoints.checkpoint import load
 
@@ -111,6 +119,7 @@ def test_accuracy(row: Row) -> float:
 
 
 def frontier(run: Run) -> Table:
+    """Each checkpoint's accuracy, work and speed, the fastest first."""
     rows = [
         {"checkpoint": row["checkpoint"], "model": row["model"], "depth": str(row["depth"] or "-")}
         | {"test accuracy %": percent(test_accuracy(row)), "M MACs": f"{row['macs'] / 1e6:.2f}"}
@@ -126,6 +135,7 @@ def choice(digits: Run, garments: Run) -> Table:
 
 
 def _choice(run: Run, needs: Mapping[str, str]) -> list[dict[str, str]]:
+    """`needs`: shipped checkpoint -> what a reader needs."""
     from models.catalog import shipped
     from models.checkpoints.checkpoint import load
 
@@ -145,20 +155,23 @@ def _choice(run: Run, needs: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def billion(run: Run) -> Table:
-    speeds, where = _speeds(run), f"{run.machine['threads']} cores"
+    """How long a billion images take on the measured machine."""
+    speeds, cores = _speeds(run), f"{run.machine['threads']} cores"
     rows = [
-        {"network": f"`{name}`", f"images/s, {where}": f"{speeds[name]:,.0f}"}
-        | {f"hours for 1,000,000,000 images, {where}": f"{1e9 / speeds[name] / 3600:.1f}"}
+        {"network": f"`{name}`", f"images/s, {cores}": f"{speeds[name]:,.0f}"}
+        | {f"hours for 1,000,000,000 images, {cores}": f"{1e9 / speeds[name] / 3600:.1f}"}
         for name in ("vitbn", "vitbn-late-64", "vitbn-coarse")
     ]
     return Table(rows)
 
 
 def _speeds(run: Run) -> dict[str, float]:
+    """Name of a checkpoint -> images a second."""
     return {PurePath(row["checkpoint"]).stem: row["images_per_s"] for row in run.rows}
 
 
 def norms(run: Run) -> Table:
+    """Each norm's accuracy and speed after all rewrites, the fastest first."""
     rows = []
     for row in reversed(run.rows):
         speedup = row["speedup_over_layer_norm"]

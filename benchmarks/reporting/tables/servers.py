@@ -1,4 +1,4 @@
-"""Tables of servers: load, faults and bulk runs."""
+"""The tables of servers under load and faults, and of `vitbn bulk`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, number, times_faster
 
-RESERVE, CORES, WANTED = 0.6, 16, 100_000  # highest load of a machine, its cores, images a second
+MAX_LOAD = 0.6  # share of a machine's rate that is used
+CORES = 16  # of a machine
+IMAGES_PER_S = 100_000  # that all machines together carry
+# Scenario of `vitbn bench faults` -> its name on the page.
 DRILLS = {
     "stub-killed": "SIGKILL of a model's process",
     "stub-stopped": "SIGSTOP of a model's process",
@@ -25,26 +28,28 @@ DRILLS = {
 
 
 def added(run: Run) -> Table:
+    """Calls over each transport beside the same calls in process."""
     timed = [row for row in run.rows if "transport" in row]
     rows = []
     for row in timed:
-        alone = find(timed, transport="in process", images_a_call=row["images_a_call"])
+        in_process = find(timed, transport="in process", images_a_call=row["images_a_call"])
         cells = {"transport": row["transport"], "images a call": f"{row['images_a_call']:,}"}
         cells |= {f"p{percent} ms": f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 99)}
-        cells |= {"images/s": f"{row['images_per_s']:,.0f}", "in process = 1": cell(times_faster(row, alone))}
+        cells |= {"images/s": f"{row['images_per_s']:,.0f}", "in process = 1": cell(times_faster(row, in_process))}
         cells |= {"added ms": f"{row['added_ms']:,.2f}"}
         rows.append(cells | {"client's part ms": f"{row['client_ms']:.2f}" if "client_ms" in row else "-"})
     return Table(rows)
 
 
 def streamed(run: Run) -> str:
-    """A line; empty if nothing was streamed."""
-    steps = [row for row in run.rows if "resident_mb" in row]
-    said = [f"{each['resident_mb']:.1f} MB after {each['images']:,} streamed images" for each in steps[::9]]
-    return f"- The client's process holds {' and '.join(said)}" if said else ""
+    """A line on the client's memory at the first and the last of ten readings; empty if nothing was streamed."""
+    readings = [row for row in run.rows if "resident_mb" in row]
+    texts = [f"{row['resident_mb']:.1f} MB after {row['images']:,} streamed images" for row in readings[::9]]
+    return f"- The client's process holds {' and '.join(texts)}" if texts else ""
 
 
 def throughput(run: Run) -> Table:
+    """Rates and latencies of each load, and the server's rate relative to the same file in process."""
     unit, count = ("core", run.machine["threads"]) if run.machine["device"] == "cpu" else ("GPU", 1)
     rows = []
     for row in measured(run):
@@ -54,10 +59,8 @@ def throughput(run: Run) -> Table:
         cells |= {f"{unit}-seconds a million images": number(count * 1e6 / row["images_per_s"])}
         cells |= {f"p{percent} ms": f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 90, 95, 99)}
         cells |= {f"server: {name} ms": f"{row[f'server_{name}_ms']:,.2f}" for name in ("queue", "compute")}
-        ratios = [
-            served / alone
-            for served, alone in zip(row["rounds_images_per_s"], row["rounds_in_process_images_per_s"], strict=False)
-        ]
+        rounds = zip(row["rounds_images_per_s"], row["rounds_in_process_images_per_s"], strict=False)
+        ratios = [served / in_process for served, in_process in rounds]
         span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
         rows.append(cells | {"in process = 1": f"{row['of_in_process']:.2f}{span}" if row["of_in_process"] else "-"})
     return Table(rows, 4)
@@ -68,24 +71,25 @@ def _load(row: Row) -> str:
 
 
 def saturated(run: Run) -> str:
-    lines = [
-        f"- {point['model']}, {engine_and_sharing(point)}, {wire(point)}, {point['batch']} a request: {_said(point)}"
-        for point in saturation(run.rows)
-        if not point["beyond"]
-    ]
+    """A line for each server that was loaded up to its saturation; empty if none was."""
+    lines = []
+    for point in saturation(run.rows):
+        if not point["beyond"]:
+            server = f"{point['model']}, {engine_and_sharing(point)}, {wire(point)}, {point['batch']} a request"
+            lines.append(f"- {server}: {_saturation_text(point)}")
     return "\n".join(lines)
 
 
-def _said(point: Row) -> str:
+def _saturation_text(point: Row) -> str:
     if point["by"] == "rate" and point["rate"] is None:
         return f"no rate was carried with p99 below {point['max_p99_ms']:g} ms"
-    asked = f"{point['rate']:,g} images/s" if point["rate"] else f"{point['in_flight']} in flight"
-    what = "largest rate carried" if point["by"] == "rate" else "no gain from more in flight after"
-    return f"{what} {point['images_per_s']:,.0f} images/s at {asked}, p99 {point['p99_ms']:.1f} ms"
+    load = f"{point['rate']:,g} images/s" if point["rate"] else f"{point['in_flight']} in flight"
+    limit = "largest rate carried" if point["by"] == "rate" else "no gain from more in flight after"
+    return f"{limit} {point['images_per_s']:,.0f} images/s at {load}, p99 {point['p99_ms']:.1f} ms"
 
 
 def beside(added: Run, loaded: Run) -> Table:
-    """A table of docs/results.md: vitbn in process beside the server."""
+    """A table of docs/results.md: the network in process beside the server. `loaded`: a result of throughput."""
     timed = [row for row in added.rows if "transport" in row]
     many = max(row["images_a_call"] for row in timed)
     rows = []
@@ -93,26 +97,26 @@ def beside(added: Run, loaded: Run) -> Table:
         (f"{many:,} images in one call, gRPC", many, "images_per_s", "{:,.0f} images/s"),
         ("one image, gRPC, p50", 1, "p50_ms", "{:.2f} ms"),
     ):
-        alone, served = (find(timed, transport=way, images_a_call=count)[name] for way in ("in process", "gRPC"))
-        rows.append({"load": title, "in process": unit.format(alone), "served": unit.format(served)})
+        in_process, served = (find(timed, transport=way, images_a_call=count)[name] for way in ("in process", "gRPC"))
+        rows.append({"load": title, "in process": unit.format(in_process), "served": unit.format(served)})
     for title, batch, in_flight in (
         ("64 images a request, one in flight", 64, 1),
         ("one image a request, 8 in flight", 1, 8),
     ):
         row = find(measured(loaded), model="vitbn", instances=1, batch=batch, in_flight=in_flight)
-        both = {"in process": row["in_process_images_per_s"], "served": row["images_per_s"]}
-        rows.append({"load": title} | {name: f"{rate:,.0f} images/s" for name, rate in both.items()})
+        in_process, served = (f"{row[name]:,.0f} images/s" for name in ("in_process_images_per_s", "images_per_s"))
+        rows.append({"load": title, "in process": in_process, "served": served})
     return Table(rows)
 
 
 def machines(run: Run) -> Table:
-    """How many machines carry WANTED images a second, one spare included, with the better sharing of the cores."""
+    """How many machines carry IMAGES_PER_S, one spare included, with the better sharing of the cores."""
     threads, rows = run.machine["threads"], []
     for model in ("vitbn", "vitbn-tiny", "cnn"):
         for batch in (1, 64):
             load = {"model": model, "batch": batch, "in_flight": 8}
             rate = max(row["images_per_s"] for row in measured(run) if load.items() <= row.items())
-            count = ceil(WANTED / (CORES * rate / threads * RESERVE)) + 1
+            count = ceil(IMAGES_PER_S / (CORES * rate / threads * MAX_LOAD)) + 1
             cells = {"network": f"`{model}`", "images a request": str(batch)}
             cells |= {f"images/s, {threads} cores": f"{rate:,.0f}", "images/s a core": f"{rate / threads:,.0f}"}
             rows.append(cells | {f"machines of {CORES} cores": str(count)})
@@ -130,35 +134,32 @@ def drills(run: Run) -> Table:
 
 
 def shares(run: Run) -> Table:
-    """A table of docs/scale.md: vitbn bulk's share of ONNX Runtime's rate."""
+    """A table of docs/scale.md: the rate of `vitbn bulk` as a share of ONNX Runtime's."""
     (row,) = (row for row in run.rows if "whole_share" in row)
-    lines = {
+    comparisons = {
         "a loop over one batch in memory, without any start": "whole_share",
         "the same, after the start": "share_of_plain",
         "a program over the same file, from start to end, that throws its answers away": "share_of_program",
     }
-    ranges = {name: " to ".join(f"{end:.2f}" for end in row[f"{name}_range"]) for name in lines.values()}
-    return Table(
-        [
-            {"compared with": title, "share of its rate": f"{row[name]:.2f} ({ranges[name]})"}
-            for title, name in lines.items()
-        ]
-    )
-
-
-def counts(run: Run) -> Table:
-    """All rows of a run, a column for each plain figure."""
-    rows: list[Cells] = []
-    for row in run.rows:
-        rows.append({name.replace("_", " "): _shown(value) for name, value in row.items() if _is_plain(value)})
+    rows = []
+    for title, name in comparisons.items():
+        low, high = row[f"{name}_range"]
+        rows.append({"compared with": title, "share of its rate": f"{row[name]:.2f} ({low:.2f} to {high:.2f})"})
     return Table(rows)
 
 
-def _is_plain(value: object) -> bool:
-    return value is not None and not isinstance(value, (list, dict))
+def counts(run: Run) -> Table:
+    """All rows of a run, a column for each field; lists and objects are left out."""
+    rows: list[Cells] = []
+    for row in run.rows:
+        scalars = {
+            name: value for name, value in row.items() if value is not None and not isinstance(value, list | dict)
+        }
+        rows.append({name.replace("_", " "): _text(value) for name, value in scalars.items()})
+    return Table(rows)
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

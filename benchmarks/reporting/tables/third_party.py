@@ -1,4 +1,4 @@
-"""Tables of third-party networks."""
+"""The tables of third-party networks. `intervals`: whether a ratio's 95 % interval is shown."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.measure.run import Run
 from benchmarks.reporting.tables.table import Table, cell, find, measured, milliseconds, number, percent
 from export.intervals import Ratio
 
+# Column, batch, and candidate whose speed the column shows.
 SPEEDS = (
     *(("x plain", batch, OURS) for batch in (1, 8)),
     *(("optimiser", batch, OPTIMISER) for batch in (1, 8)),
@@ -20,50 +21,50 @@ SPEEDS = (
 
 
 def foreign(run: Run, intervals: bool = True) -> Table:
+    """Each network's work before and after the rewrites, and how many times as fast as the exported file it is."""
     rows = []
     for name in dict.fromkeys(row["network"] for row in run.rows if "macs" in row):
-        own = [row for row in run.rows if row["network"] == name]
-        first = own[0]
-        left = [*first["macs_after"].values()][-1]
+        network_rows = [row for row in run.rows if row["network"] == name]
+        first = network_rows[0]
+        macs_after = [*first["macs_after"].values()][-1]
         cells = {"network": first["title"], "`--network`": f"`{name}`", "M MACs": f"{first['macs'] / 1e6:,.1f}"}
-        cells |= {"rewritten": f"{left / 1e6:,.1f}", "saved %": percent(1 - left / first["macs"], 1)}
+        cells |= {"rewritten": f"{macs_after / 1e6:,.1f}", "saved %": percent(1 - macs_after / first["macs"], 1)}
         cells["BatchNorms"] = f"{first['norms'][0]} to {first['norms'][1]}" if first["norms"][0] else "-"
         for title, batch, candidate in SPEEDS:
-            row = next((r for r in own if (r["batch"], r["candidate"]) == (batch, candidate)), {})
+            row = next((r for r in network_rows if (r["batch"], r["candidate"]) == (batch, candidate)), {})
             cells[f"{title}, {batch}"] = _ratio(row.get("times_as_fast"), intervals)
         rows.append(cells)
     return Table(rows, 2)
 
 
 def decoders(run: Run, intervals: bool = True) -> Table:
-    """How many times as fast as the exported file."""
+    """How many times as fast as the exported file each candidate is, a column for each candidate and thread count."""
     rows = []
     for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
-        own = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
-        plain = find(own, candidate=AS_EXPORTED)
-        left = find(own, candidate=OURS)["macs"]
-        cells = {"network": plain["title"], "time of": kind, "M MACs": f"{plain['macs'] / 1e6:,.0f}"}
-        cells |= {"rewritten": f"{left / 1e6:,.0f}"}
-        for threads in dict.fromkeys(row["threads"] for row in own):
-            here = {row["candidate"]: row for row in own if row["threads"] == threads}
-            cells[f"ms, {threads}"] = milliseconds(here[AS_EXPORTED]["p50_ms"])
+        kind_rows = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
+        exported, rewritten = (find(kind_rows, candidate=candidate) for candidate in (AS_EXPORTED, OURS))
+        cells = {"network": exported["title"], "time of": kind, "M MACs": f"{exported['macs'] / 1e6:,.0f}"}
+        cells |= {"rewritten": f"{rewritten['macs'] / 1e6:,.0f}"}
+        for threads in dict.fromkeys(row["threads"] for row in kind_rows):
+            by_candidate = {row["candidate"]: row for row in kind_rows if row["threads"] == threads}
+            cells[f"ms, {threads}"] = milliseconds(by_candidate[AS_EXPORTED]["p50_ms"])
             for candidate in (OURS, PRUNED):
-                ratios = here.get(candidate, {}).get("ratios", {})
+                ratios = by_candidate.get(candidate, {}).get("ratios", {})
                 cells[f"x {candidate}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
         rows.append(cells)
     return Table(rows, 2)
 
 
 def packed(run: Run, intervals: bool = True) -> Table:
-    """How many times as fast as the padded file."""
+    """How many times as fast as the padded file each candidate is, a column for each candidate."""
     rows = []
     for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured(run)):
-        own = [row for row in measured(run) if (row["network"], row["load"]) == (name, load)]
-        padded = find(own, candidate=PADDED)
+        load_rows = [row for row in measured(run) if (row["network"], row["load"]) == (name, load)]
+        padded = find(load_rows, candidate=PADDED)
         cells = {"network": padded["title"], "load": load}
         cells |= {"padded / real tokens": number(padded["padded_tokens"] / padded["tokens"])}
         cells |= {"ms padded": milliseconds(padded["p50_ms"])}
-        for row in own:
+        for row in load_rows:
             if row is not padded:
                 cells[f"x {row['candidate']}"] = _ratio(row["times_as_fast"], intervals)
         rows.append(cells)

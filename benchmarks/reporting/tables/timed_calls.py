@@ -1,4 +1,4 @@
-"""Tables of timed calls. Terminal and page show the same table; a star marks an unstable median."""
+"""The tables of timed calls. Terminal and page show the same table; a star marks an unstable median."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
 from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, percent, times_faster
 
-COUNTED = 0.01  # share of the time; operators below it are left out
+LEAST_SHARE, LEAST_SHARE_OF_SHAPES = 0.01, 0.05  # of the time: rows with less are left out
 REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")
-ON_A_GPU = {
+# Field of a row -> column.
+GPU_TIMES = {
     "device_p50_ms": "on device ms",
     "copies_p50_ms": "with copies ms",
     "overlapped_p50_ms": "overlapped ms",
@@ -25,43 +26,45 @@ GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temp
 def latency(run: Run) -> Table:
     """The calls of all batches."""
     rows = measured(run)
-    batches = ({"images a call": f"{row['batch']:,}"} for row in rows)
-    return Table([{**batch, **cells} for batch, cells in zip(batches, _calls(rows), strict=True)], 3)
+    cells = zip(rows, _cells_of_rows(rows), strict=True)
+    return Table([{"images a call": f"{row['batch']:,}", **row_cells} for row, row_cells in cells], 3)
 
 
 def rewritten(run: Run) -> Table:
     """ViTBN and the CNN after all rewrites, a row for each engine and precision."""
-    wanted = [row for row in measured(run) if row["label"] in REWRITTEN and row["model"] in ("vitbn", "cnn")]
-    rows: dict[str, dict[str, str]] = {}
-    for row in wanted:
-        precision = "float32" if row["precision"] == "fp32" else row["precision"]
-        cells = rows.setdefault(name := f"{row['label']}, {precision}", {"ms a call": name})
-        images = "1 image" if row["batch"] == 1 else f"{row['batch']} images"
-        cells[f"{row['model']}, {images}"] = _median(row)
-    return Table([*rows.values()])
+    cells_by_engine: dict[str, dict[str, str]] = {}
+    for row in measured(run):
+        if row["label"] in REWRITTEN and row["model"] in ("vitbn", "cnn"):
+            engine = f"{row['label']}, {'float32' if row['precision'] == 'fp32' else row['precision']}"
+            cells = cells_by_engine.setdefault(engine, {"ms a call": engine})
+            images = "1 image" if row["batch"] == 1 else f"{row['batch']} images"
+            cells[f"{row['model']}, {images}"] = _median(row)
+    return Table([*cells_by_engine.values()])
 
 
 def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
-    """The calls of one batch, for a terminal."""
+    """The calls of one batch with a title, for a terminal. `with_dim`: the title names the networks' width."""
     if not rows:
         return "nothing measured"
     first = rows[0]
-    where = f"one call, threads: {first['threads']}, device: {first['device']}"
+    machine = f"one call, threads: {first['threads']}, device: {first['device']}"
     dim = f"dim {first['dim']}, " if with_dim else ""
-    title = f"{dim}batch {first['batch']}, {where}, {first['rounds']} interleaved rounds"
+    title = f"{dim}batch {first['batch']}, {machine}, {first['rounds']} interleaved rounds"
     if slower := first.get("slower_rounds"):
         title += f", {slower} more left out: the machine was slower"
-    return f"{title}\n{Table(_calls(rows), 2).plain}"
+    return f"{title}\n{Table(_cells_of_rows(rows), 2).plain}"
 
 
-def _calls(rows: Sequence[Row]) -> list[Cells]:
-    lower = any(row["precision"] != "fp32" and row.get("ratio_to_same_precision") for row in rows)
+def _cells_of_rows(rows: Sequence[Row]) -> list[Cells]:
+    """The cells of each row. Some columns are shown only if a row has their figure."""
+    same_precision = any(row["precision"] != "fp32" and row.get("ratio_to_same_precision") for row in rows)
     memory = any(row["peak_memory_mb"] is not None for row in rows)
-    return [_cells(row, lower, memory) for row in rows]
+    return [_cells(row, same_precision, memory) for row in rows]
 
 
-def _cells(row: Row, lower: bool, memory: bool) -> Cells:
-    ratio, same = row["ratio_to_torch"], row.get("ratio_to_same_precision") or {}
+def _cells(row: Row, same_precision: bool, memory: bool) -> Cells:
+    """`same_precision`: with the ratio to PyTorch in the same precision. `memory`: with the peak of the memory."""
+    ratio, same_precision_ratio = row["ratio_to_torch"], row.get("ratio_to_same_precision")
     precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
     cells = {"model": row["model"], "runtime": f"{row['label']}{precision}", "depth": str(row["depth"] or "-")}
     cells |= {"first ms": _number(row["first_call_ms"], 1)}
@@ -73,10 +76,12 @@ def _cells(row: Row, lower: bool, memory: bool) -> Cells:
     cells |= {"95 % interval": interval}
     cells |= {"M MACs": _number(row["macs"] / 1e6, 2), "of GEMM %": _number(100 * row["gemm_share"], 1)}
     cells |= {"of copy %": _number(100 * row["bandwidth_share"], 1)}
-    cells |= {"x PyTorch, same precision": number(same["ratio"]) if same else "-"} if lower else {}
-    cells |= {"peak MB": _number(row["peak_memory_mb"], 0)} if memory else {}
+    if same_precision:
+        cells["x PyTorch, same precision"] = number(same_precision_ratio["ratio"]) if same_precision_ratio else "-"
+    if memory:
+        cells["peak MB"] = _number(row["peak_memory_mb"], 0)
     if row["device"] == "cuda":
-        cells |= {title: _number(row[key], 3) for key, title in ON_A_GPU.items() if key in row}
+        cells |= {column: _number(row[field], 3) for field, column in GPU_TIMES.items() if field in row}
         cells |= _gpu_state(row.get("gpu_state"))
     return cells
 
@@ -90,21 +95,26 @@ def _number(value: float | str | None, decimals: int) -> str:
 
 
 def rough(value: float) -> str:
-    """Two digits: an unstable median supports no more."""
+    """With two digits: an unstable median supports no more."""
     places = 1 - math.floor(math.log10(value))
     return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def _gpu_state(state: Row | None) -> Cells:
-    if not state:  # a machine without NVML
+    """The ranges of the GPU's clock, power and temperature; empty on a machine without NVML."""
+    if not state:
         return {}
-    spans = {title: f"{state[name][0]:,.0f} to {state[name][2]:,.0f}" for name, title in GPU_STATE.items()}
-    return spans | {"slowed turns, rejected": str(sum(state["rejected"].values()))}
+    ranges = {column: f"{state[field][0]:,.0f} to {state[field][2]:,.0f}" for field, column in GPU_STATE.items()}
+    return ranges | {"slowed turns, rejected": str(sum(state["rejected"].values()))}
 
 
 def closing_lines(
     rows: Sequence[Row], missing: Sequence[Row], limits: Mapping[str, Any], caveat: str | None
 ) -> Iterator[str]:
+    """The lines after the tables of `latency`: limits, fallbacks, other runtimes, and warnings.
+
+    `missing`: rows of what was not measured. `caveat`: of a comparison at the published, different depths.
+    """
     yield limits_line(limits)
     for row in rows:
         if row.get("fallback"):
@@ -113,7 +123,7 @@ def closing_lines(
     if others := [name for name in RUNTIMES if name not in used]:
         yield f"Other runtimes: --runtime all, or some of {', '.join(others)}"
     if caveat:
-        yield from _published(rows)
+        yield from _published_comparison(rows)
         yield caveat
     yield from unstable_lines(rows)
 
@@ -124,12 +134,13 @@ def limits_line(limits: Mapping[str, Any]) -> str:
 
 
 def unstable_lines(rows: Sequence[Row]) -> Iterator[str]:
-    if shaky := sum(not row["stable"] for row in rows):
+    if unstable := sum(not row["stable"] for row in rows):
         rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
-        yield f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"
+        yield f"Warning: {unstable} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"
 
 
-def _published(rows: Sequence[Row]) -> Iterator[str]:
+def _published_comparison(rows: Sequence[Row]) -> Iterator[str]:
+    """For each batch, the speed of the BatchNorm networks of depth 1 relative to ViT of depth 6, as published."""
     for batch in dict.fromkeys(row["batch"] for row in rows):
         baseline = {"runtime": BASELINE, "precision": "fp32", "batch": batch}
         eager = {row["model"]: row for row in rows if baseline.items() <= row.items()}
@@ -148,34 +159,37 @@ def left_out(run: Run) -> str:
         by_reason.setdefault(row["reason"], []).append(row)
     lines = []
     for reason, rows in by_reason.items():
-        named = (dict.fromkeys(str(row[name]) for row in rows if row.get(name)) for name in columns)
-        lines.append(f"- Not measured, {reason}: {'; '.join(', '.join(each) for each in named if each)}")
+        values = (dict.fromkeys(str(row[name]) for row in rows if row.get(name)) for name in columns)
+        lines.append(f"- Not measured, {reason}: {'; '.join(', '.join(names) for names in values if names)}")
     return "\n".join(lines)
 
 
 def sweep(run: Run) -> Table:
-    rows: dict[tuple[str, int], dict[str, str]] = {}
+    """A row for each point of the axes, a column for each model and runtime."""
+    cells_by_point: dict[tuple[str, int], dict[str, str]] = {}
     for row in measured(run):
         value = row[row["axis"]]
-        if value is not None:
+        if value is not None:  # the CNN has neither depth nor width
             axis = {"batch": "images a call", "depth": "depth", "dim": "width"}[row["axis"]]
-            cells = rows.setdefault((axis, value), {"axis": axis, "value": f"{value:,}"})
+            cells = cells_by_point.setdefault((axis, value), {"axis": axis, "value": f"{value:,}"})
             cells[f"{row['model']}, {row['label']}, ms"] = f"{row['p50_ms']:,.2f}"
-    return Table([*rows.values()])
+    return Table([*cells_by_point.values()])
 
 
 def operators(run: Run) -> Table:
+    """The operators that take most of the time, and their groups by shapes."""
     rows = [
         {"rewrites": row["rewrites"], "operator": row["operator"], "shapes": row.get("shapes", "all")}
         | {"count": str(row["count"]), "µs": f"{row['p50_us']:,.0f}", "share %": percent(row["share"], 1)}
         | {"GFLOP/s": "-" if row["gflops_per_s"] is None else f"{row['gflops_per_s']:,.0f}"}
         for row in run.rows
-        if row["share"] >= (COUNTED if "shapes" not in row else 5 * COUNTED)
+        if row["share"] >= (LEAST_SHARE_OF_SHAPES if "shapes" in row else LEAST_SHARE)
     ]
     return Table(rows, 3)
 
 
 def engines(run: Run) -> Table:
+    """Each engine relative to ONNX Runtime, and requests batched relative to requests one by one."""
     rows = []
     for row in run.rows:
         engine, _, size = row["name"].rpartition(", ")

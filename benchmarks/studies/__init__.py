@@ -1,1 +1,1 @@
-"""The evidence of the pages: studies of the published claims, searches of networks; tables and plots."""
+"""Studies of the published claims and searches of networks: trainings, their results, tables and plots."""

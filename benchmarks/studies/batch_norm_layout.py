@@ -1,7 +1,7 @@
-"""Times the published layout, BatchNorm2d on tokens transposed to (B, D, N, 1), beside our rows (B*N, D).
+"""Times two layouts of the tokens for BatchNorm: the published (B, D, N, 1), with BatchNorm2d, and our rows (B*N, D).
 
-The networks take turns, so other work slows all alike. Source of the layout: `Batch_Norm` in model/vitbn.py of
-github.com/anindyahepth/BatchNorm_in_Transformers_CV.
+The networks take turns, so other work on the machine slows all of them equally. Source of the published layout:
+`Batch_Norm` in model/vitbn.py of github.com/anindyahepth/BatchNorm_in_Transformers_CV.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 DEPTHS = (6, 1)
-BATCH, TEST_BATCH = 100, 5000  # the study's
-ROUNDS, STEPS = 7, 5
+BATCH, TEST_BATCH = 100, 5000  # images, as in the study `learning-rates`
+ROUNDS, STEPS = 7, 5  # STEPS: of training in a turn
 EPOCH_STEPS = 60_000 // BATCH
 TOLERANCE = 1e-4  # of the largest logit: BatchNorm2d sums in another order
-TRANSPOSED = "-transposed"
-BARE = Protocol(settle_s=0.0, refill=False, one_state=False)  # a turn takes a tenth of a second or more
+TRANSPOSED = "-transposed"  # ends the names of networks with the published layout
+LONG_TURNS = Protocol(settle_s=0.0, refill=False, one_state=False)  # a turn takes 0.1 s or more
 
 
 class TransposedBatchNorm(nn.Module):
@@ -53,7 +53,7 @@ class TransposedBatchNorm(nn.Module):
 
 
 def transposed(model: nn.Module) -> nn.Module:
-    """A copy whose BatchNorms have the published layout."""
+    """A copy of the model whose BatchNorms have the published layout."""
     published = copy.deepcopy(model)
     for parent in list(published.modules()):
         for name, child in list(parent.named_children()):
@@ -63,44 +63,45 @@ def transposed(model: nn.Module) -> nn.Module:
 
 
 def networks(dataset: Dataset) -> dict[tuple[str, int], nn.Module]:
-    """The networks by model and depth; a BatchNorm network also in the published layout.
+    """Model and depth -> network. BatchNorm networks also have the published layout, with TRANSPOSED after the name.
 
     Raises StudyError if the logits of the layouts differ.
     """
     images = torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE
-    every: dict[tuple[str, int], nn.Module] = {}
+    built: dict[tuple[str, int], nn.Module] = {}
     for depth in DEPTHS:
         for model in MODELS:
             torch.manual_seed(0)
-            every[model, depth] = ours = build(dataset.model_config(model, depth))
+            built[model, depth] = ours = build(dataset.model_config(model, depth))
             if model != "vit":
-                every[model + TRANSPOSED, depth] = published = transposed(ours)
+                built[model + TRANSPOSED, depth] = published = transposed(ours)
                 check(f"{model}, depth {depth}", ours, published, images)
-    return every
+    return built
 
 
 def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> None:
-    """Raises StudyError if the logits of the layouts differ."""
+    """Raises StudyError if the logits of the layouts differ in training mode, that is, with statistics of the batch."""
     with torch.no_grad():
-        before, after = (network(images).numpy() for network in (ours, published))  # training mode: batch statistics
+        our_logits, published_logits = (network(images).numpy() for network in (ours, published))
     try:
-        equivalence.check(f"{name}, both layouts", before, after, TOLERANCE)
+        equivalence.check(f"{name}, both layouts", our_logits, published_logits, TOLERANCE)
     except EquivalenceError as error:
         raise StudyError(str(error)) from error
 
 
 def measure(dataset: Dataset, rounds: int = ROUNDS, device: str = "cpu") -> list[dict[str, Any]]:
-    """A run for each network; each round of its series has the seconds of STEPS training steps and of a test."""
+    """A run for each network. Its series holds for each round the seconds of STEPS training steps and of a test."""
     count = min(TEST_BATCH, len(dataset.test_labels))
     images = (torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE).to(device)
     labels = torch.tensor(dataset.train_labels[:BATCH]).to(device)
     test_images = (torch.tensor(dataset.test_images[:count]) * INPUT_SCALE).to(device)
     turns: dict[str, Callable[[], None]] = {}
-    for (model, depth), network in (every := networks(dataset)).items():
+    compared = networks(dataset)
+    for (model, depth), network in compared.items():
         optimizer = torch.optim.Adam(network.to(device).parameters(), lr=1e-4)
         turns[f"{model} {depth} training"] = partial(_train, network, optimizer, images, labels)
         turns[f"{model} {depth} test"] = partial(_test, network, test_images)
-    measured = time_interleaved(turns, 0, "layout", rounds, protocol=BARE)
+    measured = time_interleaved(turns, 0, "layout", rounds, protocol=LONG_TURNS)
     return [
         {
             "config": {"model": model, "depth": depth},
@@ -112,7 +113,7 @@ def measure(dataset: Dataset, rounds: int = ROUNDS, device: str = "cpu") -> list
                 )
             ],
         }
-        for model, depth in every
+        for model, depth in compared
     ]
 
 
@@ -132,6 +133,7 @@ def _test(network: nn.Module, images: Tensor) -> None:
 
 
 def _wait(images: Tensor) -> None:
+    """Waits for the device of the images: a call on a GPU returns before its work is done."""
     if images.is_cuda:
         torch.cuda.synchronize()
 
@@ -148,8 +150,8 @@ def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = 
         runs=runs,
     )
     columns = [("network", None), ("depth", 0), ("training steps, ms", 1), ("epoch, s", 1), ("test, ms", 1)]
-    cells = []
+    rows = []
     for run in runs:
-        steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
-        cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    return study_files.write(folder, result, {"Times, medians of the rounds": study_files.table(columns, cells)}, {})
+        steps_s, test_s = (median(times[f"{part}_time_s"] for times in run["series"]) for part in ("training", "test"))
+        rows.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
+    return study_files.write(folder, result, {"Times, medians of the rounds": study_files.table(columns, rows)}, {})

@@ -1,7 +1,7 @@
-"""Writes the tables and pictures of docs/claims.md.
+"""Writes the tables and pictures of docs/claims.md, which claims_tables.py holds as data.
 
 In: the page, whose prose and verdicts are written by hand, and the studies' JSON files. Out: the page with the tables
-of `benchmarks.studies.claims_tables` between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
+between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from common.files import write_atomically
 
 
 def rows_of(name: str, results: Results) -> list[list[str]]:
+    """The table's header and its rows, as texts."""
     header, *rows = TABLES[name]
     return [[str(cell) for cell in header], *map(results.row, rows)]
 
 
 def filled(page: str, results: Results) -> str:
-    """The page with all of TABLES; raises StudyError for a missing or an unknown marker."""
-    there = sorted(marker_words(page, "table"))
-    if there != sorted(TABLES):
-        raise StudyError(f"claims: expected the tables {', '.join(sorted(TABLES))}, found {', '.join(there)}")
+    """The text `page` with all of TABLES. Raises StudyError for a missing or an unknown marker."""
+    marked = sorted(marker_words(page, "table"))
+    if marked != sorted(TABLES):
+        raise StudyError(f"claims: expected the tables {', '.join(sorted(TABLES))}, found {', '.join(marked)}")
 
     def table(words: Sequence[str]) -> str:
         header, *rows = rows_of(words[0], results)
@@ -37,6 +38,10 @@ def filled(page: str, results: Results) -> str:
 
 
 def write(page: Path, folder: Path) -> list[Path]:
+    """Writes the page, and the pictures that no longer show the results in `folder`. Returns the paths of all.
+
+    Drawing takes seconds, so a picture holds the digest of its data.
+    """
     results = Results(folder)
     text = filled(page.read_text(), results)
     pictures = {page.with_suffix("") / f"{name}.png": make(results) for name, make in PICTURES.items()}
@@ -48,7 +53,7 @@ def write(page: Path, folder: Path) -> list[Path]:
 
 
 def drawn_from(path: Path) -> str | None:
-    """The digest of the data that the picture shows; None without the file."""
+    """The digest of the data that the picture at `path` shows; None if there is no file."""
     from PIL import Image
 
     if not path.exists():

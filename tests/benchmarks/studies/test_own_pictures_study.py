@@ -8,8 +8,8 @@ from commands import ok
 
 from benchmarks.studies import drawn_shapes
 from benchmarks.studies import own_pictures as module
-from benchmarks.studies.drawn_shapes import SHAPES, _drawn
-from benchmarks.studies.drawn_textures import OVER, STRENGTHS, noise, smooth_pattern, weak_pattern
+from benchmarks.studies.drawn_shapes import SHAPES, labelled_shapes
+from benchmarks.studies.drawn_textures import NOISE, STRENGTHS, noise, smooth_pattern, weak_pattern
 from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
 
 
@@ -19,7 +19,11 @@ def row(dataset="shapes", pictures=12, seed=0, ours=80.0, others=(70.0, 75.0)):
 
 
 def test_shapes_repeat_and_differ_in_shape_alone():
-    (images, labels), (again, _), (others, _) = _drawn(600, 0), _drawn(600, 0), _drawn(600, 1)
+    (images, labels), (again, _), (others, _) = (
+        labelled_shapes(600, 0),
+        labelled_shapes(600, 0),
+        labelled_shapes(600, 1),
+    )
     np.testing.assert_array_equal(images, again)
     assert (images != others).any()
     assert (images.shape, images.dtype) == ((600, 3, 64, 64), np.uint8)
@@ -37,7 +41,7 @@ def test_a_pattern_is_weaker_than_its_noise_and_in_the_mean_of_its_class(draw):
     others = np.stack([data.test_images[data.test_labels == label].mean((0, 1)) for label in range(4)])
     assert means.std((1, 2)) == pytest.approx(15, abs=3)
     assert np.corrcoef(means.reshape(4, -1), others.reshape(4, -1))[:4, 4:].diagonal().min() > 0.8
-    assert data.train_images.std() == pytest.approx(OVER, rel=0.1)
+    assert data.train_images.std() == pytest.approx(NOISE, rel=0.1)
 
 
 def test_noise_differs_in_its_strength_alone():

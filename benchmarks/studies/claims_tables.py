@@ -1,6 +1,6 @@
-"""The published figures beside ours, as data: the tables and pictures of docs/claims.md.
+"""The tables and pictures of docs/claims.md as data: published figures beside ours.
 
-CITATION.cff names the sources.
+CITATION.cff names the publications. A table's first row is its header.
 """
 
 from __future__ import annotations
@@ -15,115 +15,35 @@ from benchmarks.studies.results import (
     Row,
     average,
     by_epoch,
-    critical,
-    ends,
+    critical_depth,
     first,
     from_to,
     last,
+    last_accuracies,
     last_ten,
     lead,
-    saved,
-    seconds,
-    slowest,
+    slowest_over_quickest,
     test_ratio,
     time_s,
     training_ratio,
+    training_seconds,
+    training_time_saved,
 )
 from models.networks.config import ModelName
 
 MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 PAIR: tuple[ModelName, ...] = ("vit", "vitbnffn")
 RATES = (0.0005, 0.005, 0.01)
-AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
-SMALL, LONG = "learning-rates-three-seeds/learning-rates", "learning-rates-0.01-all-images/learning-rates"
-WHOLE = "learning-rates/learning-rates"
-GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in (0.0005, 0.005, 0.01)}
-PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
-RIGHT = "test images right, %"
+SIX_AGAINST_ONE, SIX_EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
+PUBLISHED_SIZE, PUBLISHED_SIZE_ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
+TEST_IMAGES_RIGHT = "test images right, %"
 
-
-def blocks_of(depth: int) -> str:
-    return f"{depth} block{'s' if depth > 1 else ''}"
-
-
-def by_model(
-    name: str, study: str, rate: float | None, blocks: Sequence[int | None], figure: Callable[..., str]
-) -> Row:
-    return (name, *((figure, (study, model, depth, rate)) for model, depth in zip(MODELS, blocks, strict=True)))
-
-
-def against_one(rate: float) -> list[Key]:
-    """ViT of six blocks and the others of one, at the published size. ViT is the same with --last-block row and all."""
-    six = LONG if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks/learning-rates"
-    one = f"learning-rates-{rate:g}-one-block/learning-rates"
-    return [(six, "vit", 6, rate), *((one, model, 1, rate) for model in MODELS[1:])]
-
-
-def six_each(rate: float) -> list[Key]:
-    """All networks of six blocks, at the published size."""
-    each = LONG if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks-each/learning-rates"
-    return [against_one(rate)[0], *((each, model, 6, rate) for model in MODELS[1:])]
-
-
-def at_rate(rate: float, *published: str) -> list[Row]:
-    return [
-        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
-        (*published, PUBLISHED),
-        ("6 blocks against 1: last epoch", *((last, key) for key in against_one(rate))),
-        ("6 against 1: mean of the epochs", *((average, key) for key in against_one(rate))),
-        by_model("6 against 1, short run: last epoch", SMALL, rate, AGAINST_ONE, last),
-        ("6 blocks each: last epoch", *((last, key) for key in six_each(rate))),
-        ("6 blocks each: mean of the epochs", *((average, key) for key in six_each(rate))),
-    ]
-
-
-def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
-    return [
-        ("time of ViT over the network's", *(f"rate {rate:g}" for rate in RATES), "size"),
-        *((*row, ON_L4) for row in published),
-        *(
-            (
-                f"{look_of(model).name}, {name}",
-                *((figure, (study, "vit", 6, rate), (study, model, blocks, rate)) for rate in RATES),
-            )
-            for name, blocks, study in (("6 blocks each", 6, SMALL), ("6 blocks against 1", 1, WHOLE))
-            for model in MODELS[1:]
-        ),
-    ]
-
-
-def by_depth(rate: float, published: dict[int, str]) -> list[Row]:
-    """`published`: depth -> how the publication describes ViTBNFFN against ViT."""
-    rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
-    for depth, said in published.items():
-        vit, other = ((f"depths-{rate:g}/depths", model, depth, rate) for model in PAIR)
-        rows.append((str(depth), said, (last, vit), (last, other), (lead, vit, other)))
-    return rows
-
-
-def by_depth_whole(rate: float, published: dict[int, str]) -> list[Row]:
-    """As `by_depth` at the published size, a column a depth."""
-    pairs = [[(WHOLE_STUDIES[rate][depth], model, depth, rate) for model in PAIR] for depth in published]
-    return [
-        ("blocks", *map(str, published), "size"),
-        ("published: ViTBNFFN is", *published.values(), "10 epochs, 60,000 images, whole"),
-        *((f"{look_of(model).name}, %", *((last, pair[i]) for pair in pairs)) for i, model in enumerate(PAIR)),
-        ("lead, points", *((lead, *pair) for pair in pairs)),
-    ]
-
-
-def fall(model: ModelName, depth: int, published: str) -> Row:
-    keys = [(studies[depth], model, depth, rate) for rate, studies in WHOLE_STUDIES.items()]
-    return (str(depth), look_of(model).name, published, (from_to, *keys), (lead, *keys))
-
-
-def ahead_from(rate: float, published: str, studies: dict[int, str]) -> Row:
-    keys = [(study, model, depth, rate) for depth, study in studies.items() for model in PAIR]
-    return (f"{rate:g}", published, (critical(min(studies)), *keys))
-
-
-DEPTHS = range(2, 8)
-WHOLE_STUDIES = {
+# Results of the studies. Short runs have 5 epochs of 10,000 images, full runs the published size.
+SHORT_RUN, SHORT_RUN_WHOLE = "learning-rates-three-seeds/learning-rates", "learning-rates/learning-rates"
+FULL_RUN_AT_0_01 = "learning-rates-0.01-all-images/learning-rates"
+GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in RATES}
+SHORT_DEPTHS = range(2, 8)
+FULL_DEPTHS = {
     0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in range(1, 8)},
     0.005: {
         **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
@@ -133,16 +53,103 @@ WHOLE_STUDIES = {
 LAYOUT = "layout/layout"
 VIT_LAYOUT: Key = (LAYOUT, "vit", 6, None)
 SEARCHED: list[Key] = [("optimised/optimised", model, None, None) for model in MODELS]
+
+
+def blocks_of(depth: int) -> str:
+    return f"{depth} block{'s' if depth > 1 else ''}"
+
+
+def row_of_models(
+    name: str, study: str, rate: float | None, depths: Sequence[int | None], figure: Callable[..., str]
+) -> Row:
+    """A figure of each of MODELS."""
+    return (name, *((figure, (study, model, depth, rate)) for model, depth in zip(MODELS, depths, strict=True)))
+
+
+def six_blocks_against_one(rate: float) -> list[Key]:
+    """ViT of six blocks and the others of one, at the published size. ViT is the same with --last-block row and all."""
+    six = FULL_RUN_AT_0_01 if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks/learning-rates"
+    one = f"learning-rates-{rate:g}-one-block/learning-rates"
+    return [(six, "vit", 6, rate), *((one, model, 1, rate) for model in MODELS[1:])]
+
+
+def six_blocks_each(rate: float) -> list[Key]:
+    """All networks of six blocks, at the published size."""
+    six = FULL_RUN_AT_0_01 if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks-each/learning-rates"
+    return [six_blocks_against_one(rate)[0], *((six, model, 6, rate) for model in MODELS[1:])]
+
+
+def accuracies_at_rate(rate: float, *published: str) -> list[Row]:
+    """The networks' accuracies at a learning rate. `published`: the row of the publication without its size."""
+    return [
+        (TEST_IMAGES_RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        (*published, PUBLISHED_SIZE),
+        ("6 blocks against 1: last epoch", *((last, key) for key in six_blocks_against_one(rate))),
+        ("6 against 1: mean of the epochs", *((average, key) for key in six_blocks_against_one(rate))),
+        row_of_models("6 against 1, short run: last epoch", SHORT_RUN, rate, SIX_AGAINST_ONE, last),
+        ("6 blocks each: last epoch", *((last, key) for key in six_blocks_each(rate))),
+        ("6 blocks each: mean of the epochs", *((average, key) for key in six_blocks_each(rate))),
+    ]
+
+
+def time_ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
+    """ViT's time over each network's, at each rate. `figure`: training_ratio or test_ratio."""
+    return [
+        ("time of ViT over the network's", *(f"rate {rate:g}" for rate in RATES), "size"),
+        *((*row, PUBLISHED_SIZE_ON_L4) for row in published),
+        *(
+            (
+                f"{look_of(model).name}, {name}",
+                *((figure, (study, "vit", 6, rate), (study, model, blocks, rate)) for rate in RATES),
+            )
+            for name, blocks, study in (("6 blocks each", 6, SHORT_RUN), ("6 blocks against 1", 1, SHORT_RUN_WHOLE))
+            for model in MODELS[1:]
+        ),
+    ]
+
+
+def by_depth(rate: float, published: dict[int, str]) -> list[Row]:
+    """`published`: depth -> how the publication describes ViTBNFFN against ViT."""
+    rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
+    for depth, verdict in published.items():
+        vit, vitbnffn = ((f"depths-{rate:g}/depths", model, depth, rate) for model in PAIR)
+        rows.append((str(depth), verdict, (last, vit), (last, vitbnffn), (lead, vit, vitbnffn)))
+    return rows
+
+
+def by_depth_at_published_size(rate: float, published: dict[int, str]) -> list[Row]:
+    """The same as `by_depth` at the published size, with a column for each depth."""
+    pairs = [[(FULL_DEPTHS[rate][depth], model, depth, rate) for model in PAIR] for depth in published]
+    return [
+        ("blocks", *map(str, published), "size"),
+        ("published: ViTBNFFN is", *published.values(), "10 epochs, 60,000 images, whole"),
+        *((f"{look_of(model).name}, %", *((last, pair[i]) for pair in pairs)) for i, model in enumerate(PAIR)),
+        ("lead, points", *((lead, *pair) for pair in pairs)),
+    ]
+
+
+def change_between_rates(model: ModelName, depth: int, published: str) -> Row:
+    """The accuracy at the lower and the higher learning rate, and the difference."""
+    keys = [(studies[depth], model, depth, rate) for rate, studies in FULL_DEPTHS.items()]
+    return (str(depth), look_of(model).name, published, (from_to, *keys), (lead, *keys))
+
+
+def ahead_from(rate: float, published: str, studies: dict[int, str]) -> Row:
+    """The depth from which on ViTBNFFN is clearly ahead. `studies`: depth -> result."""
+    keys = [(study, model, depth, rate) for depth, study in studies.items() for model in PAIR]
+    return (f"{rate:g}", published, (critical_depth(min(studies)), *keys))
+
+
 TABLES: dict[str, list[Row]] = {
-    "training-time": ratios(
+    "training-time": time_ratios(
         training_ratio, ("ViTBNFFN, published", "2.7", "3.6", "2.7"), ("ViTBN, published", "2.5", "3.5", "4.3")
     ),
     "layout": [
         ("time of ViT over the network's, 6 blocks each", "training", "test", "size"),
         *(
-            (f"{look_of(model).name}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
+            (f"{look_of(model).name}, {name}", *((figure, VIT_LAYOUT, key) for figure in (training_ratio, test_ratio)))
             for model in MODELS[1:]
-            for name, its in (
+            for name, key in (
                 ("BatchNorm2d as published", (LAYOUT, f"{model}-transposed", 6, None)),
                 ("our layout", (LAYOUT, model, 6, None)),
             )
@@ -150,57 +157,64 @@ TABLES: dict[str, list[Row]] = {
     ],
     "gains": [
         ("training time saved, against ViT of 6 blocks, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
-        ("published, at 0.005", "-", "72", "71", ON_L4),
+        ("published, at 0.005", "-", "72", "71", PUBLISHED_SIZE_ON_L4),
         *(
             (
                 blocks_of(blocks),
                 *(
-                    (saved, *((SMALL, *own, rate) for rate in RATES for own in (("vit", 6), (model, blocks))))
+                    (
+                        training_time_saved,
+                        *((SHORT_RUN, *network, rate) for rate in RATES for network in (("vit", 6), (model, blocks))),
+                    )
                     for model in MODELS
                 ),
             )
             for blocks in (6, 1)
         ),
     ],
-    "test-time": ratios(
+    "test-time": time_ratios(
         test_ratio, ("ViTBNFFN, published", "2.6", "2.5", "2.6"), ("ViTBN, published", "2.5", "2.5", "2.7")
     ),
     "time-by-rate": [
         ("seconds to train an epoch", *(f"rate {rate:g}" for rate in RATES), "slowest over quickest", "size"),
         *(
-            (f"{look_of(model).name}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
+            (
+                f"{look_of(model).name}, 6 blocks",
+                *((training_seconds, key) for key in keys),
+                (slowest_over_quickest, *keys),
+            )
             for model in MODELS
-            for keys in [[(SMALL, model, 6, rate) for rate in RATES]]
+            for keys in [[(SHORT_RUN, model, 6, rate) for rate in RATES]]
         ),
     ],
     "searched": [
-        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
-        ("published, last epoch", "98.1", "97.6", "97.8", PUBLISHED),
+        (TEST_IMAGES_RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        ("published, last epoch", "98.1", "97.6", "97.8", PUBLISHED_SIZE),
         ("6 blocks each: last epoch, distorted", *((last, key) for key in SEARCHED)),
         ("6 blocks each: mean of the epochs", *((average, key) for key in SEARCHED)),
     ],
     "searched-times": [
         ("time of ViT over the network's", "ViTBNFFN", "ViTBN", "size"),
-        ("training: published", "3.9", "3.5", ON_L4),
+        ("training: published", "3.9", "3.5", PUBLISHED_SIZE_ON_L4),
         ("training: 6 blocks each", *((training_ratio, SEARCHED[0], key) for key in SEARCHED[1:])),
-        ("test: published", "2.6", "2.5", ON_L4),
+        ("test: published", "2.6", "2.5", PUBLISHED_SIZE_ON_L4),
         ("test: 6 blocks each", *((test_ratio, SEARCHED[0], key) for key in SEARCHED[1:])),
     ],
-    "rate-0.0005": at_rate(0.0005, "published, last epoch", "98.2", "97.8", "97.1"),
+    "rate-0.0005": accuracies_at_rate(0.0005, "published, last epoch", "98.2", "97.8", "97.1"),
     "rate-0.01": [
-        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
-        ("published", "unstable from 15 on", "above 97", "above 97", PUBLISHED),
-        ("6 blocks against 1: last epoch", *((last, key) for key in against_one(0.01))),
-        ("6 against 1: last ten epochs", *((last_ten, key) for key in against_one(0.01))),
-        ("6 blocks each: last epoch", *((last, key) for key in six_each(0.01))),
-        ("6 blocks each: last ten epochs", *((last_ten, key) for key in six_each(0.01))),
-        by_model("6 blocks each, short run", SMALL, 0.01, EACH, last),
+        (TEST_IMAGES_RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        ("published", "unstable from 15 on", "above 97", "above 97", PUBLISHED_SIZE),
+        ("6 blocks against 1: last epoch", *((last, key) for key in six_blocks_against_one(0.01))),
+        ("6 against 1: last ten epochs", *((last_ten, key) for key in six_blocks_against_one(0.01))),
+        ("6 blocks each: last epoch", *((last, key) for key in six_blocks_each(0.01))),
+        ("6 blocks each: last ten epochs", *((last_ten, key) for key in six_blocks_each(0.01))),
+        row_of_models("6 blocks each, short run", SHORT_RUN, 0.01, SIX_EACH, last),
     ],
     "depth-0.003": by_depth(
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth_whole(
+    "depth-0.003-whole": by_depth_at_published_size(
         0.003,
         {
             **dict.fromkeys((1, 2, 3), "equal"),
@@ -210,37 +224,37 @@ TABLES: dict[str, list[Row]] = {
             7: "clearly ahead",
         },
     ),
-    "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
+    "rate-0.005": accuracies_at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}),
-    "depth-0.005-whole": by_depth_whole(
+    "depth-0.005-whole": by_depth_at_published_size(
         0.005,
         {1: "slightly behind", 2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")},
     ),
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
         *(
-            ahead_from(rate, said, studies)
-            for rate, said in ((0.003, "depth 6"), (0.005, "depth 4"))
-            for studies in (WHOLE_STUDIES[rate], dict.fromkeys(DEPTHS, f"depths-{rate:g}/depths"))
+            ahead_from(rate, published, studies)
+            for rate, published in ((0.003, "depth 6"), (0.005, "depth 4"))
+            for studies in (FULL_DEPTHS[rate], dict.fromkeys(SHORT_DEPTHS, f"depths-{rate:g}/depths"))
         ),
     ],
     "falls": [
         ("depth", "network", "published, %", "ours, %", "ours, points", "size"),
-        *(fall(model, 2, "alike") for model in PAIR),
-        fall("vit", 3, "91 to 78"),
-        fall("vitbnffn", 3, "92 to 90"),
-        *(fall(model, 4, "as at 3, stronger") for model in PAIR),
+        *(change_between_rates(model, 2, "alike") for model in PAIR),
+        change_between_rates("vit", 3, "91 to 78"),
+        change_between_rates("vitbnffn", 3, "92 to 90"),
+        *(change_between_rates(model, 4, "as at 3, stronger") for model in PAIR),
     ],
     "garments": [
         ("test garments right, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
         *(
-            by_model(f"rate {rate:g}, 1 block each: {name}", study, rate, (1, 1, 1), figure)
+            row_of_models(f"rate {rate:g}, 1 block each: {name}", study, rate, (1, 1, 1), figure)
             for rate, study in GARMENTS.items()
             for name, figure in (("last epoch", last), ("mean of the epochs", average))
         ),
     ],
     "sigmoids": [
-        (RIGHT, "without BatchNorm", "with BatchNorm", "size"),
+        (TEST_IMAGES_RIGHT, "without BatchNorm", "with BatchNorm", "size"),
         *(
             (f"rate {rate:g}, {name}", *((figure, ("dnn/dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
             for rate in (0.01, 0.1)
@@ -251,15 +265,17 @@ TABLES: dict[str, list[Row]] = {
 
 
 def curve(results: Results, key: Key, figure: str = "test_accuracy", label: str = "", hollow: bool = False) -> Line:
-    """A line by epoch; accuracies in %."""
+    """A network's line by epoch: the mean of its seeds, and their range. `figure`: a field of an epoch."""
     factor = 100 if figure == "test_accuracy" else 1
-    columns = by_epoch(results.of(key), figure, factor)
+    columns = by_epoch(results.seeds(key), figure, factor)
     return line(cast(ModelName, key[1]), range(1, len(columns) + 1), columns, label, hollow)
 
 
-def at_rate_picture(rate: float, *published: float) -> Callable[[Results], Picture]:
+def rate_picture(rate: float, *published: float) -> Callable[[Results], Picture]:
+    """A function that makes the picture of a learning rate. `published`: the last accuracies of MODELS, in %."""
+
     def picture(results: Results) -> Picture:
-        left, right = six_each(rate), against_one(rate)
+        left, right = six_blocks_each(rate), six_blocks_against_one(rate)
         panels = {
             name: [
                 curve(results, key, label=f"{look_of(model).name}, {blocks_of(key[2] or 6)}", hollow=key[2] == 1)
@@ -293,10 +309,11 @@ def depth_picture(results: Results) -> Picture:
     for rate, published in ((0.003, (91, 92)), (0.005, (78, 90))):
         panel = panels[f"learning rate {rate:g}"] = []
         for model, end in zip(PAIR, published, strict=True):
-            every = [ends(results.of((f"depths-{rate:g}/depths", model, depth, rate))) for depth in DEPTHS]
-            panel.append(line(model, DEPTHS, every))
-            every = [ends(results.of((study, model, depth, rate))) for depth, study in WHOLE_STUDIES[rate].items()]
-            panel.append(line(model, [*WHOLE_STUDIES[rate]], every, f"{look_of(model).name}, all images", hollow=True))
+            short = [results.seeds((f"depths-{rate:g}/depths", model, depth, rate)) for depth in SHORT_DEPTHS]
+            panel.append(line(model, SHORT_DEPTHS, [*map(last_accuracies, short)]))
+            full = [results.seeds((study, model, depth, rate)) for depth, study in FULL_DEPTHS[rate].items()]
+            label = f"{look_of(model).name}, all images"
+            panel.append(line(model, [*FULL_DEPTHS[rate]], [*map(last_accuracies, full)], label, hollow=True))
             panel.append(Line(model, [3], [end], published=True))
     note = (
         f"{results.size('depths-0.005/depths')}; bands: the seeds. Hollow: 60,000 images, 1 seed. Crosses: published."
@@ -332,22 +349,24 @@ def searched_picture(results: Results) -> Picture:
 
 
 def time_picture(results: Results) -> Picture:
-    own = [
+    lines = [
         Line(
             model,
-            [beside * 1000 * rate for rate in RATES],
-            [time_s(results.of((SMALL, model, 6, rate)), "training") for rate in RATES],
+            [shift * 1000 * rate for rate in RATES],
+            [time_s(results.seeds((SHORT_RUN, model, 6, rate)), "training") for rate in RATES],
         )
-        for model, beside in zip(MODELS, (0.94, 1, 1.06), strict=True)
+        for model, shift in zip(MODELS, (0.94, 1, 1.06), strict=True)
     ]
     x, y = "learning rate (thousandths, logarithmic; the networks stand beside each other)", "training (s an epoch)"
-    return Picture("Time by learning rate, 6 blocks", f"{results.size(SMALL)}.", x, y, "from zero, log x", {"": own})
+    return Picture(
+        "Time by learning rate, 6 blocks", f"{results.size(SHORT_RUN)}.", x, y, "from zero, log x", {"": lines}
+    )
 
 
 PICTURES: dict[str, Callable[[Results], Picture]] = {
-    "rate-0.0005": at_rate_picture(0.0005, 98.2, 97.8, 97.1),
-    "rate-0.005": at_rate_picture(0.005),
-    "rate-0.01": at_rate_picture(0.01),
+    "rate-0.0005": rate_picture(0.0005, 98.2, 97.8, 97.1),
+    "rate-0.005": rate_picture(0.005),
+    "rate-0.01": rate_picture(0.01),
     "time-by-rate": time_picture,
     "sigmoids": sigmoid_picture,
     "depth": depth_picture,

@@ -1,7 +1,7 @@
-"""Writes the files of a study: NAME.json, and from the JSON alone NAME.md and pictures.
+"""Writes the files of a study: NAME.json, and from its content alone the page NAME.md and pictures.
 
-In the JSON `scope` is what was run, and its `reduced` how much of the full study that is; `runs` have config, options
-and series.
+In the JSON `scope` says what was run, and its `reduced` how much of the full study that is. Each of `runs` has a
+config, options, and a series of epochs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Result = dict[str, Any]
 
 
 class StudyError(Exception):
-    pass
+    """The message names the study or file, what was expected and what was found."""
 
 
 def table(columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[object]]) -> Table:
-    """`columns`: names and decimals, None for texts; in `rows` numbers are not rounded and None is an empty cell."""
+    """`columns`: names and decimals, None for texts. `rows`: numbers before rounding; None is an empty cell."""
     names = next((i for i, (_, decimals) in enumerate(columns) if decimals is not None), len(columns))
     cells = [
         {name: _cell(value, decimals) for value, (name, decimals) in zip(row, columns, strict=True)} for row in rows
@@ -48,9 +48,15 @@ def _cell(value: object, decimals: int | None) -> str:
 
 
 def result(
-    study: str, question: str, command: str, scope: Mapping[str, Any], timing: str, device: str, **measured: Any
+    study: str,
+    question: str,
+    command: str,
+    scope: Mapping[str, Any],
+    timing: str,
+    device: str,
+    runs: Sequence[Mapping[str, Any]],
 ) -> Result:
-    """The content of the JSON file. `measured`: `runs` or `rows`."""
+    """The content of the JSON file. `timing`: what the measured times include, as a text."""
     import torch
 
     from models.training.environment import commit, describe
@@ -63,7 +69,7 @@ def result(
         "scope": scope,
         "timing": timing,
         "environment": describe(torch.get_num_threads(), device) | {"commit": commit()},
-        **measured,
+        "runs": list(runs),
     }
 
 
@@ -74,11 +80,14 @@ def write(
     figures: Mapping[str, Figure],
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """`tables` by title. `figures` by name: the files are STUDY-NAME.png."""
+    """Writes all files and returns their paths. `tables`: title -> table; `figures`: NAME of STUDY-NAME.png -> figure.
+
+    `notes`: paragraphs of the page. Nothing is written if a figure cannot be drawn.
+    """
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in figures.items()}
     contents = {
-        f"{name}.json": _text(result).encode(),
+        f"{name}.json": _json(result).encode(),
         f"{name}.md": "".join(f"{line}\n" for line in _page(result, tables, notes, list(pictures))).encode(),
         **pictures,
     }
@@ -87,11 +96,11 @@ def write(
     return [folder / file for file in contents]
 
 
-def _text(result: Result) -> str:
-    """JSON with a line for each run."""
+def _json(result: Result) -> str:
+    """The result as JSON with a line for each run."""
     fields = []
     for name, value in result.items():
-        items = ",\n  ".join(json.dumps(each) for each in value) if isinstance(value, list) else ""
+        items = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
         fields.append(f"{json.dumps(name)}: " + (f"[\n  {items}]" if items else json.dumps(value)))
     return "{\n " + ",\n ".join(fields) + "\n}\n"
 
@@ -100,20 +109,21 @@ def _page(result: Result, tables: Mapping[str, Table], notes: Sequence[str], pic
     yield from (f"# {result['study']}", "", result["question"], "", f"    {result['command']}", "")
     if result["scope"]["reduced"]:
         yield from (f"**Not the whole study, {result['scope']['reduced']}.**", "")
-    computed = " and ".join(_last_blocks(result))
-    yield f"{_machine(result)}. {result['timing']}{f' Last block, trained and timed: {computed}.' if computed else ''}"
+    last_blocks = " and ".join(_last_blocks(result))
+    last_block = f" Last block, trained and timed: {last_blocks}." if last_blocks else ""
+    yield f"{_machine(result)}. {result['timing']}{last_block}"
     for note in notes:
         yield from ("", note)
-    for title, made in tables.items():
-        yield from ("", f"**{title}**", "", made.markdown)
+    for title, table in tables.items():
+        yield from ("", f"**{title}**", "", table.markdown)
     for picture in pictures:
         yield from ("", f"![{picture}]({picture})")
 
 
 def _last_blocks(result: Result) -> list[str]:
-    """Which rows of the last block the runs computed. Runs from before --last-block computed all rows."""
+    """Which rows of the last block the runs computed. Results from before the option --last-block computed all rows."""
     names = {"all": "all rows", "row": "the CLS row"}
-    return sorted({names[run["options"].get("last_block", "all")] for run in result.get("runs", [])})
+    return sorted({names[run["options"].get("last_block", "all")] for run in result["runs"]})
 
 
 def _machine(result: Result) -> str:
@@ -124,6 +134,6 @@ def _machine(result: Result) -> str:
 
 def footnote(result: Result) -> str:
     """The footnote of the study's pictures."""
-    missing = result["scope"]["reduced"]
-    reduced = f"NOT THE WHOLE STUDY: {missing}.\n" if missing else ""
-    return f"{reduced}{result['timing']}\n{_machine(result)}."
+    reduced = result["scope"]["reduced"]
+    warning = f"NOT THE WHOLE STUDY: {reduced}.\n" if reduced else ""
+    return f"{warning}{result['timing']}\n{_machine(result)}."

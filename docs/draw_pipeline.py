@@ -1,4 +1,4 @@
-"""Draws docs/pipeline.svg: the way from a checkpoint to an answer. Readable on light and dark pages.
+"""Draws docs/pipeline.svg: the stages from a checkpoint to an answer. Readable on light and dark pages.
 
 python docs/draw_pipeline.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# Name, description, and command of each stage.
 BOXES = (
     ("checkpoint", "PyTorch", "vitbn train"),
     ("rewrite", "exact algebra", "vitbn export"),
@@ -34,6 +35,7 @@ STYLE = """
 
 
 def drawing() -> str:
+    """The text of the SVG file."""
     width = 2 * LEFT + len(BOXES) * WIDTH + (len(BOXES) - 1) * GAP
     bottom = TOP + HEIGHT
     parts = [
@@ -43,22 +45,23 @@ def drawing() -> str:
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z"/></marker></defs>',
     ]
-    for number, (name, what, command) in enumerate(BOXES):
-        x, middle = LEFT + number * (WIDTH + GAP), LEFT + number * (WIDTH + GAP) + WIDTH / 2
-        own = ' class="own"' if name == "rewrite" else ""
-        parts.append(f'<rect{own} x="{x}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>')
+    for number, (name, description, command) in enumerate(BOXES):
+        x = LEFT + number * (WIDTH + GAP)
+        middle = x + WIDTH / 2
+        css_class = ' class="own"' if name == "rewrite" else ""
+        parts.append(f'<rect{css_class} x="{x}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>')
         parts.append(f'<text x="{middle}" y="{TOP + 28}">{name}</text>')
-        parts.append(f'<text class="small" x="{middle}" y="{TOP + 46}">{what}</text>')
+        parts.append(f'<text class="small" x="{middle}" y="{TOP + 46}">{description}</text>')
         parts.append(f'<text class="code" x="{middle}" y="{TOP - 10}">{command}</text>')
         if number:
             parts.append(f'<path d="M{x - GAP} {TOP + HEIGHT / 2}H{x - 1}"/>')
-    second = LEFT + WIDTH + GAP + WIDTH / 2
+    rewrite_middle = LEFT + WIDTH + GAP + WIDTH / 2
     parts += [
         f'<rect x="{LEFT}" y="{bottom + 24}" width="{WIDTH}" height="40" rx="6"/>',
         f'<text x="{LEFT + WIDTH / 2}" y="{bottom + 48}">any ONNX file</text>',
-        f'<path d="M{LEFT + WIDTH} {bottom + 44}H{second}V{bottom + 1}"/>',
-        f'<text class="code" x="{second}" y="{bottom + 60}">vitbn rewrite</text>',
-        f'<text class="small" x="{(second + width) / 2}" y="{bottom + 30}">'
+        f'<path d="M{LEFT + WIDTH} {bottom + 44}H{rewrite_middle}V{bottom + 1}"/>',
+        f'<text class="code" x="{rewrite_middle}" y="{bottom + 60}">vitbn rewrite</text>',
+        f'<text class="small" x="{(rewrite_middle + width) / 2}" y="{bottom + 30}">'
         "Each stage checks its output against the previous one and refuses to write if they disagree.</text>",
         "</svg>",
     ]

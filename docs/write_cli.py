@@ -1,4 +1,4 @@
-"""Writes docs/cli.md: every command of `vitbn` with its options and defaults, from click itself.
+"""Writes docs/cli.md: the help of every command of `vitbn`, as click prints it.
 
 python docs/write_cli.py
 """
@@ -17,6 +17,7 @@ WIDTH = 120
 
 
 def page() -> str:
+    """The text of docs/cli.md."""
     context = click.Context(main, info_name="vitbn")
     parts = [
         "# Every command\n",
@@ -32,14 +33,16 @@ def page() -> str:
 
 
 def sections(command: click.Command, context: click.Context) -> Iterator[str]:
+    """The section of a command, then those of its subcommands."""
     context.terminal_width = WIDTH
     help_text = re.sub(r"[ \t]+$", "", command.get_help(context), flags=re.MULTILINE)
     yield f"### {context.command_path}\n\n```text\n{help_text}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from sections(inner, click.Context(inner, parent=context, info_name=name, max_content_width=WIDTH))
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            inner = click.Context(subcommand, parent=context, info_name=name, max_content_width=WIDTH)
+            yield from sections(subcommand, inner)
 
 
 if __name__ == "__main__":

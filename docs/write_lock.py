@@ -1,7 +1,7 @@
 """Writes requirements.lock: the packages of `make setup`, each with the SHA-256 of its file.
 
-In: pip's report of an installation, as JSON on the standard input (`make lock`). Out: the file, for the Python and the
-machine that made the report. torch is left out: its file depends on the index, CPU or CUDA.
+In: pip's report of an installation, as JSON on the standard input (`make lock`). Out: the lock file, for the Python and
+the machine that made the report. torch is left out: its file depends on the package index, of CPU or CUDA builds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEAD = "# Made by `make lock` for Python {python} on {machine} Linux, without to
 
 
 def locked(report: dict[str, Any]) -> str:
-    """Raises ValueError for a package without a hash."""
+    """The text of the lock file. `report`: pip's. Raises ValueError for a package without a hash."""
     lines = []
     for entry in report["install"]:
         name, version = entry["metadata"]["name"], entry["metadata"]["version"]

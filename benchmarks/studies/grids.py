@@ -1,8 +1,8 @@
-"""The studies as data: every run is a combination of one choice of each axis.
+"""The studies as data. A study's runs are all combinations of the choices of its axes.
 
 Sources: Anindya Dey's two articles for `learning-rates`, `optimised`, `depths` and `dnn` (CITATION.cff); Ioffe and
 Szegedy, "Batch Normalization", 2015, section 4.1, for the network of `dnn`; Touvron et al., "CaiT", 2021, for the CLS
-token that joins in the last block.
+token that enters in the last block.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Axis = dict[str, Fields]
 
 
 class Extent(NamedTuple):
+    """How much of a study is run."""
+
     epochs: int
     train_images: int
     test_images: int
@@ -27,11 +29,12 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """`axes`: option that picks choices -> axis, outermost first; `fixed`: fields of all runs.
+    """A question, and the trainings that answer it.
 
-    `hours`: of all runs with one seed, on one thread. `reference`: the choices whose times are divided by the others'.
-    `x`: the pictures' horizontal axis. If there are several axes, the pictures have a panel for each choice of the
-    first.
+    `axes`: option of the command that picks choices -> axis, outermost first. `fixed`: fields of all runs. `hours`: of
+    all runs with one seed, on one thread. `reference`: axis -> choice of the network whose times are divided by the
+    others'. `x`: horizontal axis of the pictures, `epoch` or one of `axes`. If there are several axes, the pictures
+    have a panel for each choice of the first.
     """
 
     question: str
@@ -46,16 +49,17 @@ class Study:
     x: str = "epoch"
 
 
-def values(name: str, *every: object) -> Axis:
-    return {str(value): {name: value} for value in every}
+def values(field_name: str, *choices: object) -> Axis:
+    """An axis whose choices are values of one field, and are named by them."""
+    return {str(choice): {field_name: choice} for choice in choices}
 
 
 def models(*names: ModelName) -> Axis:
     return values("model", *names)
 
 
-FOLDING = tuple(name for name in TRANSFORMER_NAMES if name not in (*BY_TOKEN, "vitbnffn"))
-LATE = {"class_attention": (32, 16)}  # the CLS token joins in the last block
+FOLDING = tuple(name for name in TRANSFORMER_NAMES if name not in (*BY_TOKEN, "vitbnffn"))  # their norms fold
+LATE = {"class_attention": (32, 16)}  # the CLS token enters in the last block
 RECIPE: Fields = {
     "batch_size": 128,
     "schedule": "one-cycle",

@@ -1,9 +1,9 @@
 """Bayesian search of options of models/train.py: trials -> the next values, and the file of the trials.
 
-A Gaussian process models accuracy; the next trial has the highest expected improvement under noise (Snoek et al.,
-"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020). A search that measures
-speed, too, maximises accuracy and the logarithm of images a second by noisy expected hypervolume improvement (Daulton
-et al., "Parallel Bayesian Optimization", 2021).
+A Gaussian process models accuracy. The next trial has the highest expected improvement under noise (Snoek et al.,
+"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020). A search that also
+measures speed maximises accuracy and the logarithm of images a second by noisy expected hypervolume improvement
+(Daulton et al., "Parallel Bayesian Optimization", 2021).
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
     for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
-FIRST_TRIALS = 5  # the centre and Sobol's points, before the Gaussian process
-LARGEST = 1e12  # of a duration in seconds, and of images a second
+FIRST_TRIALS = 5  # the centre and points of a Sobol sequence, before the Gaussian process
+LARGEST = 1e12  # plausible duration in seconds, and plausible images a second
 
 
 class SearchError(Exception):
-    pass
+    """The message names the file, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from the first to the last, floats on a logarithmic scale; `listed`: only the values themselves."""
+    """The values of an option: all from the first to the last, or with `listed` only these.
+
+    A range of floats is searched on a logarithmic scale.
+    """
 
     values: tuple[Value, ...]
     listed: bool = False
@@ -71,7 +74,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Search:
-    """`speed`: whether images a second count beside accuracy. An axis of one value is fixed."""
+    """What is searched, and on what. `space`: option -> axis; an option with one value is fixed.
+
+    `epochs`: of a trial. `speed`: whether images a second count as accuracy does.
+    """
 
     model: ModelName
     dataset: str
@@ -90,8 +96,11 @@ class Search:
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out `accuracy` in [0, 1] after the last epoch and, where speed counts, the rewritten file's `images_per_s`
-    in its best batch and sharing of the cores; or the `error` of a failed training."""
+    """A training with these `parameters`: its figures, or the `error` of a failed training.
+
+    `accuracy`: on held-out images after the last epoch, in [0, 1]. `images_per_s`: of the rewritten file, in its best
+    batch and sharing of the cores, if the search measures speed.
+    """
 
     parameters: Values
     accuracy: float | None
@@ -101,9 +110,9 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Values:
-    """The values for the next trial; the same seed gives the same values, up to rounding.
+    """The values for the next trial. The same seed and trials give the same values, up to rounding.
 
-    A failed trial counts as the worst.
+    A failed trial counts like the worst and the slowest trial.
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     slowest = min((trial.images_per_s for trial in trials if trial.images_per_s is not None), default=1.0)
@@ -144,6 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
+    """Raises SearchError if a package that a search needs is missing."""
     from vitbn_packages import install
 
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
@@ -152,21 +162,21 @@ def check_installed() -> None:
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials that no other beats in accuracy and speed, fastest first: without speeds the most accurate alone."""
-    finished = [trial for trial in trials if trial.accuracy is not None]
-    best, kept = -1.0, []
-    for trial in sorted(finished, key=lambda trial: (trial.images_per_s or 0.0, trial.accuracy or 0.0), reverse=True):
-        if (trial.accuracy or 0.0) > best:
-            best = trial.accuracy or 0.0
-            kept.append(trial)
-    return kept
+    """The Pareto front of accuracy and speed, fastest first; without speeds the most accurate trial alone."""
+    finished = [(trial.images_per_s or 0.0, trial.accuracy, trial) for trial in trials if trial.accuracy is not None]
+    best_accuracy, pareto = -1.0, []
+    for _, accuracy, trial in sorted(finished, key=lambda figures: figures[:2], reverse=True):
+        if accuracy > best_accuracy:
+            best_accuracy = accuracy
+            pareto.append(trial)
+    return pareto
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The most accurate; raises SearchError if all failed."""
-    if not (kept := front(trials)):
+    """The most accurate trial. Raises SearchError if all failed."""
+    if not (pareto := front(trials)):
         raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} failures")
-    return kept[-1]
+    return pareto[-1]
 
 
 def write(path: Path, search: Search, trials: Sequence[Trial], environment: Mapping[str, Any]) -> None:
@@ -176,17 +186,17 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: Mapp
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    """Raises SearchError for a damaged file or another search."""
+    """The trials in the file; none without a file. Raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:
         saved = json.loads(path.read_bytes())
-        earlier = dict(saved["search"])
+        saved_search = dict(saved["search"])
         trials = [Trial(**{name: value for name, value in row.items() if name != "trial"}) for row in saved["trials"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
     for name, value in json.loads(json.dumps(asdict(search))).items():
-        if (found := earlier.get(name)) != value:
+        if (found := saved_search.get(name)) != value:
             raise SearchError(f"{path}: expected a search with {name} {value}, found {found}; name another --output")
     for number, trial in enumerate(trials, start=1):
         _check(f"{path}: trial {number}", search, trial)
@@ -194,11 +204,12 @@ def read(path: Path, search: Search) -> list[Trial]:
 
 
 def _check(where: str, search: Search, trial: Trial) -> None:
-    given = trial.parameters if isinstance(trial.parameters, dict) else {}
+    """Raises SearchError for a trial that the search cannot have made. `where`: file and trial, for the message."""
+    parameters = trial.parameters if isinstance(trial.parameters, dict) else {}
     for name, axis in search.space.items():
-        if not axis.holds(given.get(name)):
+        if not axis.holds(parameters.get(name)):
             expected = (" or " if axis.listed else " to ").join(map(str, axis.values))
-            raise SearchError(f"{where}: expected {name} {expected}, found {given.get(name)}")
+            raise SearchError(f"{where}: expected {name} {expected}, found {parameters.get(name)}")
     figures: list[tuple[str, object, float, float]] = [("duration_s", trial.duration_s, 0.0, LARGEST)]
     if trial.error is None:
         figures.append(("accuracy", trial.accuracy, 0.0, 1.0))

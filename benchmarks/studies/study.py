@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from models.data import Dataset
     from models.training.recipe import Epoch
 
-# Options that are facts of a machine, not of a study.
-UNSAID = {"teacher_cache", "data_dir", "params", "device", "track"}
-BEST = ".best.json"
+# Options that a result's command leaves out: they are facts of a machine, not of a study.
+MACHINE_OPTIONS = {"teacher_cache", "data_dir", "params", "device", "track"}
+BEST = ".best.json"  # ends the names of files with the best parameters of a search
 
-_path = click.Path(path_type=Path)
-output_option = click.option("--output", type=_path, required=True, help="A folder of its own.")
-data_dir_option = click.option("--data-dir", type=_path, help="Folder with the images, else $MNIST_DIR.")
+PATH = click.Path(path_type=Path)
+output_option = click.option("--output", type=PATH, required=True, help="A folder of its own.")
+data_dir_option = click.option("--data-dir", type=PATH, help="Folder with the images, else $MNIST_DIR.")
 quick_option = click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores.")
 device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 
 
-def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
+def _list(context: click.Context, parameter: click.Parameter, list_studies: bool) -> None:
+    """Prints the studies and exits if the option is given."""
+    if not list_studies or context.resilient_parsing:
         return
     click.echo(f"{'study':16}{'runs':>5}{'epochs':>8}{'hours':>7}  question")
     for name, grid in STUDIES.items():
@@ -55,8 +56,8 @@ def study(context: click.Context) -> None:
     context.meta[PROGRAM] = f"vitbn study {context.invoked_subcommand}"
 
 
-def _add(name: str, grid: Study) -> None:
-    """Adds the command of a grid."""
+def _add_command(name: str, grid: Study) -> None:
+    """Adds the command of a grid, with an option for each axis, to the group `study`."""
     options: list[Callable[..., Any]] = [
         click.option(
             f"--{axis}", type=click.Choice(list(choices)), multiple=True, help=f"Only this {axis}, repeatable."
@@ -66,30 +67,30 @@ def _add(name: str, grid: Study) -> None:
     ]
     if name == "optimised":
         help_ = "A file that vitbn tune wrote, or a folder of them."
-        options.append(click.option("--params", type=_path, multiple=True, required=True, help=help_))
+        options.append(click.option("--params", type=PATH, multiple=True, required=True, help=help_))
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
         options.append(click.option("--teacher-cache", metavar="FOLDER", help=help_))
     if len(grid.datasets) > 1:
         datasets = click.Choice(grid.datasets)
         options.append(click.option("--dataset", type=datasets, default=grid.datasets[0], show_default=True))
-    rows, part = click.Choice(["row", "all"]), "Use only the first N training images."
+    rows, train_images_help = click.Choice(["row", "all"]), "Use only the first N training images."
     options += [
         click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
         click.option("--epochs", type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
-        click.option("--train-images", type=click.IntRange(2), metavar="N", help=part),
+        click.option("--train-images", type=click.IntRange(2), metavar="N", help=train_images_help),
         click.option("--last-block", type=rows, default="row", show_default=True, help="As in train.py."),
         click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does."),
         *(device_option, data_dir_option, quick_option, output_option),
     ]
-    carry_out: Callable[..., None] = partial(_train, name, grid)
+    callback: Callable[..., None] = partial(_carry_out, name, grid)
     for option in reversed(options):
-        carry_out = option(carry_out)
-    study.command(name, help=grid.question)(carry_out)
+        callback = option(callback)
+    study.command(name, help=grid.question)(callback)
 
 
 @vitbn_packages.one_line_errors()
-def _train(
+def _carry_out(
     name: str,
     grid: Study,
     output: Path,
@@ -106,6 +107,7 @@ def _train(
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
 ) -> None:
+    """`chosen`: option of an axis -> names of choices; empty for all."""
     from benchmarks.studies import study_runs, summary
     from models.data import load_dataset
     from models.training import tracking
@@ -114,23 +116,27 @@ def _train(
     data, scope = study_runs.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
     options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
     if params:
-        grid = replace(grid, axes={"network": _searched(params, grid, data)})
-    every = study_runs.runs(grid, data, scope, options, chosen)
+        grid = replace(grid, axes={"network": _axis_of_searches(params, grid, data)})
+    planned = study_runs.runs(grid, data, scope, options, chosen)
     click.echo(grid.question)
     if scope["reduced"]:
         click.echo(f"Not the whole study: {scope['reduced']}")
     click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
     tracker = partial(tracking.track, report=click.echo) if track else None
     try:
-        result = study_runs.carry_out(name, grid, data, scope, every, command(UNSAID), output, _print, tracker)
+        typed = command(MACHINE_OPTIONS)
+        result = study_runs.carry_out(name, grid, data, scope, planned, typed, output, _print_epoch, tracker)
     except KeyboardInterrupt:
         click.echo("Interrupted: finished epochs are kept, the same command goes on")
         raise SystemExit(130) from None
-    _say_written(summary.write(output, result))
+    _print_written(summary.write(output, result))
 
 
-def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:
-    """A choice for each file of a search, named by its model."""
+def _axis_of_searches(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:
+    """The axis with a choice for each file of a search, named by its model. `params`: files, or folders of them.
+
+    Raises StudyError for no files, equal models, and options that no training has.
+    """
     files = [file for path in params for file in (sorted(path.glob(f"*{BEST}")) if path.is_dir() else [path])]
     if not files:
         raise StudyError(f"{params[0]}: expected files *{BEST}, as vitbn tune writes, found none")
@@ -144,13 +150,13 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
 
 
 def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
-    """The fields in a file of `vitbn tune`. Raises StudyError for options that no run can have."""
+    """The fields in a file of `vitbn tune`. Raises StudyError for options that no training has."""
     from benchmarks.studies.study_runs import run_at
 
     try:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
-        if (found := values.pop("dataset", data.name)) != data.name:
-            raise StudyError(f"expected options for {data.name}, found options for {found}")
+        if (dataset := values.pop("dataset", data.name)) != data.name:
+            raise StudyError(f"expected options for {data.name}, found options for {dataset}")
         if values.get("lr") is None:  # a search always gives --lr; with the default rate this is another study
             raise StudyError("expected lr, found none")
         run_at(replace(grid, axes={}, fixed=values), data, {}, {})
@@ -161,19 +167,19 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
     return values
 
 
-def _print(run: Run, epoch: Epoch) -> None:
+def _print_epoch(run: Run, epoch: Epoch) -> None:
     click.echo(
         f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
         f"  {epoch.training_loss:13.4f}  {100 * (epoch.test_accuracy or 0):10.2f}"
     )
 
 
-def _say_written(paths: list[Path]) -> None:
+def _print_written(paths: list[Path]) -> None:
     click.echo(f"Wrote {', '.join(path.name for path in paths)} in {paths[0].parent}")
 
 
 for name, grid in STUDIES.items():
-    _add(name, grid)
+    _add_command(name, grid)
 
 
 @study.command()
@@ -188,12 +194,12 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
 
     dataset = load_dataset("mnist", data_dir)
     runs = batch_norm_layout.measure(dataset, device=device)
-    _say_written(batch_norm_layout.write(output, runs, command(UNSAID), device))
+    _print_written(batch_norm_layout.write(output, runs, command(MACHINE_OPTIONS), device))
 
 
 @study.command()
-@click.option("--results", type=_path, default=Path("benchmarks/results/studies"), show_default=True)
-@click.option("--page", type=_path, default=Path("docs/claims.md"), show_default=True)
+@click.option("--results", type=PATH, default=Path("benchmarks/results/studies"), show_default=True)
+@click.option("--page", type=PATH, default=Path("docs/claims.md"), show_default=True)
 @vitbn_packages.one_line_errors()
 def claims(results: Path, page: Path) -> None:
     """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""

@@ -1,8 +1,8 @@
 """Carries out a study from its grid to its result: the trainings take turns, an epoch each.
 
-In: a `Study` and its images. Out: the result, with every run's config, options and series. A drift of the machine
-affects all runs equally. Every epoch starts from the files of the epoch before. So a stopped study continues as if it
-had never stopped, and only one run is in memory.
+In: a `Study` and its images. Out: the result, with every run's config, options and series of epochs. Turns spread a
+drift of the machine's speed over all runs. Every epoch starts from the files of the epoch before. So a stopped study
+continues as if it had never stopped, and only one run is in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIGURES = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_acc
 
 @dataclass(frozen=True)
 class Run:
-    """`at`: the choice of each axis."""
+    """A training of a study. `label`: names its files. `at`: option of an axis -> the run's choice."""
 
     label: str
     config: ModelConfig
@@ -40,7 +40,7 @@ class Run:
 
 OnEpoch = Callable[[Run, "Epoch"], None]
 Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
-"""Epochs, checkpoint, whether a run resumes -> the same epochs, as `models.training.tracking.track`."""
+"""`models.training.tracking.track` or its like: epochs, checkpoint, whether the run resumes -> the same epochs."""
 
 
 def cut(
@@ -51,15 +51,19 @@ def cut(
     train_images: int | None = None,
     seeds: int = 1,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The images in use, and the result's `scope`, whose `reduced` says in words how much of the full study is run."""
-    whole = Extent(study.epochs, len(dataset.train_labels), len(dataset.test_labels))
-    if (train_images or 0) > whole.train_images:
-        raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
-    wanted = study.quick if quick else whole
-    train = min(train_images or wanted.train_images, whole.train_images)
-    extent = Extent(epochs or wanted.epochs, train, min(wanted.test_images, whole.test_images))
-    counts = zip(("epochs", "training images", "test images"), extent, whole, strict=True)
-    parts = [f"{some:,} of {every:,} {what}" for what, some, every in counts if some < every]
+    """The images in use, and the result's `scope`, whose `reduced` says in words how much of the full study is run.
+
+    `epochs` and `train_images` replace those of the full or, with `quick`, the quick study. Raises StudyError for more
+    images than there are.
+    """
+    full = Extent(study.epochs, len(dataset.train_labels), len(dataset.test_labels))
+    if (train_images or 0) > full.train_images:
+        raise StudyError(f"{dataset.name}: expected at most {full.train_images} images, found {train_images}")
+    default = study.quick if quick else full
+    train = min(train_images or default.train_images, full.train_images)
+    extent = Extent(epochs or default.epochs, train, min(default.test_images, full.test_images))
+    counts = zip(("epochs", "training images", "test images"), extent, full, strict=True)
+    parts = [f"{count:,} of {full_count:,} {unit}" for unit, count, full_count in counts if count < full_count]
     scope = {
         "dataset": dataset.name,
         "train_images": extent.train_images,
@@ -79,7 +83,10 @@ def runs(
     options: Fields,
     chosen: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Run]:
-    """Compared runs stand beside each other. `options`: of all runs; `chosen`: axis -> choices, by default all."""
+    """All runs of the study, in the order of its axes, seed by seed.
+
+    `options`: fields of all runs. `chosen`: option of an axis -> names of choices; by default, and if empty, all.
+    """
     names = [
         [name for name in axis if not (chosen or {}).get(option) or name in (chosen or {})[option]]
         for option, axis in study.axes.items()
@@ -94,7 +101,7 @@ def runs(
 
 
 def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str]) -> Run:
-    """The run with the choices `at`. Raises StudyError for options that no run can have."""
+    """The run with the choices `at`. Raises StudyError for options that no training has."""
     from models.training.recipe import configure
 
     fields: Fields = dict(study.fixed)
@@ -105,8 +112,8 @@ def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str
     if fields.get("teacher") in SHIPPED:
         fields["teacher"] = str(relative(shipped(fields["teacher"])))
     try:
-        if taken := fields.keys() & {"epochs", "seed", "device"}:
-            raise TypeError(f"{min(taken)}, which the study sets")
+        if set_by_study := fields.keys() & {"epochs", "seed", "device"}:
+            raise TypeError(f"{min(set_by_study)}, which the study sets")
         config, training = configure(dataset, {"model": "vitbn", "batch_size": 100, **options, **fields})
     except (TypeError, ConfigError) as error:
         raise StudyError(f"expected options of models/train.py, found {error}") from error
@@ -121,21 +128,21 @@ def carry_out(
     study: Study,
     dataset: Dataset,
     scope: Mapping[str, Any],
-    every: Sequence[Run],
+    planned: Sequence[Run],
     command: str,
     output: Path,
     on_epoch: OnEpoch,
     track: Track | None = None,
 ) -> Result:
-    """Trains the runs `every` in `output`/runs, or goes on with them. Raises as `advance`."""
+    """Trains the planned runs in `output`/runs, or continues their trainings. Raises the errors of `advance`."""
     import numpy as np
     import torch
 
-    for kind in (np.float32, np.float64):
-        np.finfo(kind)  # NumPy keeps these limits; it would warn if it computed them without denormals
-    torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
+    for dtype in (np.float32, np.float64):
+        np.finfo(dtype)  # NumPy caches these limits; it would warn if it computed them without denormals
+    torch.set_flush_denormal(True)  # a network with denormal values would take ten times as long
     try:
-        trained = advance(name, every, dataset, study.test_batch, output / "runs", on_epoch, track)
+        trained = advance(name, planned, dataset, study.test_batch, output / "runs", on_epoch, track)
     finally:
         torch.set_flush_denormal(False)
     return result_of(name, study, scope, command, trained)
@@ -144,13 +151,14 @@ def carry_out(
 def result_of(
     name: str, study: Study, scope: Mapping[str, Any], command: str, trained: Sequence[Mapping[str, Any]]
 ) -> Result:
+    """The content of the study's JSON file. `trained`: runs as `advance` returns them."""
     cached = any(run["options"]["teacher_cache"] for run in trained)
     timing = (
         f"{WITH_TEACHER_CACHE if cached else TIMING} Test images are classified {study.test_batch:,} at a time. "
         "Denormal numbers are flushed to zero."
     )
     device = trained[0]["options"]["device"] if trained else "cpu"
-    return result(name, study.question, command, scope, timing, device, runs=list(trained))
+    return result(name, study.question, command, scope, timing, device, trained)
 
 
 def advance(
@@ -162,10 +170,10 @@ def advance(
     on_epoch: OnEpoch,
     track: Track | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains all `runs` in `folder` to their last epoch, and returns them as the result has them.
+    """Trains all `runs` in `folder` to their last epoch, and returns them in the form of the result's `runs`.
 
-    When a run diverges, the others continue. A folder may get further runs later. Raises StudyError for a folder with
-    another plan or more epochs, TrainingError for a failed training.
+    When a run diverges, the others continue. A later call may have further runs in the same folder. Raises StudyError
+    for a folder with another plan or more epochs, TrainingError for a failed training.
     """
     from models.training.recipe import Diverged
 
@@ -185,21 +193,23 @@ def advance(
 
 
 def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, track: Track | None) -> Epoch:
+    """Trains the run's next epoch."""
     from models.training.loop import train
 
-    path, resume = folder / f"{run.label}.safetensors", _state(folder, run).is_file()
+    path, resume = folder / f"{run.label}.safetensors", _state_file(folder, run).is_file()
     epochs = train(run.config, dataset, run.options, path, resume, test_batch=test_batch)
     first = itertools.islice(epochs, 1)
     (epoch,) = track(first, path, resume) if track else first
     return epoch
 
 
-def _state(folder: Path, run: Run) -> Path:
+def _state_file(folder: Path, run: Run) -> Path:
     return folder / f"{run.label}.resume.pt"
 
 
 def _finished(folder: Path, run: Run) -> int:
-    count = len(_read(folder, run)["series"]) if _state(folder, run).is_file() else 0
+    """How many epochs the run has. Raises StudyError if it has more than its options say."""
+    count = len(_read(folder, run)["series"]) if _state_file(folder, run).is_file() else 0
     if count > run.options.epochs:
         path = folder / f"{run.label}.json"
         raise StudyError(f"{path}: expected at most {run.options.epochs} epochs, found {count}; name another --output")
@@ -207,11 +217,13 @@ def _finished(folder: Path, run: Run) -> int:
 
 
 def _read(folder: Path, run: Run) -> dict[str, Any]:
-    """A run as the result has it. A diverged run has fewer epochs, perhaps 0. Only runs with held-out images have
-    `test_accuracy`: the series of the others ends with it.
+    """The run in the form of the result's `runs`.
+
+    A diverged run has fewer epochs, perhaps none. With held-out images the series has their accuracies, and
+    `test_accuracy` is a field of its own.
     """
     path, metrics, series = folder / f"{run.label}.json", {}, []
-    if path.exists() or _state(folder, run).exists():
+    if path.exists() or _state_file(folder, run).exists():
         try:
             metrics = json.loads(path.read_bytes())
             series = [{name: round(epoch[name], 8) for name in FIGURES} for epoch in metrics["series"]]
@@ -228,7 +240,7 @@ def _read(folder: Path, run: Run) -> dict[str, Any]:
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """What must agree to continue a study."""
+    """What must be equal for a study to continue: its dataset, and each run's config and options."""
     from models.training.recipe import depends_on_epochs
 
     plan: dict[str, Any] = {
@@ -244,27 +256,31 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
         if not depends_on_epochs(run.config, run.options):
             del options["epochs"]
         plan[run.label] = {"config": asdict(run.config), "options": options}
-    converted: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists
-    return converted
+    json_ready: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    return json_ready
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Raises StudyError for another plan, and for fewer runs: their result would replace the larger study."""
+    """Writes the plan to `path`. Further runs may join the plan that is there.
+
+    Raises StudyError for another plan, and for fewer runs: their result would replace that of the larger study.
+    """
     if path.exists():
         try:
             earlier = dict(json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
             raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
         joining = {name for name, value in plan.items() if isinstance(value, dict) and name not in earlier}
-        wanted = dict(_leaves({name: value for name, value in plan.items() if name not in joining}))
-        there = dict(_leaves(earlier))
-        for name in [*wanted, *there]:
-            if (expected := wanted.get(name, "none")) != (had := there.get(name, "none")):
-                raise StudyError(f"{path}: expected {name} {expected}, found {had}; name another --output")
+        expected = dict(_leaves({name: value for name, value in plan.items() if name not in joining}))
+        found = dict(_leaves(earlier))
+        for name in [*expected, *found]:
+            if (value := expected.get(name, "none")) != (found_value := found.get(name, "none")):
+                raise StudyError(f"{path}: expected {name} {value}, found {found_value}; name another --output")
     write_atomically(path, json.dumps(plan, indent=2).encode())
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and values of all fields; the name of a nested field has those above it before it."""
     for name, value in plan.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")

@@ -1,4 +1,4 @@
-"""The table and the pictures of a grid's result."""
+"""Writes the table and the pictures of a study's result."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.studies.results import by_epoch, spread, time_s
 from benchmarks.studies.study_files import Result, footnote
 
 JsonRun = Mapping[str, Any]
+"""One of a result's `runs`."""
 
 DRAWN = {
     "test_accuracy": ("Test accuracy", "images right (%)", "accuracy", 100),
@@ -24,21 +25,22 @@ DRAWN = {
 
 
 def write(folder: Path, result: Result) -> list[Path]:
+    """Writes the study's JSON file, page and pictures to `folder`, and returns their paths."""
     held_out = result["runs"][0]["options"]["hold_out"] if result["runs"] else 0
     note = f"{held_out:,} training images are held out; the test images are looked at once, after the last epoch."
-    figures = {name: each.draw() for name, each in pictures(result).items()}
-    reference = STUDIES[result["study"]].reference
-    named = f" Reference: {', '.join(f'{k} {v}' for k, v in reference.items())}." if reference else ""
-    title = f"Last epoch: mean, lowest and highest seed; medians of the times.{named}"
+    figures = {name: picture.draw() for name, picture in pictures(result).items()}
+    choices = [f"{axis} {choice}" for axis, choice in STUDIES[result["study"]].reference.items()]
+    reference = f" Reference: {', '.join(choices)}." if choices else ""
+    title = f"Last epoch: mean, lowest and highest seed; medians of the times.{reference}"
     return study_files.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
 
 
 def summary(result: Result) -> Table:
     """A row for each network: its seeds' last epochs, medians of the times, and the reference's times over them.
 
-    Diverged runs have no accuracy.
+    Diverged runs count in no accuracy.
     """
-    study, every = STUDIES[result["study"]], _groups(result)
+    study, groups = STUDIES[result["study"]], _groups(result)
     held_out = any(run["options"]["hold_out"] for run in result["runs"])
     columns: list[tuple[str, int | None]] = [
         *((axis, None) for axis in result["runs"][0]["at"]),
@@ -53,23 +55,26 @@ def summary(result: Result) -> Table:
         *((f"reference's {part} time over it", 2) for part in ("training", "test") if study.reference),
     ]
     rows = []
-    for at, seeds in every.items():
-        done = [run for run in seeds if _done(run)]
+    for at, seeds in groups.items():
+        finished = [run for run in seeds if _is_finished(run)]
         reference = tuple((dict(seeds[0]["at"]) | study.reference).values())
-        times, others = (
-            [_time(runs, part) for part in ("training", "test")] for runs in (seeds, every.get(reference, []))
+        times_s, reference_times_s = (
+            [_time_s(runs, part) for part in ("training", "test")] for runs in (seeds, groups.get(reference, []))
         )
-        ratios = [other / own if other and own else None for other, own in zip(others, times, strict=True)]
+        ratios = [
+            reference_s / time_s if reference_s and time_s else None
+            for reference_s, time_s in zip(reference_times_s, times_s, strict=True)
+        ]
         rows.append(
             [
                 *at,
                 len(seeds),
-                len(seeds) - len(done),
-                *([_spread(map(_last, done))] if held_out else []),
-                _spread(map(_test, done)),
-                max(map(_fall, done), default=None),
-                mean(run["series"][-1]["training_loss"] for run in done) if done else None,
-                *times,
+                len(seeds) - len(finished),
+                *([_spread(map(_last_accuracy, finished))] if held_out else []),
+                _spread(map(_test_accuracy, finished)),
+                max(map(_largest_fall, finished), default=None),
+                mean(run["series"][-1]["training_loss"] for run in finished) if finished else None,
+                *times_s,
                 *(ratios if study.reference else []),
             ]
         )
@@ -77,27 +82,30 @@ def summary(result: Result) -> Table:
 
 
 def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
-    """The seeds of each network."""
-    by: dict[tuple[str, ...], list[JsonRun]] = {}
+    """Choices of the axes -> the runs with these choices, one for each seed."""
+    groups: dict[tuple[str, ...], list[JsonRun]] = {}
     for run in result["runs"]:
-        by.setdefault(tuple(run["at"].values()), []).append(run)
-    return by
+        groups.setdefault(tuple(run["at"].values()), []).append(run)
+    return groups
 
 
-def _done(run: JsonRun) -> bool:
+def _is_finished(run: JsonRun) -> bool:
+    """Whether the run has all its epochs: a diverged run has fewer."""
     return len(run["series"]) == int(run["options"]["epochs"])
 
 
-def _last(run: JsonRun) -> float:
+def _last_accuracy(run: JsonRun) -> float:
+    """Of the last epoch, in %: on held-out images if the run has them, else on test images."""
     return 100 * float(run["series"][-1]["test_accuracy"])
 
 
-def _test(run: JsonRun) -> float:
+def _test_accuracy(run: JsonRun) -> float:
+    """In %. A run with held-out images measures it once, after the last epoch."""
     accuracy = run.get("test_accuracy")
-    return _last(run) if accuracy is None else 100 * float(accuracy)
+    return _last_accuracy(run) if accuracy is None else 100 * float(accuracy)
 
 
-def _fall(run: JsonRun) -> float:
+def _largest_fall(run: JsonRun) -> float:
     """The largest fall of accuracy below an earlier epoch, in points."""
     best = fall = 0.0
     for epoch in run["series"]:
@@ -105,7 +113,8 @@ def _fall(run: JsonRun) -> float:
     return 100 * fall
 
 
-def _time(runs: Sequence[JsonRun], part: str) -> float | None:
+def _time_s(runs: Sequence[JsonRun], part: str) -> float | None:
+    """The median over the runs' epochs; None without epochs. `part`: training or test."""
     trained = [run["series"] for run in runs if run["series"]]
     return time_s(trained, part) if trained else None
 
@@ -115,7 +124,7 @@ def _spread(percents: Iterable[float]) -> str | None:
 
 
 def pictures(result: Result) -> dict[str, Picture]:
-    """Accuracy and loss by epoch, or the last accuracy along an axis of three values or more."""
+    """Name -> picture: accuracy and loss by epoch, or the last accuracy along an axis of three values or more."""
     study, axes = STUDIES[result["study"]], list(result["runs"][0]["at"])
     panel = axes[0] if len(axes) > 1 else ""
     if study.x == "epoch":
@@ -123,26 +132,30 @@ def pictures(result: Result) -> dict[str, Picture]:
             "accuracy": _picture(result, panel, "epoch", "test_accuracy"),
             "loss": _picture(result, panel, "epoch", "training_loss"),
         }
-    ended = {run["at"][study.x] for run in result["runs"] if run["series"]}
-    return {"accuracy": _picture(result, panel, study.x, "test_accuracy")} if len(ended) > 2 else {}
+    x_values = {run["at"][study.x] for run in result["runs"] if run["series"]}
+    return {"accuracy": _picture(result, panel, study.x, "test_accuracy")} if len(x_values) > 2 else {}
 
 
 def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
-    """By epoch, up to the last epoch of all seeds; or the last epochs along the axis `x`, without diverged runs."""
+    """The lines of `figure`, a field of an epoch: by epoch, or in the last epochs along the axis `x`.
+
+    `panel`: the axis whose choices have a panel each; empty for a single panel. By epoch a line ends at the last epoch
+    that all its seeds have. Along an axis diverged runs are left out.
+    """
     title, y, scale, factor = DRAWN[figure]
     lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
-    first: dict[tuple[str, ...], JsonRun] = {}
+    first_runs: dict[tuple[str, ...], JsonRun] = {}
     for at, seeds in _groups(result).items():
         key = tuple(choice for axis, choice in zip(seeds[0]["at"], at, strict=True) if axis != x)
         points = lines.setdefault(key, {})
-        first.setdefault(key, seeds[0])
+        first_runs.setdefault(key, seeds[0])
         if x == "epoch":
             points.update(enumerate(by_epoch([run["series"] for run in seeds], figure, factor), 1))
-        elif ends := [factor * run["series"][-1][figure] for run in seeds if _done(run)]:
-            points[float(seeds[0]["at"][x])] = ends
+        elif last_values := [factor * run["series"][-1][figure] for run in seeds if _is_finished(run)]:
+            points[float(seeds[0]["at"][x])] = last_values
     panels: dict[str, list[Line]] = {}
     for key, points in lines.items():
-        run = first[key]
+        run = first_runs[key]
         model, at = run["config"]["model"], run["at"]
         label = [
             look_of(model).name,

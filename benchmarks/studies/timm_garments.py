@@ -1,8 +1,8 @@
 """Takes timm's ViT for garments from training to the published file: with its LayerNorms, and with BatchNorm instead.
 
-In: Fashion-MNIST and the extra `foreign`. Out: for both norms accuracy, agreement with timm and interleaved times of
-timm in PyTorch, of its export, and of what `vitbn repository publish --pictures` makes of that. The folder `--work`
-keeps the state after each epoch, so an interrupted run goes on.
+In: Fashion-MNIST and the packages of the extra `foreign`. Out: for both norms accuracy, agreement with timm, and
+interleaved times of timm in PyTorch, of its ONNX export, and of the file that `vitbn repository publish --pictures`
+makes of the export. The folder `--work` keeps the state after each epoch, so an interrupted run continues.
 
 python benchmarks/studies/timm_garments.py --work garments --epochs 3
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 NETWORK, SIDE, PATCH = "vit_tiny_patch16_224", 28, 4
 MEAN, STD = 0.286, 0.353  # of Fashion-MNIST's training images
 NORMS = ("LayerNorm", "BatchNorm")
-BATCH, RATE, DECAY = 64, 1e-3, 0.05
-ASKED = 250  # images in a call
-TIMED = (1, 8)
+BATCH, RATE, DECAY = 64, 1e-3, 0.05  # images of a training step, learning rate, weight decay
+SCORED_BATCH = 250  # images a call while accuracies are measured
+TIMED_BATCHES = (1, 8)
 TIMM, EXPORTED, PUBLISHED = "timm, PyTorch", "its export, ONNX Runtime", "published"
 
 Images = NDArray[np.uint8]
-Scores = Callable[[Images], NDArray[np.float32]]
+Classify = Callable[[Images], NDArray[np.float32]]  # images (n, 1, 28, 28) -> scores (n, 10)
 
 
 @click.command()
@@ -65,10 +65,10 @@ def timm_garments(
     work.mkdir(parents=True, exist_ok=True)
     with recording(json_path, 1) as record:
         for norm in norms:
-            trained = train(norm, data, epochs, depth, work / f"{norm}.pt")
-            about = {"network": NETWORK, "norm": norm, "depth": depth, "images": images, "epochs": epochs}
-            for row in measure(trained, data, work / norm, seconds):
-                record.add({**about, **row})
+            model = train(norm, data, epochs, depth, work / f"{norm}.pt")
+            training = {"network": NETWORK, "norm": norm, "depth": depth, "images": images, "epochs": epochs}
+            for row in measure(model, data, work / norm, seconds):
+                record.add({**training, **row})
                 click.echo("  ".join(f"{name} {value}" for name, value in row.items() if name != "samples_ns"))
 
 
@@ -80,8 +80,11 @@ def network(norm: str, depth: int) -> Any:
     return timm_network(NETWORK, **sizes, **({"norm_layer": token_batch_norm} if norm == "BatchNorm" else {}))()
 
 
-def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
-    """`kept`: the file of the state after the last epoch. Raises ClickException if it is of another training."""
+def train(norm: str, data: Dataset, epochs: int, depth: int, state_file: Path) -> Any:
+    """The trained network. `state_file` keeps the state after the last epoch, from which an interrupted run continues.
+
+    Raises ClickException if the file is of another training.
+    """
     import torch
 
     torch.manual_seed(0)
@@ -90,35 +93,37 @@ def train(norm: str, data: Dataset, epochs: int, depth: int, kept: Path) -> Any:
     batches = len(data.train_labels) // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, epochs * batches)
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
-    done, asked = 0, {"images": len(data.train_labels), "epochs": epochs, "depth": depth}
-    if kept.exists():
-        held = torch.load(kept, weights_only=True)
-        done, of = held.pop("done"), held.pop("of")
-        if of != asked:
-            raise click.ClickException(f"{kept}: expected a training of {asked}, found {of}; --work takes a new folder")
-        for name, state in held.items():
+    first_epoch, training = 0, {"images": len(data.train_labels), "epochs": epochs, "depth": depth}
+    if state_file.exists():
+        states = torch.load(state_file, weights_only=True)
+        first_epoch, found = states.pop("done"), states.pop("of")
+        if found != training:
+            raise click.ClickException(
+                f"{state_file}: expected a training of {training}, found {found}; --work takes a new folder"
+            )
+        for name, state in states.items():
             parts[name].load_state_dict(state)
-    for epoch in range(done, epochs):
-        loss = _epoch(model, optimiser, schedule, data, epoch)
+    for epoch in range(first_epoch, epochs):
+        loss = _train_epoch(model, optimiser, schedule, data, epoch)
         click.echo(f"{norm}, epoch {epoch + 1} of {epochs}: loss {loss:.3f}", err=True)
         states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**states, "done": epoch + 1, "of": asked}, kept)
+        torch.save({**states, "done": epoch + 1, "of": training}, state_file)
     return model.eval()
 
 
-def _epoch(model: Any, optimiser: Any, schedule: Any, data: Dataset, epoch: int) -> float:
-    """The mean loss."""
+def _train_epoch(model: Any, optimiser: Any, schedule: Any, data: Dataset, epoch: int) -> float:
+    """Trains on each image once, half of the images mirrored. Returns the mean loss."""
     import torch
 
     model.train()
     rng, losses = np.random.default_rng(epoch), []
     order = rng.permutation(len(data.train_labels))
     for start in range(0, len(order) - BATCH + 1, BATCH):
-        chosen = order[start : start + BATCH]
-        images = data.train_images[chosen]
+        indices = order[start : start + BATCH]
+        images = data.train_images[indices]
         mirrored = np.where(rng.random(BATCH).reshape(-1, 1, 1, 1) < 0.5, images[..., ::-1], images)
         loss = torch.nn.functional.cross_entropy(
-            model(torch.from_numpy(normalised(mirrored))), torch.from_numpy(data.train_labels[chosen])
+            model(torch.from_numpy(normalised(mirrored))), torch.from_numpy(data.train_labels[indices])
         )
         optimiser.zero_grad()
         loss.backward()
@@ -129,11 +134,12 @@ def _epoch(model: Any, optimiser: Any, schedule: Any, data: Dataset, epoch: int)
 
 
 def normalised(images: Images) -> NDArray[np.float32]:
+    """The network's input: pixels in [0, 1] minus MEAN, over STD."""
     return np.asarray((images / np.float32(255) - np.float32(MEAN)) / np.float32(STD), np.float32)
 
 
 def export(model: Any, folder: Path) -> Path:
-    """Writes the network as an ONNX file: `pixels` float32 (batch, 1, 28, 28) -> `y` (batch, 10)."""
+    """Writes the network as an ONNX file in `folder`: `pixels` float32 (batch, 1, 28, 28) -> `y` (batch, 10)."""
     import torch
 
     from benchmarks.measure.foreign_networks import exported
@@ -143,38 +149,39 @@ def export(model: Any, folder: Path) -> Path:
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
-    """As `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`.
+    """Does the work of `vitbn repository publish FILE --pictures --mean 0.286 --std 0.353 --labels labels.txt`.
 
     Returns the model's folder.
     """
     from export.pictures.make import make
     from export.pictures.processor import from_options
-    from export.publishing.publish import publish as add
+    from export.publishing.publish import publish as publish_artifact
 
-    made = make(file, lambda found: from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE)), labels)
-    return add(repository, "garments", made.artifact).parent
+    made = make(file, lambda interface: from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE)), labels)
+    return publish_artifact(repository, "garments", made.artifact).parent
 
 
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
+    """A row for each batch and form of the network: quality, times, and speed relative to the export."""
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
     from export.equivalence import in_parts
 
     file = export(model, folder)
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))
-    scores = {name: in_parts(ask, ASKED)(data.test_images) for name, ask in candidates.items()}
-    quality = {name: _quality(found, scores[TIMM], data.test_labels) for name, found in scores.items()}
-    for batch in TIMED:
-        calls = {name: partial(ask, data.test_images[:batch]) for name, ask in candidates.items()}
+    scores = {name: in_parts(classify, SCORED_BATCH)(data.test_images) for name, classify in candidates.items()}
+    quality = {name: _quality(answers, scores[TIMM], data.test_labels) for name, answers in scores.items()}
+    for batch in TIMED_BATCHES:
+        calls = {name: partial(classify, data.test_images[:batch]) for name, classify in candidates.items()}
         measured = time_interleaved(calls, seconds, f"batch {batch}")
         for name, durations in measured.items():
             ratio = vars(ratio_with_interval(measured[EXPORTED], durations))
             yield {"candidate": name, "batch": batch, **quality[name], **durations.row(), "times_as_fast": ratio}
 
 
-def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
-    """Candidate -> function from images uint8 (n, 1, 28, 28) to scores, on one thread.
+def classifiers(model: Any, file: Path, published: Path) -> dict[str, Classify]:
+    """Form of the network -> its function from images to scores, on one thread.
 
-    The published file gets the images as clients frame them.
+    `file`: the export; `published`: the model's folder. The published file gets the images as clients prepare them.
     """
     import torch
     from PIL import Image
@@ -185,10 +192,10 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
 
     torch.set_num_threads(1)
     plain, served = Runner(file, packed=True), Runner(Path(find_model(published).path), packed=True)
-    about = describe(served.session.get_modelmeta().custom_metadata_map)
+    description = describe(served.session.get_modelmeta().custom_metadata_map)
 
-    def framed(image: Images) -> Images:
-        return about.prepare(Image.fromarray(image)).image
+    def prepared(image: Images) -> Images:
+        return description.prepare(Image.fromarray(image)).image
 
     def by_timm(images: Images) -> NDArray[np.float32]:
         with torch.inference_mode():
@@ -199,16 +206,17 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Scores]:
         return np.asarray(plain({"pixels": normalised(images)})["y"], np.float32)
 
     def as_published(images: Images) -> NDArray[np.float32]:
-        return np.asarray(served({"image": np.stack([framed(image[0]) for image in images])})["logits"], np.float32)
+        return np.asarray(served({"image": np.stack([prepared(image[0]) for image in images])})["logits"], np.float32)
 
     return {TIMM: by_timm, EXPORTED: by_export, PUBLISHED: as_published}
 
 
-def _quality(found: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
+def _quality(scores: NDArray[np.float32], expected: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
+    """Accuracy, the share of images with the expected class, and the largest error of a score."""
     return {
-        "accuracy": float((found.argmax(1) == labels).mean()),
-        "agreement": float((found.argmax(1) == expected.argmax(1)).mean()),
-        "max_abs_error": float(np.abs(found - expected).max()),
+        "accuracy": float((scores.argmax(1) == labels).mean()),
+        "agreement": float((scores.argmax(1) == expected.argmax(1)).mean()),
+        "max_abs_error": float(np.abs(scores - expected).max()),
     }
 
 

@@ -1,6 +1,6 @@
-"""Command line: dataset -> searched parameters for models/train.py.
+"""The command `vitbn tune`: dataset -> searched parameters for models/train.py, or a frontier of accuracy and speed.
 
-Trials never use test images. The same command continues the search.
+Trials never use test images. The same command continues a stopped search.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from models.networks.config import AUGMENTATIONS, Augmentation, ModelName
 from models.training.recipe import DEVICES
 
 SEARCHES = Path("searches")
-HEADS_FEATURES = 32  # of a head; absorbed attention costs the same for any number
+HEAD_FEATURES = 32  # absorbed attention costs the same for any number
+# Options of the frontier's search.
 GEOMETRY = {
     "patch": Axis((4, 7, 14), listed=True),
     "depth": Axis((1, 8)),
@@ -45,6 +46,7 @@ GEOMETRY = {
     "last_heads": Axis((4, 8, 16, 32), listed=True),
     "mlp_dim": Axis((64, 128, 256), listed=True),
 }
+# Fixed options of the frontier's trainings.
 RECIPE: dict[str, Any] = {
     **{"batch_size": 100, "lr": 3e-3, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0},
     "standardise": True,
@@ -111,8 +113,8 @@ def tune(
     data = part_of(load_dataset(dataset, data_dir), train_images)
     speed = objective == "frontier"
     if speed:
-        given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
-        if model != "vitbn" or given or search_depth or search_schedule or track:
+        depth_given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
+        if model != "vitbn" or depth_given or search_depth or search_schedule or track:
             raise click.UsageError(
                 "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
             )
@@ -130,6 +132,7 @@ def tune(
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
+    """The depths, lowest and highest. Raises BadParameter for a wrong order, and for depths of the CNN."""
     low, high = depths
     if low > high:
         raise click.BadParameter(f"expected the lower depth first, found {low} and {high}", param_hint="--search-depth")
@@ -139,15 +142,21 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """The first `train_images` that are not held out; the held-out images are the test part. Raises DataError."""
+    """The dataset of a search: held-out training images are its test images, the first others its training images.
+
+    Raises DataError for more `train_images` than there are.
+    """
     part = hold_out(data, min(5000, len(data.train_labels) // 5))
-    left = len(part.train_labels)
-    if train_images is not None and train_images > left:
-        raise DataError(f"{data.name}: expected --train-images up to the {left} not held out, found {train_images}")
+    available = len(part.train_labels)
+    if train_images is not None and train_images > available:
+        raise DataError(
+            f"{data.name}: expected --train-images up to the {available} not held out, found {train_images}"
+        )
     return part.first(train_images)
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, measure: Measure, track: bool) -> None:
+    """Runs trials until there are `count`, prints a line for each, and writes the results to `output`."""
     path = output / f"{'frontier' if search.speed else search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -167,7 +176,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path, m
             write_results(search, trials, output)
         raise SystemExit(130) from None
     written = write_results(search, trials, output)
-    click.echo(f"Wrote {', '.join(each.name for each in (path, *written))} in {output}")
+    click.echo(f"Wrote {', '.join(file.name for file in (path, *written))} in {output}")
     if search.speed:
         click.echo(f"On the frontier: trials {', '.join(str(trials.index(trial) + 1) for trial in front(trials))}")
     else:
@@ -184,7 +193,10 @@ def run_trials(
     measure: Measure,
     track: bool = False,
 ) -> Iterator[Trial]:
-    """Yields each trial once `path` has it; `count` includes the earlier trials. Keeps checkpoints if speed counts."""
+    """Yields each new trial once the file `path` has it, until there are `count` with the `earlier` ones.
+
+    If speed counts, the checkpoints are kept in the folder `trials` beside the file.
+    """
     import torch
 
     from models.training.environment import commit, describe
@@ -196,8 +208,8 @@ def run_trials(
         parameters = propose(search, trials)
         with tempfile.TemporaryDirectory() as folder:
             name = f"{len(trials) + 1:03d}" if search.speed else f"{search.model}-trial"
-            kept = (path.parent / "trials" if search.speed else Path(folder)) / f"{name}.safetensors"
-            trials.append(run_trial(search, data, device, parameters, kept, measure, track))
+            checkpoint = (path.parent / "trials" if search.speed else Path(folder)) / f"{name}.safetensors"
+            trials.append(run_trial(search, data, device, parameters, checkpoint, measure, track))
         write(path, search, trials, environment)
         yield trials[-1]
 
@@ -205,7 +217,10 @@ def run_trials(
 def run_trial(
     search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, measure: Measure, track: bool
 ) -> Trial:
-    """Trains and measures a network; a failed training is a trial, too. With `track` MLflow keeps the network."""
+    """Trains a network with the parameters, measures it, and writes its checkpoint. With `track` MLflow keeps it, too.
+
+    A failed training gives a trial with an error.
+    """
     from models.training import tracking
     from models.training.loop import train
     from models.training.recipe import TrainingError, configure
@@ -213,8 +228,8 @@ def run_trial(
     values: dict[str, Any] = {"model": search.model, "epochs": search.epochs, "seed": search.seed, "device": device}
     values |= {**parameters, "augment": search.augment, "augment_test": search.augment != "none"}
     if search.speed:
-        last_block, patch = (values.pop("last_heads"), HEADS_FEATURES), values.pop("patch")
-        values |= {"patch_size": (patch, patch), "dim_head": HEADS_FEATURES, "class_attention": last_block, **RECIPE}
+        last_block, patch = (values.pop("last_heads"), HEAD_FEATURES), values.pop("patch")
+        values |= {"patch_size": (patch, patch), "dim_head": HEAD_FEATURES, "class_attention": last_block, **RECIPE}
     config, options = configure(data, values)
     start, speed = time.perf_counter(), None
     try:
@@ -232,9 +247,10 @@ def run_trial(
 
 
 def write_results(search: Search, trials: list[Trial], output: Path) -> list[Path]:
-    """Pictures and, where accuracy alone counts, the best parameters, for `models/train.py --params`.
+    """Writes plots and, if accuracy alone counts, the best parameters for `models/train.py --params`.
 
-    They omit epochs (few in a trial) and accuracy (the best of many is too high).
+    The parameters omit the epochs, since a trial has few, and the accuracy, since the best of many trials is too high.
+    Returns the paths.
     """
     from benchmarks.studies import search_plots
 
@@ -257,7 +273,7 @@ def write_results(search: Search, trials: list[Trial], output: Path) -> list[Pat
 
 
 def _cells(search: Search, trials: list[Trial]) -> list[tuple[str, str]]:
-    """Column -> text of the last trial."""
+    """The columns of a printed line, each with the text of the last trial."""
     last = trials[-1] if trials else Trial({}, None, 0.0)
     accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
     cells = [

@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_the_epochs_and_the_same_command_goes_on(small_mnist, tmp_p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_print", interrupted)
+        patched.setattr(module, "_print_epoch", interrupted)
         result = run("dnn", "--data-dir", small_mnist, "--output", tmp_path, "--epochs", 2)
     assert (result.exit_code, "Interrupted: finished epochs are kept" in result.output) == (130, True)
     assert not (tmp_path / "dnn.json").exists()
@@ -141,7 +141,7 @@ def test_optimised_with_files_and_folders(small_mnist, tmp_path):
 def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
     data, scope = cut(STUDIES["optimised"], load_digits())
-    grid = replace(STUDIES["optimised"], axes={"network": module._searched([path], STUDIES["optimised"], data)})
+    grid = replace(STUDIES["optimised"], axes={"network": module._axis_of_searches([path], STUDIES["optimised"], data)})
     assert [run.options.last_block for run in runs(grid, data, scope, {"last_block": "all"})] == [computed]
 
 

@@ -65,15 +65,15 @@ def test_the_study_resumes_and_compares_three_forms(
     monkeypatch.setenv("FASHION_MNIST_DIR", str(fashion_mnist_dir))
     sizes = ["--images", "64", "--test-images", str(ASKED), "--depth", "1", "--norm", "BatchNorm", "--epochs", "2"]
     shared = ["--work", str(tmp_path), "--seconds", "1", "--json", str(tmp_path / "study.json"), *sizes]
-    whole = module._epoch
+    train_epoch = module._train_epoch
 
     def interrupted(*given: Any) -> float:
         if given[-1] == 1:
             raise KeyboardInterrupt
-        return whole(*given)
+        return train_epoch(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_epoch", interrupted)
+        patched.setattr(module, "_train_epoch", interrupted)
         assert losses(invoke(timm_garments, *shared), 130) == ["1 of 2"]
     assert losses(invoke(timm_garments, *shared), 0) == ["2 of 2"]
     _, other = told(timm_garments, *shared, "--epochs", 3)

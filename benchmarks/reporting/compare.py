@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure.run import Row, Run, RunError, read
-from benchmarks.reporting.tables.table import Table, cell
+from benchmarks.reporting.tables.table import Table, ratio_text
 from export.intervals import RESAMPLES, Ratio, blocks
 
 # Fields that identify a row: texts, and numbers.
@@ -46,7 +46,7 @@ def changes(before: Path, after: Path) -> Table:
         ratio = ratio_of_runs(old_ms[name], new_ms[name])
         fewest = min(len(old_ms[name]), len(new_ms[name]))
         medians = (f"{float(np.median(samples)):,.3f}" for samples in (old_ms[name], new_ms[name]))
-        rows.append((name, verdict(ratio, fewest), *medians, cell(ratio)))
+        rows.append((name, verdict(ratio, fewest), *medians, ratio_text(ratio)))
     rows += [(name, "only before", "-", "-", "-") for name in old_ms if name not in new_ms]
     rows += [(name, "only after", "-", "-", "-") for name in new_ms if name not in old_ms]
     return Table([dict(zip(HEADER, row, strict=True)) for row in rows], 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure.run import Run, read
 from benchmarks.reporting.page_markers import fill
 from benchmarks.reporting.tables import TABLES
-from benchmarks.reporting.tables.table import Table, measured
+from benchmarks.reporting.tables.table import Table, measured_rows
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")
@@ -28,7 +28,7 @@ class PageError(Exception):
     """The message names the page."""
 
 
-def find(folder: Path) -> dict[str, Run]:
+def read_runs(folder: Path) -> dict[str, Run]:
     """File name -> run. Raises RunError for a file of another form, PageError for a folder without results."""
     runs = {path.name: read(path) for path in sorted(folder.glob("*.json"))}
     if not runs:
@@ -52,7 +52,7 @@ def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
 
 def _table(name: str, files: Sequence[str], runs: Mapping[str, Run]) -> str:
     """The table's text; empty if a result is missing or holds no measured row."""
-    if all(file in runs and (name == "left_out" or measured(runs[file])) for file in files):
+    if all(file in runs and (name == "left_out" or measured_rows(runs[file])) for file in files):
         table = TABLES[name](*(runs[file] for file in files))
         return table.markdown if isinstance(table, Table) else table
     return ""
@@ -91,13 +91,13 @@ def console(page: str, runs: Mapping[str, Run]) -> str:
     run = runs.get("latency-5000.json")
     if not run or not run.limits:
         return page
-    output = f"{batch_table(measured(run))}\n{limits_line(run.limits)}"
+    output = f"{batch_table(measured_rows(run))}\n{limits_line(run.limits)}"
     return CONSOLE.sub(lambda match: f"{match[1]}{output}{match[2]}", page)
 
 
 def contents(folder: Path) -> dict[Path, str]:
     """Path -> text: report.md in `folder`, and the project's pages if `folder` holds the committed results."""
-    runs = find(folder)
+    runs = read_runs(folder)
     texts = {folder / "report.md": filled(TEMPLATE.name, TEMPLATE.read_text(), runs)}
     if folder.resolve() == (ROOT / "benchmarks" / "results").resolve():
         for name in PAGES:
@@ -110,7 +110,7 @@ def pictures(folder: Path) -> Iterator[tuple[Path, Callable[[], bytes]]]:
     """The path of each picture whose result is in `folder`, and a function that draws the picture as PNG."""
     from benchmarks.reporting import page_plots
 
-    runs = find(folder)
+    runs = read_runs(folder)
     for name, file in PICTURES.items():
-        if file in runs and measured(runs[file]):
+        if file in runs and measured_rows(runs[file]):
             yield folder / f"{name}.png", partial(getattr(page_plots, name), runs[file])

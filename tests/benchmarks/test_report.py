@@ -14,10 +14,9 @@ from benchmarks.measure.foreign_networks import NETWORKS
 from benchmarks.measure.run import Run, RunError, read
 from benchmarks.report import report
 from benchmarks.reporting import pages
-from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
+from benchmarks.reporting.pages import PageError, contents, filled, pictures, read_runs
 from benchmarks.reporting.tables.servers import machines
-from benchmarks.reporting.tables.table import Table
-from benchmarks.reporting.tables.table import find as find_row
+from benchmarks.reporting.tables.table import Table, find_row
 from benchmarks.reporting.tables.timed_calls import latency
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +30,7 @@ STUDIES = sorted(RESULTS.glob("studies/*/*.json"))
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    return find(RESULTS)
+    return read_runs(RESULTS)
 
 
 def test_a_committed_result_is_whole_with_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
-from benchmarks.reporting.tables.table import Table, cell, find, milliseconds, percent, times_faster
+from benchmarks.reporting.tables.table import Table, find_row, milliseconds, percent, ratio_text, times_faster
 from export.intervals import Ratio
 
 # Checkpoint -> what a reader needs, for the README.
@@ -28,9 +28,11 @@ def rewrites(run: Run) -> Table:
     rows = []
     for best in (row for row in run.rows if row.get("kind") == BEST):
         candidate = {name: best[name] for name in ("at_depth", "model", "candidate")}
-        one_call = find(run.rows, kind=ONE_CALL, **candidate)
+        one_call = find_row(run.rows, kind=ONE_CALL, **candidate)
         ratios = {
-            f"x {other}": cell(Ratio(**best["ratios"][other])) for other in (PLAIN, EAGER) if other in best["ratios"]
+            f"x {other}": ratio_text(Ratio(**best["ratios"][other]))
+            for other in (PLAIN, EAGER)
+            if other in best["ratios"]
         }
         rows.append(
             {"depth": str(best["at_depth"]), "model": best["model"], "candidate": best["candidate"]}
@@ -64,8 +66,8 @@ def pairs(run: Run) -> Table:
         cells = {"times as fast": title}
         for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
             for kind in (BEST, ONE_CALL):
-                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, candidate=c) for m, c in pair)
-                cells[f"depth {depth}, {kind}"] = cell(times_faster(row, than))
+                row, than = (find_row(run.rows, at_depth=depth, kind=kind, model=m, candidate=c) for m, c in pair)
+                cells[f"depth {depth}, {kind}"] = ratio_text(times_faster(row, than))
         rows.append(cells)
     return Table(rows)
 
@@ -77,7 +79,7 @@ def limit(run: Run) -> Table:
         at_depth = [row for row in run.rows if row["at_depth"] == depth]
         rate, product = max((row["gflops_per_s"], row["name"]) for row in at_depth if "model" not in row)
         for model in ("vitbn", "vit", "vitbnffn", "cnn"):
-            best = find(at_depth, kind=BEST, model=model, candidate=ALL)
+            best = find_row(at_depth, kind=BEST, model=model, candidate=ALL)
             rows.append(
                 {"depth": str(depth), "model": model, "GFLOP/s": f"{best['gflops_per_s']:,.0f}"}
                 | {"of a large product's rate %": percent(best["gflops_per_s"] / rate, 0), "product": product}
@@ -99,7 +101,7 @@ def worth(run: Run) -> Table:
         cells = {"ms": title}
         for depth in (6, 1):
             for kind in (ONE_CALL, BEST):
-                row = find(run.rows, at_depth=depth, model=model, candidate=candidate, kind=kind)
+                row = find_row(run.rows, at_depth=depth, model=model, candidate=candidate, kind=kind)
                 cells[f"depth {depth}: {kind}"] = milliseconds(row["p50_ms"])
         rows.append(cells)
     return Table(rows)

@@ -7,7 +7,7 @@ from math import ceil
 from benchmarks.load.figures import engine_and_sharing, wire
 from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
-from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, number, times_faster
+from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, number, ratio_text, times_faster
 
 MAX_LOAD = 0.6  # share of a machine's rate that is used
 CORES = 16  # of a machine
@@ -32,10 +32,13 @@ def added(run: Run) -> Table:
     timed = [row for row in run.rows if "transport" in row]
     rows = []
     for row in timed:
-        in_process = find(timed, transport="in process", images_a_call=row["images_a_call"])
+        in_process = find_row(timed, transport="in process", images_a_call=row["images_a_call"])
         cells = {"transport": row["transport"], "images a call": f"{row['images_a_call']:,}"}
         cells |= {f"p{percent} ms": f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 99)}
-        cells |= {"images/s": f"{row['images_per_s']:,.0f}", "in process = 1": cell(times_faster(row, in_process))}
+        cells |= {
+            "images/s": f"{row['images_per_s']:,.0f}",
+            "in process = 1": ratio_text(times_faster(row, in_process)),
+        }
         cells |= {"added ms": f"{row['added_ms']:,.2f}"}
         rows.append(cells | {"client's part ms": f"{row['client_ms']:.2f}" if "client_ms" in row else "-"})
     return Table(rows)
@@ -52,7 +55,7 @@ def throughput(run: Run) -> Table:
     """Rates and latencies of each load, and the server's rate relative to the same file in process."""
     unit, count = ("core", run.machine["threads"]) if run.machine["device"] == "cpu" else ("GPU", 1)
     rows = []
-    for row in measured(run):
+    for row in measured_rows(run):
         cells = {"model": row["model"], "protocol": wire(row), "instances x threads": engine_and_sharing(row)}
         cells |= {"load": _load(row), "images a request": str(row["batch"])}
         cells |= {"images/s": f"{row['images_per_s']:,.0f}"}
@@ -97,13 +100,15 @@ def beside(added: Run, loaded: Run) -> Table:
         (f"{many:,} images in one call, gRPC", many, "images_per_s", "{:,.0f} images/s"),
         ("one image, gRPC, p50", 1, "p50_ms", "{:.2f} ms"),
     ):
-        in_process, served = (find(timed, transport=way, images_a_call=count)[name] for way in ("in process", "gRPC"))
+        in_process, served = (
+            find_row(timed, transport=way, images_a_call=count)[name] for way in ("in process", "gRPC")
+        )
         rows.append({"load": title, "in process": unit.format(in_process), "served": unit.format(served)})
     for title, batch, in_flight in (
         ("64 images a request, one in flight", 64, 1),
         ("one image a request, 8 in flight", 1, 8),
     ):
-        row = find(measured(loaded), model="vitbn", instances=1, batch=batch, in_flight=in_flight)
+        row = find_row(measured_rows(loaded), model="vitbn", instances=1, batch=batch, in_flight=in_flight)
         in_process, served = (f"{row[name]:,.0f} images/s" for name in ("in_process_images_per_s", "images_per_s"))
         rows.append({"load": title, "in process": in_process, "served": served})
     return Table(rows)
@@ -115,7 +120,7 @@ def machines(run: Run) -> Table:
     for model in ("vitbn", "vitbn-tiny", "cnn"):
         for batch in (1, 64):
             load = {"model": model, "batch": batch, "in_flight": 8}
-            rate = max(row["images_per_s"] for row in measured(run) if load.items() <= row.items())
+            rate = max(row["images_per_s"] for row in measured_rows(run) if load.items() <= row.items())
             count = ceil(IMAGES_PER_S / (CORES * rate / threads * MAX_LOAD)) + 1
             cells = {"network": f"`{model}`", "images a request": str(batch)}
             cells |= {f"images/s, {threads} cores": f"{rate:,.0f}", "images/s a core": f"{rate / threads:,.0f}"}

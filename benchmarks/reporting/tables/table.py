@@ -44,12 +44,12 @@ class Table:
         return text
 
 
-def measured(run: Run) -> list[Row]:
+def measured_rows(run: Run) -> list[Row]:
     """The rows with figures: other rows name what was not measured, and the reason."""
     return [row for row in run.rows if "reason" not in row]
 
 
-def find(rows: Sequence[Row], **fields: object) -> Row:
+def find_row(rows: Sequence[Row], **fields: object) -> Row:
     """The first row that has all these fields. Raises StopIteration if no row has them."""
     return next(row for row in rows if fields.items() <= row.items())
 
@@ -64,7 +64,7 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def cell(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio) -> str:
     """The ratio with its interval; 1 for a row that is compared with itself."""
     if ratio.low == ratio.high == 1:
         return "1"

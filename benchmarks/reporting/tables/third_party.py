@@ -9,7 +9,7 @@ from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.padded_texts import PADDED
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables.table import Table, cell, find, measured, milliseconds, number, percent
+from benchmarks.reporting.tables.table import Table, find_row, measured_rows, milliseconds, number, percent, ratio_text
 from export.intervals import Ratio
 
 # Column, batch, and candidate whose speed the column shows.
@@ -40,9 +40,9 @@ def foreign(run: Run, intervals: bool = True) -> Table:
 def decoders(run: Run, intervals: bool = True) -> Table:
     """How many times as fast as the exported file each candidate is, a column for each candidate and thread count."""
     rows = []
-    for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
-        kind_rows = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
-        exported, rewritten = (find(kind_rows, candidate=candidate) for candidate in (AS_EXPORTED, OURS))
+    for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured_rows(run)):
+        kind_rows = [row for row in measured_rows(run) if (row["network"], row["kind"]) == (name, kind)]
+        exported, rewritten = (find_row(kind_rows, candidate=candidate) for candidate in (AS_EXPORTED, OURS))
         cells = {"network": exported["title"], "time of": kind, "M MACs": f"{exported['macs'] / 1e6:,.0f}"}
         cells |= {"rewritten": f"{rewritten['macs'] / 1e6:,.0f}"}
         for threads in dict.fromkeys(row["threads"] for row in kind_rows):
@@ -58,9 +58,9 @@ def decoders(run: Run, intervals: bool = True) -> Table:
 def packed(run: Run, intervals: bool = True) -> Table:
     """How many times as fast as the padded file each candidate is, a column for each candidate."""
     rows = []
-    for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured(run)):
-        load_rows = [row for row in measured(run) if (row["network"], row["load"]) == (name, load)]
-        padded = find(load_rows, candidate=PADDED)
+    for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured_rows(run)):
+        load_rows = [row for row in measured_rows(run) if (row["network"], row["load"]) == (name, load)]
+        padded = find_row(load_rows, candidate=PADDED)
         cells = {"network": padded["title"], "load": load}
         cells |= {"padded / real tokens": number(padded["padded_tokens"] / padded["tokens"])}
         cells |= {"ms padded": milliseconds(padded["p50_ms"])}
@@ -74,15 +74,15 @@ def packed(run: Run, intervals: bool = True) -> Table:
 def texts(run: Run) -> Table:
     """Ways to serve texts, relative to the padded file with joined requests: median, lowest and highest round."""
     rows = []
-    for row in measured(run):
+    for row in measured_rows(run):
         cells = {"load": row["load"], "served": row["candidate"], "texts/s": number(row["texts_per_s"])}
         cells |= {f"p{percent} ms": milliseconds(row[f"p{percent}_ms"]) for percent in (50, 99)}
         for name, column in (("rate", "x texts/s"), ("p99", "x p99")):
             ratios = row[f"{name}_of_{PADDED}_joined"]
-            cells[column] = cell(Ratio(median(ratios), min(ratios), max(ratios)))
+            cells[column] = ratio_text(Ratio(median(ratios), min(ratios), max(ratios)))
         rows.append(cells)
     return Table(rows, 2)
 
 
 def _ratio(ratio: dict[str, float] | None, intervals: bool) -> str:
-    return "-" if not ratio else cell(Ratio(**ratio)) if intervals else number(ratio["ratio"])
+    return "-" if not ratio else ratio_text(Ratio(**ratio)) if intervals else number(ratio["ratio"])

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
-from benchmarks.reporting.tables.table import Cells, Table, cell, find, measured, percent, times_faster
+from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, percent, ratio_text, times_faster
 
 LEAST_SHARE, LEAST_SHARE_OF_SHAPES = 0.01, 0.05  # of the time: rows with less are left out
 REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")
@@ -25,7 +25,7 @@ GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temp
 
 def latency(run: Run) -> Table:
     """The calls of all batches."""
-    rows = measured(run)
+    rows = measured_rows(run)
     cells = zip(rows, _cells_of_rows(rows), strict=True)
     return Table([{"images a call": f"{row['batch']:,}", **row_cells} for row, row_cells in cells], 3)
 
@@ -33,7 +33,7 @@ def latency(run: Run) -> Table:
 def rewritten(run: Run) -> Table:
     """ViTBN and the CNN after all rewrites, a row for each engine and precision."""
     cells_by_engine: dict[str, dict[str, str]] = {}
-    for row in measured(run):
+    for row in measured_rows(run):
         if row["label"] in REWRITTEN and row["model"] in ("vitbn", "cnn"):
             engine = f"{row['label']}, {'float32' if row['precision'] == 'fp32' else row['precision']}"
             cells = cells_by_engine.setdefault(engine, {"ms a call": engine})
@@ -167,7 +167,7 @@ def left_out(run: Run) -> str:
 def sweep(run: Run) -> Table:
     """A row for each point of the axes, a column for each model and runtime."""
     cells_by_point: dict[tuple[str, int], dict[str, str]] = {}
-    for row in measured(run):
+    for row in measured_rows(run):
         value = row[row["axis"]]
         if value is not None:  # the CNN has neither depth nor width
             axis = {"batch": "images a call", "depth": "depth", "dim": "width"}[row["axis"]]
@@ -194,7 +194,7 @@ def engines(run: Run) -> Table:
     for row in run.rows:
         engine, _, size = row["name"].rpartition(", ")
         reference = f"{ORT}, {size}" if engine else row["name"].replace("together", "one by one")
-        ratio = cell(times_faster(row, find(run.rows, name=reference)))
+        ratio = ratio_text(times_faster(row, find_row(run.rows, name=reference)))
         rows.append(
             {"engine, precision, images": row["name"], "p50 ms": f"{row['p50_ms']:.2f}"}
             | {"p90 ms": f"{row['p90_ms']:.2f}", f"times as fast as {ORT}, or one by one": ratio}

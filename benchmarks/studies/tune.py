@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,9 @@ RECIPE: dict[str, Any] = {
     "standardise": True,
 }
 
-Measure = Callable[[Path], float]
-"""A checkpoint -> images a second of its rewritten file."""
-
 
 def _images_per_s(checkpoint: Path) -> float:
+    """Of the checkpoint's rewritten file. Raises ClickException if it cannot be exported."""
     from benchmarks.measure.speeds import images_per_s
     from export.errors import ExportError
 
@@ -128,7 +126,7 @@ def tune(
         }
     counts = len(data.train_labels), len(data.test_labels)
     search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
-    _run(search, data, choose_device(device), count, output, _images_per_s, track)
+    _run(search, data, choose_device(device), count, output, track)
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
@@ -155,7 +153,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
     return part.first(train_images)
 
 
-def _run(search: Search, data: Dataset, device: str, count: int, output: Path, measure: Measure, track: bool) -> None:
+def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
     """Runs trials until there are `count`, prints a line for each, and writes the results to `output`."""
     path = output / f"{'frontier' if search.speed else search.model}.trials.json"
     trials = read(path, search)
@@ -167,7 +165,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path, m
     for number in range(1, len(trials) + 1):
         click.echo(_row(search, trials[:number]))
     try:
-        for trial in run_trials(search, data, device, trials, count, path, measure, track):
+        for trial in run_trials(search, data, device, trials, count, path, track):
             trials.append(trial)
             click.echo(_row(search, trials))
     except KeyboardInterrupt:
@@ -190,8 +188,7 @@ def run_trials(
     earlier: list[Trial],
     count: int,
     path: Path,
-    measure: Measure,
-    track: bool = False,
+    track: bool,
 ) -> Iterator[Trial]:
     """Yields each new trial once the file `path` has it, until there are `count` with the `earlier` ones.
 
@@ -209,14 +206,12 @@ def run_trials(
         with tempfile.TemporaryDirectory() as folder:
             name = f"{len(trials) + 1:03d}" if search.speed else f"{search.model}-trial"
             checkpoint = (path.parent / "trials" if search.speed else Path(folder)) / f"{name}.safetensors"
-            trials.append(run_trial(search, data, device, parameters, checkpoint, measure, track))
+            trials.append(run_trial(search, data, device, parameters, checkpoint, track))
         write(path, search, trials, environment)
         yield trials[-1]
 
 
-def run_trial(
-    search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, measure: Measure, track: bool
-) -> Trial:
+def run_trial(search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, track: bool) -> Trial:
     """Trains a network with the parameters, measures it, and writes its checkpoint. With `track` MLflow keeps it, too.
 
     A failed training gives a trial with an error.
@@ -231,7 +226,7 @@ def run_trial(
         last_block, patch = (values.pop("last_heads"), HEAD_FEATURES), values.pop("patch")
         values |= {"patch_size": (patch, patch), "dim_head": HEAD_FEATURES, "class_attention": last_block, **RECIPE}
     config, options = configure(data, values)
-    start, speed = time.perf_counter(), None
+    start = time.perf_counter()
     try:
         epochs = train(config, data, options, checkpoint)
         if track:
@@ -241,8 +236,7 @@ def run_trial(
         raise
     except TrainingError as error:
         return Trial(parameters, None, time.perf_counter() - start, str(error))
-    if search.speed:
-        speed = measure(checkpoint)
+    speed = _images_per_s(checkpoint) if search.speed else None
     return Trial(parameters, last.test_accuracy, time.perf_counter() - start, None, speed)
 
 

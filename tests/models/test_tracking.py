@@ -233,7 +233,7 @@ def test_all_runs_of_a_study_are_tracked_and_go_on(store, small_mnist):
 def trial():
     parameters = {"lr": 0.003, "batch_size": 40, "depth": 1, "schedule": "constant"}
     data, path = part_of(load_digits(), SEARCH.train_images), Path("vitbn-trial.safetensors")
-    return run_trial(SEARCH, data, "cpu", parameters, path, fail, track=True)
+    return run_trial(SEARCH, data, "cpu", parameters, path, track=True)
 
 
 def test_a_trial_of_a_search_is_tracked(store):

@@ -7,7 +7,15 @@ from pathlib import PurePath
 
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
-from benchmarks.reporting.tables.table import Table, find_row, milliseconds, percent, ratio_text, times_faster
+from benchmarks.reporting.tables.table import (
+    Table,
+    find_row,
+    group_rows,
+    milliseconds,
+    percent,
+    ratio_text,
+    times_faster,
+)
 from export.intervals import Ratio
 
 # Checkpoint -> what a reader needs, for the README.
@@ -75,8 +83,7 @@ def pairs(run: Run) -> Table:
 def limit(run: Run) -> Table:
     """Each model's rate of floating-point operations beside that of a large matrix product on the same machine."""
     rows = []
-    for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
-        at_depth = [row for row in run.rows if row["at_depth"] == depth]
+    for (depth,), at_depth in group_rows(run.rows, "at_depth").items():
         rate, product = max((row["gflops_per_s"], row["name"]) for row in at_depth if "model" not in row)
         for model in ("vitbn", "vit", "vitbnffn", "cnn"):
             best = find_row(at_depth, kind=BEST, model=model, candidate=ALL)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import Durations, ratio_with_interval
@@ -52,6 +53,14 @@ def measured_rows(run: Run) -> list[Row]:
 def find_row(rows: Sequence[Row], **fields: object) -> Row:
     """The first row that has all these fields. Raises StopIteration if no row has them."""
     return next(row for row in rows if fields.items() <= row.items())
+
+
+def group_rows(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Values of the fields -> the rows with these values, in the order of the first of them."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[field] for field in fields), []).append(row)
+    return groups
 
 
 def times_faster(row: Row, than: Row) -> Ratio:

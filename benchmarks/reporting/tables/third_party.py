@@ -9,7 +9,16 @@ from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.padded_texts import PADDED
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables.table import Table, find_row, measured_rows, milliseconds, number, percent, ratio_text
+from benchmarks.reporting.tables.table import (
+    Table,
+    find_row,
+    group_rows,
+    measured_rows,
+    milliseconds,
+    number,
+    percent,
+    ratio_text,
+)
 from export.intervals import Ratio
 
 # Column, batch, and candidate whose speed the column shows.
@@ -40,13 +49,12 @@ def foreign(run: Run, intervals: bool = True) -> Table:
 def decoders(run: Run, intervals: bool = True) -> Table:
     """How many times as fast as the exported file each candidate is, a column for each candidate and thread count."""
     rows = []
-    for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured_rows(run)):
-        kind_rows = [row for row in measured_rows(run) if (row["network"], row["kind"]) == (name, kind)]
+    for (_, kind), kind_rows in group_rows(measured_rows(run), "network", "kind").items():
         exported, rewritten = (find_row(kind_rows, candidate=candidate) for candidate in (AS_EXPORTED, OURS))
         cells = {"network": exported["title"], "time of": kind, "M MACs": f"{exported['macs'] / 1e6:,.0f}"}
         cells |= {"rewritten": f"{rewritten['macs'] / 1e6:,.0f}"}
-        for threads in dict.fromkeys(row["threads"] for row in kind_rows):
-            by_candidate = {row["candidate"]: row for row in kind_rows if row["threads"] == threads}
+        for (threads,), candidates in group_rows(kind_rows, "threads").items():
+            by_candidate = {row["candidate"]: row for row in candidates}
             cells[f"ms, {threads}"] = milliseconds(by_candidate[AS_EXPORTED]["p50_ms"])
             for candidate in (OURS, PRUNED):
                 ratios = by_candidate.get(candidate, {}).get("ratios", {})
@@ -58,8 +66,7 @@ def decoders(run: Run, intervals: bool = True) -> Table:
 def packed(run: Run, intervals: bool = True) -> Table:
     """How many times as fast as the padded file each candidate is, a column for each candidate."""
     rows = []
-    for name, load in dict.fromkeys((row["network"], row["load"]) for row in measured_rows(run)):
-        load_rows = [row for row in measured_rows(run) if (row["network"], row["load"]) == (name, load)]
+    for (_, load), load_rows in group_rows(measured_rows(run), "network", "load").items():
         padded = find_row(load_rows, candidate=PADDED)
         cells = {"network": padded["title"], "load": load}
         cells |= {"padded / real tokens": number(padded["padded_tokens"] / padded["tokens"])}

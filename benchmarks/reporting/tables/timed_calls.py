@@ -10,7 +10,16 @@ from typing import Any
 from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
-from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, percent, ratio_text, times_faster
+from benchmarks.reporting.tables.table import (
+    Cells,
+    Table,
+    find_row,
+    group_rows,
+    measured_rows,
+    percent,
+    ratio_text,
+    times_faster,
+)
 
 LEAST_SHARE, LEAST_SHARE_OF_SHAPES = 0.01, 0.05  # of the time: rows with less are left out
 REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")
@@ -154,11 +163,8 @@ def _published_comparison(rows: Sequence[Row]) -> Iterator[str]:
 def left_out(run: Run) -> str:
     """A line for each reason; empty if all was measured."""
     columns = ("network", "candidate", "model", "runtime", "engine", "precision", "batch", "in_flight")
-    by_reason: dict[str, list[Row]] = {}
-    for row in (row for row in run.rows if "reason" in row):
-        by_reason.setdefault(row["reason"], []).append(row)
     lines = []
-    for reason, rows in by_reason.items():
+    for (reason,), rows in group_rows((row for row in run.rows if "reason" in row), "reason").items():
         values = (dict.fromkeys(str(row[name]) for row in rows if row.get(name)) for name in columns)
         lines.append(f"- Not measured, {reason}: {'; '.join(', '.join(names) for names in values if names)}")
     return "\n".join(lines)

@@ -30,8 +30,6 @@ BEST = ".best.json"  # ends the names of files with the best parameters of a sea
 PATH = click.Path(path_type=Path)
 output_option = click.option("--output", type=PATH, required=True, help="A folder of its own.")
 data_dir_option = click.option("--data-dir", type=PATH, help="Folder with the images, else $MNIST_DIR.")
-quick_option = click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores.")
-device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 
 
 def _list(context: click.Context, parameter: click.Parameter, list_studies: bool) -> None:
@@ -81,7 +79,10 @@ def _add_command(name: str, grid: Study) -> None:
         click.option("--train-images", type=click.IntRange(2), metavar="N", help=train_images_help),
         click.option("--last-block", type=rows, default="row", show_default=True, help="As in train.py."),
         click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does."),
-        *(device_option, data_dir_option, quick_option, output_option),
+        click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True),
+        data_dir_option,
+        click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores."),
+        output_option,
     ]
     callback: Callable[..., None] = partial(_carry_out, name, grid)
     for option in reversed(options):
@@ -113,7 +114,7 @@ def _carry_out(
     from models.training import tracking
     from models.training.recipe import choose_device
 
-    data, scope = study_runs.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
+    data, scope = study_runs.images_and_scope(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
     options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
     if params:
         grid = replace(grid, axes={"network": _axis_of_searches(params, grid, data)})
@@ -124,11 +125,14 @@ def _carry_out(
     click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
     tracker = partial(tracking.track, report=click.echo) if track else None
     try:
-        typed = command(MACHINE_OPTIONS)
-        result = study_runs.carry_out(name, grid, data, scope, planned, typed, output, _print_epoch, tracker)
+        with study_runs.flushed_denormals():
+            trained = study_runs.train_in_turns(
+                name, planned, data, grid.test_batch, output / "runs", _print_epoch, tracker
+            )
     except KeyboardInterrupt:
         click.echo("Interrupted: finished epochs are kept, the same command goes on")
         raise SystemExit(130) from None
+    result = study_runs.result_of(name, grid, scope, command(MACHINE_OPTIONS), trained)
     _print_written(summary.write(output, result))
 
 

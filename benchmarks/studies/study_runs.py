@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
 """`models.training.tracking.track` or its like: epochs, checkpoint, whether the run resumes -> the same epochs."""
 
 
-def cut(
+def images_and_scope(
     study: Study,
     dataset: Dataset,
     quick: bool = False,
@@ -123,35 +124,25 @@ def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str
     return Run("-".join(parts), config, training, at)
 
 
-def carry_out(
-    name: str,
-    study: Study,
-    dataset: Dataset,
-    scope: Mapping[str, Any],
-    planned: Sequence[Run],
-    command: str,
-    output: Path,
-    on_epoch: OnEpoch,
-    track: Track | None = None,
-) -> Result:
-    """Trains the planned runs in `output`/runs, or continues their trainings. Raises the errors of `advance`."""
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Flushes denormal numbers to zero: with them a network whose values vanish would take ten times as long."""
     import numpy as np
     import torch
 
     for dtype in (np.float32, np.float64):
         np.finfo(dtype)  # NumPy caches these limits; it would warn if it computed them without denormals
-    torch.set_flush_denormal(True)  # a network with denormal values would take ten times as long
+    torch.set_flush_denormal(True)
     try:
-        trained = advance(name, planned, dataset, study.test_batch, output / "runs", on_epoch, track)
+        yield
     finally:
         torch.set_flush_denormal(False)
-    return result_of(name, study, scope, command, trained)
 
 
 def result_of(
     name: str, study: Study, scope: Mapping[str, Any], command: str, trained: Sequence[Mapping[str, Any]]
 ) -> Result:
-    """The content of the study's JSON file. `trained`: runs as `advance` returns them."""
+    """The content of the study's JSON file. `trained`: runs as `train_in_turns` returns them."""
     cached = any(run["options"]["teacher_cache"] for run in trained)
     timing = (
         f"{WITH_TEACHER_CACHE if cached else TIMING} Test images are classified {study.test_batch:,} at a time. "
@@ -161,7 +152,7 @@ def result_of(
     return result(name, study.question, command, scope, timing, device, trained)
 
 
-def advance(
+def train_in_turns(
     study: str,
     runs: Sequence[Run],
     dataset: Dataset,

@@ -6,7 +6,7 @@ from studying import carried_out, failure, rows_of, run
 
 import benchmarks.studies.study as module
 from benchmarks.studies.grids import FOLDING, STUDIES
-from benchmarks.studies.study_runs import cut, runs
+from benchmarks.studies.study_runs import images_and_scope, runs
 from models.data import load_digits
 from models.networks.config import BY_TOKEN
 
@@ -140,7 +140,7 @@ def test_optimised_with_files_and_folders(small_mnist, tmp_path):
 @pytest.mark.parametrize(("named", "computed"), [({}, "all"), ({"last_block": "row"}, "row")])
 def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
-    data, scope = cut(STUDIES["optimised"], load_digits())
+    data, scope = images_and_scope(STUDIES["optimised"], load_digits())
     grid = replace(STUDIES["optimised"], axes={"network": module._axis_of_searches([path], STUDIES["optimised"], data)})
     assert [run.options.last_block for run in runs(grid, data, scope, {"last_block": "all"})] == [computed]
 

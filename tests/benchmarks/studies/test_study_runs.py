@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.studies.study_files import StudyError
-from benchmarks.studies.study_runs import Run, advance
+from benchmarks.studies.study_runs import Run, train_in_turns
 from models.checkpoints.checkpoint import load
 from models.data import load_digits
 from models.networks.config import ModelConfig
@@ -46,7 +46,7 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
             raise KeyboardInterrupt
 
     try:
-        return epochs, advance(study, runs, digits, 10, folder, on_epoch)
+        return epochs, train_in_turns(study, runs, digits, 10, folder, on_epoch)
     except KeyboardInterrupt:
         return epochs, None
 
@@ -136,7 +136,7 @@ def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
         gc.collect()
         counts.append(len(alive))
 
-    advance("a study", RUNS, digits, 10, tmp_path, on_epoch)
+    train_in_turns("a study", RUNS, digits, 10, tmp_path, on_epoch)
     assert counts == [0] * 6
 
 

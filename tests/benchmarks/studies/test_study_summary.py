@@ -8,14 +8,14 @@ from studying import rows_of
 from benchmarks.studies import study_files, summary
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.study_files import StudyError
-from benchmarks.studies.study_runs import cut, result_of, runs
+from benchmarks.studies.study_runs import images_and_scope, result_of, runs
 from models.data import load_digits
 
 
 def planned(name, chosen=None, **options):
     """The runs and the scope of the quick study."""
     study = STUDIES[name]
-    data, scope = cut(study, load_digits(), quick=True, **options)
+    data, scope = images_and_scope(study, load_digits(), quick=True, **options)
     return runs(study, data, scope, {"device": "cpu"}, chosen), scope
 
 
@@ -157,12 +157,12 @@ def test_cells():
 
 
 def test_a_part_of_a_study_says_what_is_left():
-    assert cut(STUDIES["dnn"], load_digits())[1]["reduced"] == ""
-    used, scope = cut(STUDIES["dnn"], load_digits(), epochs=2, train_images=500)
+    assert images_and_scope(STUDIES["dnn"], load_digits())[1]["reduced"] == ""
+    used, scope = images_and_scope(STUDIES["dnn"], load_digits(), epochs=2, train_images=500)
     assert scope["reduced"] == "2 of 15 epochs, 500 of 1,438 training images"
     assert (len(used.train_images), len(used.train_labels), len(used.test_labels)) == (500, 500, 359)
     with pytest.raises(StudyError, match="digits: expected at most 1438 images, found 1439"):
-        cut(STUDIES["dnn"], load_digits(), train_images=1439)
+        images_and_scope(STUDIES["dnn"], load_digits(), train_images=1439)
 
 
 def test_times_of_cached_runs_say_what_they_include():

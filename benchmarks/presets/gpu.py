@@ -52,57 +52,45 @@ class Step:
 
 def steps(output: Path) -> Iterator[Step]:
     """The most important steps first: an end before the last step then costs the least."""
-    candidates = (
-        *_repeated("--model", *COMPARED),
-        *_repeated("--runtime", *RUNTIMES),
-        *_repeated("--precision", *PRECISIONS),
-    )
-    sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
-    yield Step("benchmarks.latency", "latency", (*sizes, *candidates, "--json", str(output / "latency.json")), 27)
-    in_torch = _repeated("--runtime", *(name for name in RUNTIMES if name.startswith("torch")))
-    published = ("--published-configuration", *sizes, *in_torch, "--precision", "fp32")
-    yield Step("benchmarks.latency", "latency", (*published, "--json", str(output / "published.json")), 6)
+    sizes = _options(batch=(5000, 1), seconds=8, device="cuda")
+    candidates = _options(model=COMPARED, runtime=RUNTIMES, precision=PRECISIONS)
+    yield Step("benchmarks.latency", "latency", (*sizes, *candidates, *_options(json=output / "latency.json")), 27)
+    in_torch = tuple(name for name in RUNTIMES if name.startswith("torch"))
+    published = _options(runtime=in_torch, precision="fp32", json=output / "published.json")
+    yield Step("benchmarks.latency", "latency", ("--published-configuration", *sizes, *published), 6)
     for name, (runtimes, precisions) in EXTRA_COMPARISONS.items():
-        candidates = (
-            *_repeated("--model", *SERVED_MODELS),
-            *_repeated("--runtime", "torch", *runtimes),
-            *_repeated("--precision", *precisions),
-        )
-        yield Step("benchmarks.latency", "latency", (*sizes, *candidates, "--json", str(output / f"{name}.json")), 5)
-    yield Step(
-        "benchmarks.studies.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1
-    )
+        candidates = _options(model=SERVED_MODELS, runtime=("torch", *runtimes), precision=precisions)
+        json_file = _options(json=output / f"{name}.json")
+        yield Step("benchmarks.latency", "latency", (*sizes, *candidates, *json_file), 5)
+    layout = _options(device="cuda", output=output / "layout")
+    yield Step("benchmarks.studies.study", "study", ("layout", *layout), 1)
     for model in SERVED_MODELS:
-        files = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
-        yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *files), 2)
-    large_batches = (
-        *_repeated("--model", *SERVED_MODELS),
-        *("--precision", "fp16", "--batch", "5000"),
-        *_repeated("--in-flight", "1", "2"),
-        *_repeated("--shared-memory", "none", "system", "cuda"),
-    )
-    small_batches = (
-        *_repeated("--model", "vitbn"),
-        *_repeated("--precision", *PRECISIONS),
-        *_repeated("--in-flight", "1", "16"),
-    )
+        files = _options(repository=output / "triton_repo", timing_cache=output / "timing.cache")
+        yield Step("export.to_tensorrt", "tensorrt", (*_options(model=model, precision="fp16"), *files), 2)
+    memories = ("none", "system", "cuda")
+    large = _options(model=SERVED_MODELS, precision="fp16", batch=5000, in_flight=(1, 2), shared_memory=memories)
+    small = _options(model="vitbn", precision=PRECISIONS, in_flight=(1, 16))
     for name, load, minutes in (
-        ("throughput-5000", large_batches, 5),
+        ("throughput-5000", large, 5),
         # Two commands, since an engine is tuned for the largest batch of its command.
-        ("throughput", (*small_batches, "--batch", "64"), 2),
-        ("throughput-1", (*small_batches, "--batch", "1"), 2),
+        ("throughput", (*small, *_options(batch=64)), 2),
+        ("throughput-1", (*small, *_options(batch=1)), 2),
     ):
-        json_file = ("--json", str(output / f"{name}.json"))
+        json_file = _options(json=output / f"{name}.json")
         yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *json_file), minutes)
-    served = ("--engine", "tensorrt", "--precision", "fp16", "--batch", "5000", "--device", "cuda", "--seconds", "10")
-    not_streamed = ("--streamed", "0", "--json", str(output / "added.json"))
-    yield Step("benchmarks.throughput", "throughput", ("--preset", "added", *served, *not_streamed), 2)
+    load = _options(preset="added", engine="tensorrt", precision="fp16", batch=5000, device="cuda", seconds=10)
+    not_streamed = _options(streamed=0, json=output / "added.json")
+    yield Step("benchmarks.throughput", "throughput", (*load, *not_streamed), 2)
     yield Step("benchmarks.report", "report", ("build", str(output)), 1)
 
 
-def _repeated(option: str, *values: str) -> tuple[str, ...]:
-    """The option before each value."""
-    return tuple(word for value in values for word in (option, value))
+def _options(**values: object) -> tuple[str, ...]:
+    """The words of options on a command line; an option stands before each value of a tuple."""
+    words: list[str] = []
+    for name, value in values.items():
+        for item in value if isinstance(value, tuple) else (value,):
+            words += (f"--{name.replace('_', '-')}", str(item))
+    return tuple(words)
 
 
 @click.command()

@@ -161,7 +161,8 @@ ELSEWHERE = {
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": "tests/models/test_train_command.py::"
     "test_command_writes_prints_and_resumes",
     "vitbn study --list": "tests/benchmarks/studies/test_study.py::test_list_says_how_long_each_takes",
-    "vitbn study learning-rates --quick --output DIR": "tests/benchmarks/studies/test_study.py::test_learning_rates",
+    "vitbn study learning-rates --quick --output DIR": "tests/benchmarks/studies/test_study.py::"
+    "test_a_study_records_its_command_scope_and_runs",
     "vitbn tune --model vitbn --dataset mnist": "tests/benchmarks/studies/test_tune.py::"
     "test_train_takes_the_best_parameters",
     "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": "tests/benchmarks/studies/"

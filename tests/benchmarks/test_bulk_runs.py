@@ -12,7 +12,7 @@ from benchmarks.presets import bulk as bulk_runs
 from benchmarks.presets.bulk import _digits, _ends_within, _part_rows, _write_images
 
 
-def test_a_run_ends_when_it_ends_and_not_at_the_next_look():
+def test_the_end_of_a_run_is_seen_at_once():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
         assert not _ends_within(run, 0.01)
         started = time.monotonic()

@@ -103,7 +103,7 @@ def test_a_missing_load_generator_is_named_before_the_run(
         (Step("benchmarks.latency", "no_such", (), 1), "no_such"),
     ],
 )
-def test_a_command_that_is_not_there_is_seen(step: Step, message: str) -> None:
+def test_a_command_that_does_not_exist_is_named(step: Step, message: str) -> None:
     with pytest.raises(click.ClickException, match=message):
         check(step)
 

@@ -47,14 +47,14 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "vit-dfn" in printed
 
 
-def test_without_vit_nothing_is_compared_with_it() -> None:
+def test_without_vit_no_speed_is_relative_to_it() -> None:
     row = {"model": "vitbn", "test_accuracy": 0.99, "macs": 1, "way": "", "images_per_s": 1.0, "p50_ms": 1.0}
     trained = {"vitbn": {"folds": True}}
     (derived,) = relative_to_layer_norm([row], trained)
     assert derived["speedup_over_layer_norm"] is None
 
 
-def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
+def test_a_study_in_which_no_network_learned_is_refused(study: Path, tmp_path: Path) -> None:
     (study / "norms.json").write_text(json.dumps({"runs": [studied("vit", 0.1)]}))
     expected = f"{study / 'norms.json'}: expected a network with an accuracy above 50 %, found none"
     assert failure(norms, study, "--json", tmp_path / "out.json") == (f"Error: {expected}", 1)

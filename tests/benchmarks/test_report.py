@@ -150,7 +150,7 @@ def test_cores_for_a_rate_are_those_of_the_measured_machine(runs: dict[str, Run]
         assert f" {rate / threads:,.0f} |" in machines(each).markdown
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+def test_a_page_says_what_was_not_measured(tmp_path: Path) -> None:
     shutil.copy(RESULTS / "rewrites.json", tmp_path)
     text = contents(tmp_path)[tmp_path / "report.md"]
     origins = set(re.findall(r"<!-- origin (\S+) -->", text))
@@ -177,7 +177,7 @@ def test_a_run_without_date_commit_or_percentiles_is_refused(tmp_path: Path) -> 
     assert read(path).date is None
 
 
-def test_a_marker_that_names_no_table(runs: dict[str, Run]) -> None:
+def test_a_marker_that_names_no_table_is_refused(runs: dict[str, Run]) -> None:
     with pytest.raises(PageError, match=r"page\.md: expected `table NAME FILE` with a name out of rewrites, "):
         filled("page.md", "<!-- table nonsense rewrites.json -->\n<!-- end -->", runs)
 

@@ -87,7 +87,7 @@ def test_a_file_that_is_no_result_is_named(content, copied):
 
 
 @pytest.mark.parametrize("damage", ["<!-- table falls -->", "<!-- table dnn -->"])
-def test_a_page_without_its_markers(damage):
+def test_a_page_with_other_markers_is_refused(damage):
     text = PAGE.read_text().replace("<!-- table sigmoids -->", damage)
     with pytest.raises(StudyError, match="expected the tables critical-depth,"):
         filled(text, Results(RESULTS))

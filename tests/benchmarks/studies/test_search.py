@@ -108,7 +108,7 @@ def stored(tmp_path, search=SEARCH, trial=None):
 
 
 @pytest.mark.parametrize("content", [b"", b"not JSON", b"\xff", b"[]", b"{}", b'{"search": {}, "trials": 3}'])
-def test_a_file_of_trials_that_is_none(tmp_path, content):
+def test_a_file_without_trials_is_named_and_kept(tmp_path, content):
     path = tmp_path / "vitbn.trials.json"
     path.write_bytes(content)
     message, exit_code = failure(tmp_path, "--trials", 1)
@@ -136,7 +136,7 @@ def test_a_file_of_trials_that_is_none(tmp_path, content):
         *((None, "images_per_s", value) for value in (0.0, math.nan, math.inf, "x")),
     ],
 )
-def test_a_trial_that_this_search_cannot_have_made(tmp_path, where, name, value):
+def test_a_trial_that_this_search_cannot_have_made_is_refused(tmp_path, where, name, value):
     speed = name in ("dim", "images_per_s")
     search, trial = (FRONTIER, Trial(SMALL, 0.9, 1.0, None, 10.0)) if speed else (SEARCH, None)
     path, content = stored(tmp_path, search, trial)
@@ -151,7 +151,7 @@ def test_a_trial_that_this_search_cannot_have_made(tmp_path, where, name, value)
     ("name", "value"),
     [("dataset", "mnist"), ("seed", 1), ("epochs", 2), ("train_images", 121), ("space", GEOMETRY)],
 )
-def test_the_file_of_another_search(tmp_path, name, value):
+def test_the_file_of_another_search_is_refused(tmp_path, name, value):
     path, _ = stored(tmp_path)
     with pytest.raises(SearchError, match=f"expected a search with {name} .*; name another --output"):
         read(path, replace(SEARCH, **{name: value}))

@@ -15,7 +15,7 @@ SMALL = ("--epochs", 1, "--train-images", 20)
 
 
 @pytest.mark.slow
-def test_learning_rates(small_mnist, tmp_path):
+def test_a_study_records_its_command_scope_and_runs(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
     written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--last-block", "all", *sizes)
     typed = "vitbn study learning-rates --rate 0.005 --epochs 2 --train-images 20 --last-block all --output DIR"
@@ -44,7 +44,7 @@ def test_learning_rates(small_mnist, tmp_path):
 
 
 @pytest.mark.slow
-def test_norms(small_mnist, tmp_path, monkeypatch):
+def test_a_study_compares_with_its_reference_and_counts_diverged_runs(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setitem(STUDIES["norms"].fixed, "depth", 1)
     monkeypatch.setitem(STUDIES["norms"].axes["way"], "high", {"lr": 1e30})
     written = carried_out("norms", small_mnist, tmp_path, *SMALL)
@@ -120,7 +120,7 @@ def best(folder, name="vitbn", **changes):
 
 
 @pytest.mark.slow
-def test_optimised_with_files_and_folders(small_mnist, tmp_path):
+def test_parameters_of_searches_come_from_files_and_folders(small_mnist, tmp_path):
     folder = tmp_path / "searches"
     folder.mkdir()
     best(folder, "cnn", depth=None)

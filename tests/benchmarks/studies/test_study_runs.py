@@ -118,7 +118,7 @@ def test_more_epochs_at_a_constant_rate_go_on(whole, digits, tmp_path):
     assert seen(epochs) == seen(whole[1][2:])
 
 
-def test_fewer_epochs_than_there_are(whole, digits):
+def test_fewer_epochs_than_a_run_has_are_refused(whole, digits):
     fewer = [replace(run, options=replace(run.options, epochs=2)) for run in RUNS]
     assert "a.json: expected at most 2 epochs, found 3" in refusal(whole[0], digits, fewer)
 
@@ -151,7 +151,7 @@ def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
     ],
     ids=["options", "config", "label", "study", "images"],
 )
-def test_folder_of_another_study(whole, digits, run, study, images, said):
+def test_the_folder_of_another_study_is_refused(whole, digits, run, study, images, said):
     assert f"plan.json: expected {said}" in refusal(whole[0], digits.first(images), [run, RUNS[1]], study)
 
 
@@ -182,7 +182,7 @@ def test_epochs_that_matter_cannot_change(digits, tmp_path, model, schedule):
         ("a.json", b'{"series": [{"epoch": 1}]}', "the series of a training"),
     ],
 )
-def test_damaged_files(digits, tmp_path, file, content, expected):
+def test_a_damaged_file_is_named(digits, tmp_path, file, content, expected):
     carry_on(tmp_path, digits, stop_after=1)
     (tmp_path / file).write_bytes(content)
     with pytest.raises(StudyError, match=f"{file}: expected {expected}, found"):

@@ -49,7 +49,7 @@ def test_every_study_is_a_grid():
         assert all(set(run.at) == set(axes) for run in every)
 
 
-def test_the_published_settings():
+def test_the_studies_have_the_published_settings():
     (first, *_), last = (planned(name)[0] for name in ("learning-rates", "depths"))
     assert (first.label, first.config.dim, first.config.heads, first.config.dim_head) == (
         "vit-depth-6-rate-0.0005", 64, 8, 64,
@@ -144,7 +144,7 @@ def test_depths_are_drawn_along_the_depth():
     assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_cells():
+def test_a_table_rounds_numbers_and_marks_empty_cells():
     rows = [[None, 1234.5, 0.0005], ["x", None, "y"]]
     assert study_files.table([("a", None), ("b", 1), ("c", None)], rows).markdown.splitlines() == [
         *(

@@ -171,7 +171,7 @@ def test_no_test_image_is_looked_at():
 
 
 @pytest.mark.parametrize(("module", "package"), [("ax", "ax-platform"), ("matplotlib", "matplotlib")])
-def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
+def test_a_missing_package_is_named(tmp_path, monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)
     message, exit_code = failure(tmp_path)
     assert (exit_code, f"expected {package}, found none; install it: pip install" in message) == (1, True)

@@ -59,7 +59,7 @@ def texts(record: Record, in_flight: int, seconds: float, rounds: int) -> None:
     NVIDIA's perf_analyzer sends them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        by_perf_analyzer.program()
+        by_perf_analyzer.program()  # raises Failed for a missing program now, not after the export
         files = packed_files(NETWORKS[NETWORK].file(Path(folder)), Path(folder))
         for rows in measure(files, in_flight, seconds, rounds):
             record.update([{"network": NETWORK, "title": NETWORKS[NETWORK].title, **row} for row in rows])

@@ -104,6 +104,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
+    """Puts the ticks of the x axis at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
@@ -262,6 +263,7 @@ class Picture:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def draw(self) -> Figure:
+        """The figure. Lines with one label have one style, and lines with different labels have different styles."""
         figure, panels = row_of_panels(self.title, self.footnote, list(self.panels), self.x, self.y)
         styles: dict[str, dict[str, Any]] = {}
         for axes, lines in zip(panels, self.panels.values(), strict=True):

@@ -139,6 +139,7 @@ def _wait(images: Tensor) -> None:
 
 
 def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = "cpu") -> list[Path]:
+    """Writes the study's JSON file and page, and returns their paths. `runs`: as `measure` returns them."""
     size = f"{len(runs[0]['series'])} rounds of {STEPS} steps of {BATCH} and a test of {TEST_BATCH:,}"
     result = study_files.result(
         "layout",

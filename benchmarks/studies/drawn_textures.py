@@ -25,11 +25,13 @@ Draw = Callable[[int, np.random.Generator], NDArray[np.float64]]  # label -> pic
 
 
 def weak_pattern() -> Dataset:
+    """A class is a pattern of independent dark and bright pixels."""
     patterns = np.random.default_rng(2).choice([-PATTERN, PATTERN], (len(CLASSES), SIDE, SIDE))
     return _dataset("weak-pattern", _with_noise(patterns))
 
 
 def smooth_pattern() -> Dataset:
+    """A class is a pattern of soft spots."""
     coarse = np.random.default_rng(2).normal(0, 1, (len(CLASSES), COARSE, COARSE)).astype(np.float32)
     smooth = np.stack([_enlarged(pattern) for pattern in coarse])
     return _dataset("smooth-pattern", _with_noise(smooth * (PATTERN / smooth.std((1, 2), keepdims=True))))
@@ -41,6 +43,7 @@ def _enlarged(pattern: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def noise() -> Dataset:
+    """A class is a strength of noise."""
     return _dataset("noise", lambda label, rng: rng.normal(0, STRENGTHS[label], (SIDE, SIDE)))
 
 

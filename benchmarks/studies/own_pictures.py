@@ -72,6 +72,7 @@ def _load(name: str) -> Dataset:
 
 
 def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:
+    """What is measured with a folder of `count` pictures that the seed draws."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, checkpoint = Path(temporary) / "pictures", Path(temporary) / "mine.safetensors"
         _write(data, count, seed, folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.studies.study_files import StudyError
 
-CHANCE = [{"test_accuracy": 0.1}]  # a run that diverged in its first epoch
+CHANCE = [{"test_accuracy": 0.1}]  # the series of a run without epochs
 
 Seeds = list[list[dict[str, Any]]]
 """For each seed of a network the series of its epochs."""
@@ -24,21 +24,22 @@ class Results:
     """The JSON files in `folder`, each read once. Raises StudyError for other content and for missing runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.read: dict[str, dict[str, Any]] = {}
+        self._folder = folder
+        self._contents: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, study: str) -> dict[str, Any]:
         """The content of `folder`/`study`.json."""
-        if study not in self.read:
-            path = self.folder / f"{study}.json"
+        if study not in self._contents:
+            path = self._folder / f"{study}.json"
             try:
-                self.read[study] = content = json.loads(path.read_bytes())
+                self._contents[study] = content = json.loads(path.read_bytes())
                 content["scope"], content["runs"][0]
             except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
                 raise StudyError(f"{path}: expected the result of a study, found {error!r}") from error
-        return self.read[study]
+        return self._contents[study]
 
     def seeds(self, key: Key) -> Seeds:
+        """The series of the network's seeds. A run that diverged in its first epoch counts as chance."""
         study, model, depth, rate = key
         seeds = [
             run["series"] or CHANCE

@@ -56,12 +56,14 @@ class Axis:
         return self.values[0] != self.values[-1]
 
     def holds(self, value: Any) -> bool:
+        """Whether the value has the axis's type and is one of its values."""
         first: Any = self.values[0]
         if type(value) is not type(first):
             return False
         return value in self.values if self.listed else bool(first <= value <= self.values[-1])
 
     def in_ax(self, name: str) -> RangeParameterConfig | ChoiceParameterConfig:
+        """The axis as a parameter of the package Ax."""
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
         kind: Any = type(self.values[0]).__name__
@@ -91,6 +93,7 @@ class Search:
 
     @property
     def searched(self) -> list[str]:
+        """The options with several values."""
         return [name for name, axis in self.space.items() if axis.searched]
 
 
@@ -180,6 +183,7 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def write(path: Path, search: Search, trials: Sequence[Trial], environment: Mapping[str, Any]) -> None:
+    """Writes the file of the trials, which `read` reads."""
     rows = [{"trial": number, **asdict(trial)} for number, trial in enumerate(trials, start=1)]
     content = {"search": asdict(search), "environment": environment, "trials": rows}
     write_atomically(path, json.dumps(content, indent=2).encode())

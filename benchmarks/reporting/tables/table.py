@@ -85,4 +85,5 @@ def milliseconds(value: float) -> str:
 
 
 def percent(share: float, decimals: int = 2) -> str:
+    """The share, which is in [0, 1], in %."""
     return f"{100 * share:.{decimals}f}"

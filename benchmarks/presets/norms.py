@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -25,47 +25,38 @@ def norms(record: Record, study: Path, seconds: float) -> None:
     from benchmarks.measure.speeds import measure
     from models.checkpoints.checkpoint import load
 
-    trained = trained_networks(study)
-    learned = [network for network in trained.values() if network["test_accuracy"] > LEARNED]
-    if not learned:
-        expected = f"a network with an accuracy above {100 * LEARNED:g} %"
-        raise click.ClickException(f"{study / 'norms.json'}: expected {expected}, found none")
-    checkpoints = [load(study / "runs" / network["checkpoint"]) for network in learned]
-    measure(checkpoints, seconds, lambda rows: record.update(relative_to_layer_norm(rows, trained)))
+    checkpoints = [load(study / "runs" / f"{label}.safetensors") for label in learned(study)]
+    measure(checkpoints, seconds, lambda rows: record.update(relative_to_layer_norm(rows)))
 
 
-def relative_to_layer_norm(rows: Sequence[Row], trained: Mapping[str, Row]) -> list[Row]:
+def relative_to_layer_norm(rows: Sequence[Row]) -> list[Row]:
     """The measured rows with their speed relative to LayerNorm, and with whether the network's norms fold."""
     layer_norm_ms = next((row["p50_ms"] for row in rows if row["model"] == "vit"), None)
     return [
         {
             **row,
-            "folds": trained[row["model"]]["folds"],
+            "folds": row["model"] in FOLDING,
             "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],
         }
         for row in rows
     ]
 
 
-def trained_networks(study: Path) -> dict[str, Row]:
-    """Model -> checkpoint, test accuracy, and whether its norms fold; of the first seed at the usual learning rate.
+def learned(study: Path) -> list[str]:
+    """The labels of the runs that learned, of the first seed at the usual learning rate.
 
-    Raises ClickException if the folder holds no result of the study.
+    Raises ClickException if the folder holds no result of the study, or if no network learned.
     """
     path = study / "norms.json"
     try:
-        runs = {
-            run["at"]["norm"]: run
+        runs = [
+            run
             for run in json.loads(path.read_bytes())["runs"]
             if (run["at"]["way"], run["options"]["seed"]) == ("usual", 0)
-        }
-        return {
-            model: {
-                "checkpoint": f"{run['label']}.safetensors",
-                "test_accuracy": run["series"][-1]["test_accuracy"] if run["series"] else 0.0,
-                "folds": model in FOLDING,
-            }
-            for model, run in runs.items()
-        }
+        ]
+        labels = [str(run["label"]) for run in runs if run["series"] and run["series"][-1]["test_accuracy"] > LEARNED]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise click.ClickException(f"{path}: expected the result of vitbn study norms, found {error!r}") from error
+    if not labels:
+        raise click.ClickException(f"{path}: expected a network with an accuracy above {100 * LEARNED:g} %, found none")
+    return labels

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from models.data import Dataset
 
-TEXTURES = ("weak-pattern", "smooth-pattern", "noise")
-DATASETS = ("fashion-mnist", "mnist", "digits", "shapes", *TEXTURES)
+DATASETS = ("fashion-mnist", "mnist", "digits", "shapes", "weak-pattern", "smooth-pattern", "noise")
 # Names of the measured accuracies.
 OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
 
@@ -67,7 +66,7 @@ def _load(name: str) -> Dataset:
     from benchmarks.studies.drawn_textures import noise, smooth_pattern, weak_pattern
     from models.data import load_dataset
 
-    drawn = {"shapes": shapes} | dict(zip(TEXTURES, (weak_pattern, smooth_pattern, noise), strict=True))
+    drawn = {"shapes": shapes, "weak-pattern": weak_pattern, "smooth-pattern": smooth_pattern, "noise": noise}
     return drawn[name]() if name in drawn else load_dataset(name)
 
 

@@ -49,8 +49,7 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_vit_no_speed_is_relative_to_it() -> None:
     row = {"model": "vitbn", "test_accuracy": 0.99, "macs": 1, "way": "", "images_per_s": 1.0, "p50_ms": 1.0}
-    trained = {"vitbn": {"folds": True}}
-    (derived,) = relative_to_layer_norm([row], trained)
+    (derived,) = relative_to_layer_norm([row])
     assert derived["speedup_over_layer_norm"] is None
 
 

@@ -157,8 +157,9 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
     from export.pictures.processor import from_options
     from export.publishing.publish import publish as publish_artifact
 
-    made = make(file, lambda interface: from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE)), labels)
-    return publish_artifact(repository, "garments", made.artifact).parent
+    processor = from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE))
+    artifact = make(file, lambda interface: processor, labels).artifact
+    return publish_artifact(repository, "garments", artifact).parent
 
 
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:

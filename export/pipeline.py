@@ -19,8 +19,8 @@ from export.images import NamedImages, embedded_sample, own_dataset, own_sample
 from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
-from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, no_file, publish
+from export.publishing.sidecar import write_beside
 from export.publishing.triton_config import Serving
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset

@@ -201,7 +201,7 @@ def _read(file: Path, inputs: Path | None) -> tuple[Artifact, str]:
     """With the name of its network, or of the file if its network is none of ours."""
     from common.repository import ONNX_FILE
     from export.errors import PublishError
-    from export.publishing.beside import read_beside
+    from export.publishing.sidecar import read_beside
     from models.networks.config import ModelConfig
 
     if not (beside := file.with_suffix(".json")).exists():

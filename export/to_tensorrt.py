@@ -93,7 +93,7 @@ def _source(onnx_file: Path | None, model: str) -> Artifact:
     from export.errors import PublishError
     from export.graph import Form
     from export.pipeline import export_checkpoint
-    from export.publishing.beside import read_beside
+    from export.publishing.sidecar import read_beside
 
     if onnx_file:
         source = read_beside(onnx_file)

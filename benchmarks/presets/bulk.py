@@ -56,7 +56,7 @@ class BulkBench:
     def __init__(self, folder: Path, rows: int, model: str) -> None:
         from export.graph import Form
         from export.pipeline import export_checkpoint
-        from export.publishing.beside import write_beside
+        from export.publishing.sidecar import write_beside
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows

@@ -36,13 +36,13 @@ from common.repository import (
 from common.repository import read_config as repository_config
 from export.errors import PublishError
 from export.publishing.artifact import Artifact, open_version, read_version
-from export.publishing.beside import put
 from export.publishing.described import Version
 from export.publishing.emptied import as_line, never_empty
 from export.publishing.manifest import Manifest
 from export.publishing.new_config import engine_of, image_shape, new_config, to_text
 from export.publishing.picture_config import PictureConfig
 from export.publishing.replay import replay
+from export.publishing.sidecar import put
 from export.publishing.triton_config import Model, Serving, config_pbtxt
 from export.publishing.warm_up import warm_up_files
 from models.networks.config import ModelConfig

@@ -9,7 +9,7 @@ from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PL
 from benchmarks.measure.foreign_networks import Foreign
 from export.graph import Form
 from export.pipeline import export_checkpoint
-from export.publishing.beside import write_beside
+from export.publishing.sidecar import write_beside
 from models.catalog import shipped
 
 

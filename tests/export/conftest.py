@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from export.publishing.artifact import read_version
-from export.publishing.beside import write_beside
 from export.publishing.publish import publish
+from export.publishing.sidecar import write_beside
 
 
 @pytest.fixture(scope="session")

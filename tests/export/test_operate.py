@@ -10,10 +10,10 @@ from raw_server import answering
 
 from common.repository import versions
 from export.publishing.artifact import read_version
-from export.publishing.beside import write_beside
 from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, read_config, serve
+from export.publishing.sidecar import write_beside
 from serving.control import Control, Refused
 
 

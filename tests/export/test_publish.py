@@ -10,8 +10,8 @@ from common.repository import served_versions, versions
 from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
-from export.publishing.beside import write_beside
 from export.publishing.publish import publish, read_config, serve, sweep
+from export.publishing.sidecar import write_beside
 from models.networks.config import ModelConfig
 
 

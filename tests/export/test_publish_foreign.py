@@ -18,9 +18,9 @@ from common.repository import versions
 from export.errors import PublishError
 from export.publishing import foreign
 from export.publishing.artifact import read_version
-from export.publishing.beside import read_beside, write_beside
 from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish, read_config, serve
+from export.publishing.sidecar import read_beside, write_beside
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from serving.local_server import running_server

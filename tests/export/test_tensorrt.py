@@ -19,8 +19,8 @@ from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, ch
 from export.equivalence import EquivalenceError, Images, Logits, in_parts
 from export.errors import ExportError, PublishError, Unavailable
 from export.pipeline import export_engine
-from export.publishing.beside import write_beside
 from export.publishing.manifest import Plan, Profile
+from export.publishing.sidecar import write_beside
 from export.to_tensorrt import tensorrt
 from models.networks.config import ModelConfig
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.graph import Form
 from export.pipeline import export_checkpoint
 from export.precision import lower
-from export.publishing.beside import write_beside
+from export.publishing.sidecar import write_beside
 from models.catalog import shipped
 from models.data import load_digits
 

@@ -21,7 +21,7 @@ from export.compiler import pipeline
 from export.compiler.proof import compare
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.runs import Runner
-from export.publishing.beside import staged
+from export.publishing.sidecar import staged
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_files_of_another_origin_stay(tokens: Path, tmp_path: Path) -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from export.publishing.beside import staged
+from export.publishing.sidecar import staged
 with staged(Path(sys.argv[1])) as path:
     path.write_bytes(bytes(1000))
     print("ready", flush=True)

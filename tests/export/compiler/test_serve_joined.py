@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
-from export.publishing.beside import read_beside
 from export.publishing.foreign import foreign_artifact
 from export.publishing.joined import joining, prove_joined
 from export.publishing.publish import read_config
 from export.publishing.rows import NotJoined
+from export.publishing.sidecar import read_beside
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths, is_proved
 from serving.local_server import running_server

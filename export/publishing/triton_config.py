@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from export.errors import PublishError
-from export.publishing.described import Version, described, probe
+from export.publishing.config_parameters import Version, described, probe
 from export.publishing.manifest import Manifest
 from export.publishing.new_config import MAX_BATCH_SIZE, Engine, engine_of, image_shape, new_config
 from export.publishing.warm_up import name_samples, zeros

@@ -13,7 +13,7 @@ from common.repository import versions
 from common.sample import Sample
 from export.errors import PublishError
 from export.images import embedded_sample
-from export.publishing.described import Version
+from export.publishing.config_parameters import Version
 from export.publishing.publish import publish, read_config, serve
 from export.publishing.triton_config import Model, Serving, config_pbtxt
 from models.networks.config import ModelConfig

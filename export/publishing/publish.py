@@ -37,7 +37,7 @@ from common.repository import read_config as repository_config
 from export.errors import PublishError
 from export.publishing.artifact import Artifact, open_version, read_version
 from export.publishing.config_parameters import Version
-from export.publishing.emptied import as_line, never_empty
+from export.publishing.empty_inputs import as_line, never_empty
 from export.publishing.manifest import Manifest
 from export.publishing.new_config import engine_of, image_shape, new_config, to_text
 from export.publishing.picture_config import PictureConfig

@@ -15,7 +15,7 @@ from graphs import parsed
 
 from common.repository import read_manifest
 from export.publishing.artifact import read_version
-from export.publishing.emptied import never_empty
+from export.publishing.empty_inputs import never_empty
 from export.publishing.manifest import read_manifest as typed_manifest
 from export.repository import repository as command
 from serving.backends.batching import Array, RunFailed

@@ -205,7 +205,7 @@ def _read(file: Path, inputs: Path | None) -> tuple[Artifact, str]:
     from models.networks.config import ModelConfig
 
     if not (beside := file.with_suffix(".json")).exists():
-        from export.publishing.foreign import foreign_artifact
+        from export.publishing.foreign_artifact import foreign_artifact
 
         if file.suffix != ".onnx":
             raise PublishError(f"{file}: expected an ONNX file, or an engine with {beside.name} beside it")

@@ -30,7 +30,7 @@ from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
 from export.compiler.proof.shared_axes import share_names
-from export.publishing.foreign import any_artifact
+from export.publishing.foreign_artifact import any_artifact
 from export.publishing.manifest import Origin
 from export.publishing.sidecar import lay, staged
 from export.timing import Timed, time_both

@@ -14,7 +14,7 @@ from random_networks import saved
 from web_parts import Triton, draw, publish_shipped, running_page
 
 from export.pipeline import export_checkpoint
-from export.publishing.foreign import foreign_artifact
+from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish
 from export.publishing.triton_config import Serving
 from models.data import FASHION_MNIST_LABELS

@@ -17,7 +17,7 @@ from operating import error, ok, operate
 
 from clients.probing.asking import probe_server
 from common.sample import Sample
-from export.publishing.foreign import foreign_artifact
+from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.promote import served as live_versions
 from export.publishing.publish import publish, read_config
 from serving.local_server import running_server

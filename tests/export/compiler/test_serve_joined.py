@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
-from export.publishing.foreign import foreign_artifact
+from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.joined import joining, prove_joined
 from export.publishing.publish import read_config
 from export.publishing.rows import NotJoined

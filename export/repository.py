@@ -97,7 +97,7 @@ def publish(
     """
     from common.repository import ONNX_FILE
     from export.publishing import publish as publishing
-    from export.publishing.joined import joining
+    from export.publishing.dynamic_batching import joining
     from export.publishing.promote import activate, served
     from export.publishing.triton_config import Serving
 

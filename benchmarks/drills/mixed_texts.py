@@ -49,7 +49,7 @@ def mixed_texts() -> Row:
 
 def publish_packed(folder: Path) -> Path:
     """Writes the packed file, publishes it in the repository `models`, and returns it. Raises RuntimeError."""
-    from export.publishing.joined import joining
+    from export.publishing.dynamic_batching import joining
     from export.publishing.publish import publish
     from export.publishing.sidecar import read_beside
     from export.rewrite_file import Request, rewrite_file

@@ -118,7 +118,6 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
     Raises Failed if joined requests would not get the answers of single requests.
     """
     from export.publishing.foreign_artifact import foreign_artifact
-    from export.publishing.joined import joining
     from export.publishing.new_config import to_text
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.publish import read_config

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
+from export.publishing.dynamic_batching import joining, prove_joined
 from export.publishing.foreign_artifact import foreign_artifact
-from export.publishing.joined import joining, prove_joined
 from export.publishing.publish import read_config
 from export.publishing.rows import NotJoined
 from export.publishing.sidecar import read_beside

@@ -22,7 +22,7 @@ from export.compiler.proof.tolerances import largest_error, size_of
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Manifest, Tensor
 from export.publishing.new_config import has_free_rows
-from export.publishing.rows import NotJoined, prove_rows
+from export.publishing.row_independence import NotJoined, prove_rows
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths

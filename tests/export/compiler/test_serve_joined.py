@@ -25,7 +25,7 @@ from common.sample import Sample
 from export.publishing.dynamic_batching import joining, prove_joined
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import read_config
-from export.publishing.rows import NotJoined
+from export.publishing.row_independence import NotJoined
 from export.publishing.sidecar import read_beside
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths, is_proved

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import check_writable, naming
-from export.engines.choosing import Choice, Goal, choose
+from export.engines.choose_engine import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
 from export.graph import Exported, Form, export

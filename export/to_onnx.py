@@ -17,7 +17,7 @@ from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
-    from export.engines.choosing import Choice
+    from export.engines.choose_engine import Choice
     from export.pipeline import Ready
 
 DEFAULT_REPOSITORY = Path("triton_repo")

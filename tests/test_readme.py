@@ -148,7 +148,7 @@ ELSEWHERE = {
     "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::test_engines",
     "vitbn export --rewrites all --precision int8": "tests/export/test_precision.py::"
     "test_the_command_stores_both_accuracies",
-    "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choosing.py::"
+    "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choose_engine.py::"
     "test_the_best_is_published_with_its_figures",
     "vitbn serve --supervised --model-repository triton_repo": "tests/serving/test_supervisor.py::"
     "test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from commands import ok
 
-from export.engines import choosing
-from export.engines.choosing import Row, Setting, choose
+from export.engines import choose_engine
+from export.engines.choose_engine import Row, Setting, choose
 from export.equivalence import Classifier
 from export.errors import Unavailable
 from export.precision import AccuracyError
@@ -26,8 +26,8 @@ SLOW_S, QUICK_S = 0.02, 0.001  # of a call
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CALLS": 2, "LEAST_ROUNDS": 1, "SECONDS": 0.0}.items():
-        monkeypatch.setattr(choosing, name, value)
-    monkeypatch.setattr(choosing, "_cores", lambda: 2)
+        monkeypatch.setattr(choose_engine, name, value)
+    monkeypatch.setattr(choose_engine, "_cores", lambda: 2)
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def engines(monkeypatch: pytest.MonkeyPatch, quick: Setting, wrong: str | None =
 
         return classify
 
-    monkeypatch.setattr(choosing, "_start", start)
+    monkeypatch.setattr(choose_engine, "_start", start)
     in_ns = SimpleNamespace(perf_counter=lambda: clock.now_s, perf_counter_ns=lambda: round(1e9 * clock.now_s))
     monkeypatch.setattr("export.interleaved.time", in_ns)
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
-def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickest_is_chosen(goal: choose_engine.Goal, zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Setting("openvino", "bf16", 1, 1) if goal == "latency" else Setting("openvino", "bf16", 2, 1)
     engines(monkeypatch, quick)
     choice = choose(FILES, zeros, goal, 0.1)
@@ -71,8 +71,8 @@ def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch
 def test_of_level_rows_the_simplest_is_chosen_and_the_reason_given(
     lead: float, zeros: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "_start", lambda files, setting: len)
-    monkeypatch.setattr(choosing, "accuracy", lambda classify, dataset: 1.0)
+    monkeypatch.setattr(choose_engine, "_start", lambda files, setting: len)
+    monkeypatch.setattr(choose_engine, "accuracy", lambda classify, dataset: 1.0)
 
     def samples(runs: list[object], schedule: object) -> list[list[float]]:
         noise = np.random.default_rng(0).normal(1, 0.05, (len(runs), 40))
@@ -80,11 +80,11 @@ def test_of_level_rows_the_simplest_is_chosen_and_the_reason_given(
         noise[-1] *= 1 - lead  # OpenVINO, int8, a thread
         return noise.tolist()
 
-    monkeypatch.setattr(choosing, "interleaved", samples)
+    monkeypatch.setattr(choose_engine, "interleaved", samples)
     choice = choose(FILES, zeros, "latency", 0.1)
     assert choice.rows[0].setting == Setting("openvino", "int8", 1, 1)
     if lead < 0.1:
-        assert choice.best.setting == choosing.BASELINE
+        assert choice.best.setting == choose_engine.BASELINE
         assert str(choice.reason).startswith("simpler than openvino, int8, instances: 1, threads of each: 1, and as")
     else:
         assert (choice.best, choice.reason) == (choice.rows[0], None)
@@ -103,7 +103,7 @@ def test_one_that_loses_accuracy_is_left_out_even_if_it_is_the_quickest(
 
 def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, Setting("onnxruntime", "fp32"))
-    real = choosing._start
+    real = choose_engine._start
 
     def start(files: object, setting: Setting) -> Classifier:
         if setting.engine == "openvino":
@@ -112,7 +112,7 @@ def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch
             raise AccuracyError("int8: expected a drop")
         return real(files, setting)
 
-    monkeypatch.setattr(choosing, "_start", start)
+    monkeypatch.setattr(choose_engine, "_start", start)
     choice = choose(FILES, zeros, "latency", 0.1)
     assert [str(row.setting) for row in choice.rows if not row.left_out] == [
         "onnxruntime, fp32, instances: 1, threads of each: all",
@@ -128,10 +128,10 @@ def test_every_instance_makes_as_many_calls(zeros: Dataset, monkeypatch: pytest.
         made.append(calls := [])
         return lambda images: calls.append(len(images))
 
-    monkeypatch.setattr(choosing, "_start", start)
+    monkeypatch.setattr(choose_engine, "_start", start)
     seconds = count()
     monkeypatch.setattr("export.interleaved.time.perf_counter_ns", lambda: 10**9 * next(seconds))
-    (row,) = choosing._timed(FILES, [Row(Setting("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
+    (row,) = choose_engine._timed(FILES, [Row(Setting("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
     assert made == [[8, 8]] * 3, "a call of each to warm up, another in the round"
     assert (row.images_per_s, row.call_ms) == (24, 1000)
 

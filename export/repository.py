@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from export.pictures.command import PictureOptions, picture_options, read_pictures
+from export.pictures.options import PictureOptions, picture_options, read_pictures
 from export.repository_models import each_published, expect_no_problems, model_of, models_of, print_versions
 from export.repository_options import loading_options, repository_option, server_options
 from vitbn_packages import one_line_errors

@@ -226,7 +226,7 @@ def test_another_set_of_classes_wants_another_name(place: Path) -> None:
 
 @pytest.mark.slow
 def test_large_networks_get_smaller_requests(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.pictures.command.MOST_MACS", 100_000.0)
+    monkeypatch.setattr("export.pictures.options.MOST_MACS", 100_000.0)
     publish(ok, place / "models", place / "net.onnx", "--pictures", "--mean", "0", "--std", "1", "--name", "small")
     assert read_config(place / "models" / "small").max_batch_size < 64
 

@@ -24,9 +24,9 @@ from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
 from export.compiler.proof.original import Original
 from export.errors import PublishError
-from export.pictures.graph import Interface, behind_bytes, interface
 from export.pictures.processor import Processor
 from export.pictures.proof import Source, prove_bytes, smooth
+from export.pictures.uint8_input import Interface, behind_bytes, interface
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.publishing.picture_config import PictureConfig

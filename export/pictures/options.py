@@ -13,9 +13,9 @@ import click
 from common.framing import FILTERS
 
 if TYPE_CHECKING:
-    from export.pictures.graph import Interface
     from export.pictures.make import Made
     from export.pictures.processor import Processor
+    from export.pictures.uint8_input import Interface
     from export.publishing.artifact import Artifact
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -25,8 +25,8 @@ from export.compiler.proof.rounds import Round
 from export.compiler.proof.runs import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error
 from export.errors import PublishError
-from export.pictures.graph import FIRST_TO_LAST, Interface
 from export.pictures.processor import Processor
+from export.pictures.uint8_input import FIRST_TO_LAST, Interface
 from models.networks.config import INPUT_NAME
 
 BATCHES = (1, 2, 3)

@@ -15,9 +15,9 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.pipeline import Prepared, Rewritten
 from export.errors import ExportError, PublishError
-from export.pictures.graph import Interface
 from export.pictures.make import Made, make
 from export.pictures.processor import Processor, from_options
+from export.pictures.uint8_input import Interface
 from export.publishing.picture_config import PictureConfig
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
@@ -144,7 +144,7 @@ def test_bytes_with_channels_behind_the_sides(tmp_path: Path) -> None:
 
 
 def test_rows_taken_for_columns_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.pictures.graph.FIRST_TO_LAST", (0, 3, 2, 1))
+    monkeypatch.setattr("export.pictures.uint8_input.FIRST_TO_LAST", (0, 3, 2, 1))
     with pytest.raises(ProofFailed, match="float32: output 0"):
         made(tmp_path, channels_last=True)
 

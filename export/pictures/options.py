@@ -13,7 +13,7 @@ import click
 from common.framing import FILTERS
 
 if TYPE_CHECKING:
-    from export.pictures.make import Made
+    from export.pictures.picture_artifact import Made
     from export.pictures.processor import Processor
     from export.pictures.uint8_input import Interface
     from export.publishing.artifact import Artifact
@@ -109,7 +109,7 @@ def _check(pictures: bool, options: PictureOptions) -> None:
 def read_pictures(file: Path, options: PictureOptions) -> tuple[Artifact, str, int]:
     """With the model's default name, and the largest number of pictures in a request. Raises ExportError."""
     from export.pictures.labels_file import read_labels
-    from export.pictures.make import make
+    from export.pictures.picture_artifact import make
 
     labels = None if options.labels is None else read_labels(options.labels)
     made = make(file, partial(_processor, file, options), labels, options.temperature)

@@ -15,7 +15,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.pipeline import Prepared, Rewritten
 from export.errors import ExportError, PublishError
-from export.pictures.make import Made, make
+from export.pictures.picture_artifact import Made, make
 from export.pictures.processor import Processor, from_options
 from export.pictures.uint8_input import Interface
 from export.publishing.picture_config import PictureConfig
@@ -89,7 +89,7 @@ def test_a_reader_of_the_batch_hides_no_normalisation(tmp_path: Path, monkeypatc
     model.graph.initializer.append(helper.make_tensor("one", TensorProto.INT64, [1], [1]))
     model.graph.node.extend([sizes, fill, column, helper.make_node("Add", ["head_out", "column"], ["scores"])])
     onnx.save(model, tmp_path / "net.onnx")
-    monkeypatch.setattr("export.pictures.make.optimise", prepared_alone)
+    monkeypatch.setattr("export.pictures.picture_artifact.optimise", prepared_alone)
     assert make(tmp_path / "net.onnx", usual, None).normalises == ("Mul", "Add")
 
 
@@ -291,7 +291,7 @@ def test_weights_beside_the_file_travel_in_it(rewritten: bool, tmp_path: Path, m
         size_threshold=64,
     )
     if not rewritten:
-        monkeypatch.setattr("export.pictures.make.optimise", refuse)
+        monkeypatch.setattr("export.pictures.picture_artifact.optimise", refuse)
     found = make(tmp_path / "net.onnx", usual, None)
     assert bool(found.left) != rewritten
     (tmp_path / "w").rename(tmp_path / "elsewhere")

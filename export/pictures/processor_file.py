@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.files import reason
 from export.errors import PublishError
-from export.pictures import of_timm, of_transformers
+from export.pictures import of_transformers, timm_processor
 from export.pictures.processor import Processor, Size
 
 
@@ -24,7 +24,7 @@ def read_processor(file: Path, network: Size | None) -> Processor:
     if not isinstance(held, dict):
         raise PublishError(f"{file}: expected the JSON object of a processor, found {type(held).__name__}")
     if "pretrained_cfg" in held or "input_size" in held:
-        return of_timm.read(file.name, held, network)
+        return timm_processor.read(file.name, held, network)
     if held.keys() & {"image_mean", "do_resize", "image_processor_type", "feature_extractor_type", "do_normalize"}:
         return of_transformers.read(file.name, held)
     raise PublishError(

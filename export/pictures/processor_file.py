@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.files import reason
 from export.errors import PublishError
-from export.pictures import of_transformers, timm_processor
+from export.pictures import timm_processor, transformers_processor
 from export.pictures.processor import Processor, Size
 
 
@@ -26,7 +26,7 @@ def read_processor(file: Path, network: Size | None) -> Processor:
     if "pretrained_cfg" in held or "input_size" in held:
         return timm_processor.read(file.name, held, network)
     if held.keys() & {"image_mean", "do_resize", "image_processor_type", "feature_extractor_type", "do_normalize"}:
-        return of_transformers.read(file.name, held)
+        return transformers_processor.read(file.name, held)
     raise PublishError(
         f"{file}: expected preprocessor_config.json of transformers or timm's pretrained_cfg, found neither"
     )

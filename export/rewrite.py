@@ -143,7 +143,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(file: Path, output: Path, written: Written) -> None:
-    from export.steps import step_lines
+    from export.pass_report import step_lines
 
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")

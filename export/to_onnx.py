@@ -142,7 +142,7 @@ def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, op
 
 
 def _print(ready: Ready, written: Path) -> None:
-    from export.steps import step_lines
+    from export.pass_report import step_lines
 
     exported, config, precision = ready.exported, ready.exported.config, ready.artifact.origin.precision
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model

@@ -148,7 +148,7 @@ def _processor(file: Path, options: PictureOptions, found: Interface) -> Process
 
 
 def _print(made: Made) -> None:
-    from export.steps import step_lines
+    from export.pass_report import step_lines
 
     if made.rewritten:
         for line in step_lines("as it was", made.rewritten.work, " a picture", made.rewritten.steps):

@@ -17,7 +17,7 @@ from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
 from export.compiler.proof.shared_axes import share_names
 from export.rewrite_file import Request, asked_of
-from export.timing import BATCHES, Timed, time_both
+from export.time_files import BATCHES, Timed, time_both
 
 
 @dataclass(frozen=True)

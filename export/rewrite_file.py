@@ -33,7 +33,7 @@ from export.compiler.proof.shared_axes import share_names
 from export.publishing.foreign_artifact import any_artifact
 from export.publishing.manifest import Origin
 from export.publishing.sidecar import lay, staged
-from export.timing import Timed, time_both
+from export.time_files import Timed, time_both
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from commands import invoke
 from onnx import numpy_helper, parser, save
 
-from export import timing
+from export import time_files
 from export.compare import compare
 from export.compiler.proof.runs import Runner
 from export.intervals import Ratio
@@ -25,8 +25,8 @@ SAME = "m = Cast<to = 1>(mask) u = Unsqueeze(m, last) h0 = MatMul(x, w) h = Mul(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr(timing, "TURN_S", 0.0)
+    monkeypatch.setattr(time_files, "SECONDS", 0.0)
+    monkeypatch.setattr(time_files, "TURN_S", 0.0)
 
 
 def write(
@@ -127,14 +127,14 @@ def test_large_files_are_timed_in_sessions_of_their_own(tmp_path: Path, monkeypa
     monkeypatch.setattr("export.compiler.proof.runs.LARGE", 1 + max(file.stat().st_size for file in (path, apart)))
     assert (Runner(path, packed=True).large, Runner(apart, packed=True).large) == (False, True)
     graph = ir.load(path).graph
-    (timed,) = timing.time_both(path, apart, graph, {"b": 1, "n": 3}, batches=(2,))
-    assert timed.rounds == timing.LEAST
+    (timed,) = time_files.time_both(path, apart, graph, {"b": 1, "n": 3}, batches=(2,))
+    assert timed.rounds == time_files.LEAST
     assert not timed.packed, "both alike"
 
 
 def test_a_speed_below_the_noise_is_not_slower() -> None:
     for ratio, low, high, slower in (0.9, 0.88, 0.93, True), (0.97, 0.96, 0.98, False), (0.9, 0.7, 1.1, False):
-        assert timing.Timed({}, 1, 1.0, 1 / ratio, Ratio(ratio, low, high), 9).slower is slower
+        assert time_files.Timed({}, 1, 1.0, 1 / ratio, Ratio(ratio, low, high), 9).slower is slower
 
 
 def test_a_packed_file_is_compared_where_its_mask_shows(tmp_path: Path) -> None:

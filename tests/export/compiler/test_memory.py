@@ -18,13 +18,13 @@ CACHE = (8, 512, 32)
 PROGRAM = """
 import sys
 from pathlib import Path
-from export import timing
+from export import time_files
 from export.rewrite_file import Request, rewrite_file
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 
-timing.LEAST = 2
+time_files.LEAST = 2
 before = peak()
 request = Request(["logits[:,-1:]", "*"], proof="float32", time=True, dims={"new": 8})
 rewrite_file(Path(sys.argv[1]), Path(sys.argv[2]), request)

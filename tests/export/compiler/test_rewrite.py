@@ -16,7 +16,7 @@ import pytest
 from foreign_networks import Encoder, export, manifest_of, parse, run, wrote
 
 from common.sample import Sample
-from export import timing
+from export import time_files
 from export.compiler import pipeline
 from export.compiler.proof import compare
 from export.compiler.proof.inputs import Feeds
@@ -236,7 +236,7 @@ def test_a_slower_file_is_not_written(tokens: Path, tmp_path: Path, monkeypatch:
         return later if self.path.name == "out.onnx" else call
 
     monkeypatch.setattr(Runner, "call", slow)
-    monkeypatch.setattr(timing, "SECONDS", 0.2)
+    monkeypatch.setattr(time_files, "SECONDS", 0.2)
     result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--dims", "S=8", "--time")
     assert (result.exit_code, [*tmp_path.iterdir()]) == (5, [tokens])
     assert "expected a file that is no slower than the original, found B=1, S=8, 1 thread: " in result.output

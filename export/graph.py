@@ -34,10 +34,10 @@ from export.equivalence import (
     torch_classifier,
 )
 from export.errors import RewriteError
-from export.images import NamedImages, embedded_sample
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.rewrite_file import clean
+from export.sample_images import NamedImages, embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.networks.norms import NeverAffine, NotAffine, TokenNorm

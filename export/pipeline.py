@@ -15,13 +15,13 @@ from export.engines.choose_engine import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
 from export.graph import Exported, Form, export
-from export.images import NamedImages, embedded_sample, own_dataset, own_sample
 from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
 from export.publishing.publish import check_name, no_file, publish
 from export.publishing.sidecar import write_beside
 from export.publishing.triton_config import Serving
+from export.sample_images import NamedImages, embedded_sample, own_dataset, own_sample
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
 

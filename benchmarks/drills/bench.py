@@ -64,8 +64,8 @@ def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[
     """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
     from export.equivalence import onnx_classifier
     from export.graph import Form, export
-    from export.images import embedded_sample
     from export.publishing.publish import publish
+    from export.sample_images import embedded_sample
     from models.catalog import shipped
     from models.checkpoints.checkpoint import load
 

@@ -64,7 +64,7 @@ class Network:
         """uint8 (count, C, H, W), repeated: test images of its own dataset, else digits or noise."""
         import numpy as np
 
-        from export.images import COUNT, embedded_sample
+        from export.sample_images import COUNT, embedded_sample
 
         images = self.data.test_images[:COUNT] if self.own else embedded_sample(self.config).images
         return np.resize(images, (count, *self.config.input_shape))
@@ -83,7 +83,7 @@ def _config(path: Path) -> ModelConfig:
 
 @cache
 def _data(network: Network) -> Dataset:
-    from export.images import own_dataset
+    from export.sample_images import own_dataset
     from models.checkpoints.checkpoint import load
 
     loaded = load(network.path)

@@ -21,9 +21,9 @@ from export.compiler.proof.tolerances import allowed
 from export.equivalence import TIE, Images, Logits, check, check_classes, own_error, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Served, finished, rewrite, to_onnx
-from export.images import COUNT
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
+from export.sample_images import COUNT
 from models.checkpoints.checkpoint import load
 from models.data import Dataset
 from models.networks.config import ModelConfig

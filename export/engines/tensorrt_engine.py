@@ -26,11 +26,11 @@ from common.sample import Sample
 from export.engines.gpu import Gpu
 from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, in_parts, onnx_classifier
 from export.errors import ExportError
-from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
 from export.precision_table import PRECISIONS, Precision
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Plan, Profile
+from export.sample_images import embedded_sample
 from models.data import Dataset
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 

@@ -7,9 +7,9 @@ import numpy as np
 from graphs import parsed
 
 from common.sample import Sample
-from export.images import embedded_sample
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.manifest import Network, Origin, Plan, Profile
+from export.sample_images import embedded_sample
 from models.networks.config import ModelConfig
 
 

@@ -16,7 +16,7 @@ from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
 from export.equivalence import double_classifier
 from export.graph import Form, Served, finished, rewrite, to_onnx
-from export.images import embedded_sample
+from export.sample_images import embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelConfig
 

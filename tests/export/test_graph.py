@@ -17,7 +17,7 @@ from export.compiler.pipeline import Rewritten
 from export.compiler.proof.runs import Runner, answers_apart
 from export.equivalence import EquivalenceError, onnx_classifier
 from export.graph import Exported, Form, check_interface, export
-from export.images import embedded_sample
+from export.sample_images import embedded_sample
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 

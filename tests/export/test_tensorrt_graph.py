@@ -11,8 +11,8 @@ from tensorrt_operators import check, prepared_and_checked
 from export.engines.tensorrt_engine import EngineError, prepare
 from export.equivalence import onnx_classifier
 from export.graph import Form
-from export.images import embedded_sample
 from export.precision import to_fp16, to_int8
+from export.sample_images import embedded_sample
 from models.data import load_digits
 from models.networks.config import MODEL_NAMES, ModelConfig
 

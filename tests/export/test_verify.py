@@ -12,11 +12,11 @@ from common.files import sha256
 from common.repository import versions
 from common.sample import Sample
 from export.errors import PublishError
-from export.images import embedded_sample
 from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish
 from export.publishing.verify import verify_version
+from export.sample_images import embedded_sample
 from models.networks.config import ModelConfig
 
 

@@ -9,7 +9,7 @@ import torch
 from commands import failure, ok
 from PIL import Image
 
-from export.images import own_dataset
+from export.sample_images import own_dataset
 from models.calibrate import calibrate
 from models.checkpoints.checkpoint import load, save
 from models.data import DataError, load_again

@@ -8,7 +8,7 @@ import pytest
 from cifar_files import random_batches, write_binary
 from idx_files import write_idx
 
-from export.images import own_dataset, own_sample
+from export.sample_images import own_dataset, own_sample
 from models.data import FASHION_MNIST_LABELS, DataError, load_digits
 from models.data.cifar import load_cifar10
 from models.data.mnist import IDX_SETS

@@ -17,8 +17,8 @@ from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
+    from export.checkpoint_to_version import Ready
     from export.engines.choose_engine import Choice
-    from export.pipeline import Ready
 
 DEFAULT_REPOSITORY = Path("triton_repo")
 DEFAULT_SERVER = ("127.0.0.1", 8000)  # of `vitbn repository` too
@@ -80,7 +80,7 @@ def export(
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
     _check_options(name, repository, output, options)
-    from export.pipeline import check_destination, served_name, write
+    from export.checkpoint_to_version import check_destination, served_name, write
 
     path = checkpoint or shipped(model or "vitbn")
     check_destination(name, output, repository or DEFAULT_REPOSITORY, path)
@@ -122,8 +122,8 @@ def check_output_alone(output: Path | None, others: object) -> None:
 
 
 def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, options: dict[str, Any]) -> Ready:
+    from export.checkpoint_to_version import Target, export_for
     from export.graph import Form
-    from export.pipeline import Target, export_for
     from export.publishing.triton_config import Serving
     from models.checkpoints.checkpoint import UntrainedBlockWarning
 

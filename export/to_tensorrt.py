@@ -62,8 +62,8 @@ def tensorrt(
     from export.engines.gpu import require_for_server
 
     gpu = require_for_server(server_tensorrt, options["version_compatible"])
+    from export.checkpoint_to_version import check_destination, export_engine, served_name, write
     from export.engines.tensorrt_engine import EngineOptions
-    from export.pipeline import check_destination, export_engine, served_name, write
     from export.publishing.triton_config import Serving
 
     check_destination(name, output, repository or DEFAULT_REPOSITORY)
@@ -90,9 +90,9 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
     from common.repository import ONNX_FILE
+    from export.checkpoint_to_version import export_checkpoint
     from export.errors import PublishError
     from export.graph import Form
-    from export.pipeline import export_checkpoint
     from export.publishing.sidecar import read_beside
 
     if onnx_file:

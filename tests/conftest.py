@@ -183,7 +183,7 @@ def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
 @pytest.fixture(scope="session")
 def repository(trained: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """`trained`, folded, as version 1 of `vitbn`."""
-    from export.pipeline import export_checkpoint
+    from export.checkpoint_to_version import export_checkpoint
     from export.publishing.publish import publish
     from export.publishing.triton_config import Serving
 

@@ -77,9 +77,9 @@ def publish(
 
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
+    from export.checkpoint_to_version import Target, export_checkpoint, export_for
     from export.errors import Unavailable
     from export.graph import Form
-    from export.pipeline import Target, export_checkpoint, export_for
     from export.publishing.new_config import MAX_BATCH_SIZE
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import Serving
@@ -104,9 +104,9 @@ def publish(
 
 
 def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:
+    from export.checkpoint_to_version import export_engine
     from export.engines.gpu import require_for_server
     from export.engines.tensorrt_engine import EngineOptions
-    from export.pipeline import export_engine
 
     gpu = require_for_server()
     options = EngineOptions(precision, opt_batch=largest, max_batch=max(largest, IMAGES))

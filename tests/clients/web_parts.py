@@ -25,7 +25,7 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 
 def publish_shipped(repository: Path, *names: str) -> None:
     """Small batches: each instance warms up with its largest."""
-    from export.pipeline import export_checkpoint
+    from export.checkpoint_to_version import export_checkpoint
     from export.publishing.publish import publish
     from export.publishing.triton_config import Serving
     from models.catalog import shipped

@@ -13,12 +13,12 @@ from commands import invoke, ok
 from linear import IMAGES, LARGEST, right
 
 from export import to_tensorrt
+from export.checkpoint_to_version import export_engine
 from export.engines import gpu
 from export.engines.gpu import find_gpu, require
 from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, check_layers, compare_engine
 from export.equivalence import EquivalenceError, Images, Logits, in_parts
 from export.errors import ExportError, PublishError, Unavailable
-from export.pipeline import export_engine
 from export.publishing.manifest import Plan, Profile
 from export.publishing.sidecar import write_beside
 from export.to_tensorrt import tensorrt

@@ -75,7 +75,6 @@ def stub(folder: Path) -> None:
     from benchmarks.studies.batch_norm_layout import measure
     from export.engines.tensorrt_engine import build
     from export.equivalence import onnx_classifier
-    from export.pipeline import export_checkpoint
     from export.precision import _gate
     from models.data import load_digits
 
@@ -93,8 +92,8 @@ def stub(folder: Path) -> None:
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
         "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),
         "benchmarks.presets.added.digits": lambda *_: digits,
-        "export.pipeline.export_checkpoint": cache(export_checkpoint),
-        "export.pipeline.own_dataset": lambda *_: digits,
+        "export.checkpoint_to_version.export_checkpoint": cache(export_checkpoint),
+        "export.checkpoint_to_version.own_dataset": lambda *_: digits,
         "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),
         "models.data.load_dataset": lambda *_: digits,
         "benchmarks.studies.batch_norm_layout.DEPTHS": (1,),

@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from random_networks import saved
 from web_parts import Triton, draw, publish_shipped, running_page
 
-from export.pipeline import export_checkpoint
+from export.checkpoint_to_version import export_checkpoint
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish
 from export.publishing.triton_config import Serving

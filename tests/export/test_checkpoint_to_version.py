@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from export import pipeline
+from export import checkpoint_to_version
+from export.checkpoint_to_version import Target, export_checkpoint, export_for, served_name
 from export.errors import Unavailable
 from export.graph import Form
-from export.pipeline import Target, export_checkpoint, export_for, served_name
 from export.publishing.triton_config import Serving
 from models.catalog import shipped
 

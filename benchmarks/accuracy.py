@@ -212,9 +212,9 @@ def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
 
 
 def _served(path: Path) -> Classifier:
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
     from export.equivalence import onnx_classifier
-    from export.graph import Form
 
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 

@@ -24,8 +24,8 @@ def steady(record: Record, seconds: float, anyway: bool) -> int:
     from benchmarks.measure.network import shipped_network
     from benchmarks.measure.progress import share_bar
     from benchmarks.measure.steadiness import watch
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
-    from export.graph import Form
 
     network = shipped_network("vitbn")
     data = export_checkpoint(network.path, Form(rewrites="all")).onnx

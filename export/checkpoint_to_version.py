@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import check_writable, naming
+from export.checkpoint_to_onnx import Exported, Form, export
 from export.engines.choose_engine import Choice, Goal, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.errors import ExportError, PublishError
-from export.graph import Exported, Form, export
 from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact

@@ -122,8 +122,8 @@ def check_output_alone(output: Path | None, others: object) -> None:
 
 
 def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, options: dict[str, Any]) -> Ready:
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_for
-    from export.graph import Form
     from export.publishing.triton_config import Serving
     from models.checkpoints.checkpoint import UntrainedBlockWarning
 

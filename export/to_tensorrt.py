@@ -90,9 +90,9 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
     from common.repository import ONNX_FILE
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
     from export.errors import PublishError
-    from export.graph import Form
     from export.publishing.sidecar import read_beside
 
     if onnx_file:

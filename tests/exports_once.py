@@ -22,7 +22,7 @@ from torch import nn
 from torch._export import utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from export.graph import Served
+from export.checkpoint_to_onnx import Served
 
 OF_TORCH = vars(nn.Module()).keys()
 FOLDERS: list[Path] = []

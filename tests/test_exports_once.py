@@ -10,7 +10,7 @@ import torch
 from exports_once import once
 from random_networks import network as randomised
 
-from export.graph import Served, to_onnx
+from export.checkpoint_to_onnx import Served, to_onnx
 from models.networks.config import ModelConfig
 from models.networks.registry import build
 

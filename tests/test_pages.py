@@ -261,8 +261,8 @@ def table(name: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
+    from export.checkpoint_to_onnx import Form, export
     from export.compiler.passes import PASSES
-    from export.graph import Form, export
     from models.catalog import shipped
     from models.checkpoints.checkpoint import load
 

@@ -34,7 +34,7 @@ def checkout(tmp_path: Path, shared_dir: Path) -> Path:
             shutil.copy(ROOT / name, copy / name)
     once = f"import exports_once as e; program = e.once(torch.onnx.export, e.Path({str(shared_dir / 'exports')!r}))("
     for name, old, new in (
-        ("../export/graph.py", "program = torch.onnx.export(", once),
+        ("../export/checkpoint_to_onnx.py", "program = torch.onnx.export(", once),
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
         ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),

@@ -62,8 +62,8 @@ Drill = Callable[[DrillBench], Row]
 
 def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
+    from export.checkpoint_to_onnx import Form, export
     from export.equivalence import onnx_classifier
-    from export.graph import Form, export
     from export.publishing.publish import publish
     from export.sample_images import embedded_sample
     from models.catalog import shipped

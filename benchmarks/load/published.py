@@ -77,9 +77,9 @@ def publish(
 
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_checkpoint, export_for
     from export.errors import Unavailable
-    from export.graph import Form
     from export.publishing.new_config import MAX_BATCH_SIZE
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import Serving

@@ -10,7 +10,7 @@ from benchmarks.measure.network import Network
 from export.precision_table import Device, Precision
 
 if TYPE_CHECKING:
-    from export.graph import Rewrites, Served
+    from export.checkpoint_to_onnx import Rewrites, Served
     from models.networks.config import ModelConfig
 
 Program: TypeAlias = "Served | bytes"

@@ -15,7 +15,7 @@ from benchmarks.measure.network import Network, shipped_network
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
-    from export.graph import Rewrites
+    from export.checkpoint_to_onnx import Rewrites
     from models.networks.config import ModelName
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.candidate import Candidate
+from export.checkpoint_to_onnx import Served
 from export.errors import Unavailable
-from export.graph import Served
 
 SHAPES = 64  # most compiled forms: one per batch size, model and precision
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands

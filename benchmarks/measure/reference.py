@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.network import Network
+from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Served, finished, rewrite, to_onnx
 from export.compiler.pipeline import optimise
 from export.compiler.proof.tolerances import allowed
 from export.equivalence import TIE, Images, Logits, check, check_classes, own_error, torch_classifier
 from export.errors import Unavailable
-from export.graph import DEFAULT_OPSET, ONE_IMAGE, Form, Served, finished, rewrite, to_onnx
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
 from export.sample_images import COUNT

@@ -84,8 +84,8 @@ def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
 
 def passes_of(form: str) -> tuple[str, ...]:
     """The compiler's passes of a form."""
+    from export.checkpoint_to_onnx import Form
     from export.compiler.passes import PASSES
-    from export.graph import Form
 
     if form == PLAIN:
         return ()

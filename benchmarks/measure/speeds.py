@@ -11,8 +11,8 @@ from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
+from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
-from export.graph import Form
 from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000

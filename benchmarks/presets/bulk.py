@@ -54,8 +54,8 @@ class BulkBench:
     """The runs over one input file. Call `compare`, then `kill_twice`, then `verdict`: each needs the output before."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
+        from export.checkpoint_to_onnx import Form
         from export.checkpoint_to_version import export_checkpoint
-        from export.graph import Form
         from export.publishing.sidecar import write_beside
         from models.catalog import shipped
 

@@ -61,9 +61,9 @@ def engines(record: Record, model: str, dataset: str, data_dir: Path | None, sec
 def _classifiers(model: str) -> dict[str, Classifier]:
     """Name of an engine and its precision -> classifier of the shipped model with all rewrites."""
     from benchmarks.measure.engines import start
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
-    from export.graph import Form
 
     data = export_checkpoint(shipped(model), Form(rewrites="all")).onnx
     classifiers = {ORT: start(data), "OpenVINO, float32": openvino_classifier(data, bfloat16=False)}

@@ -32,8 +32,8 @@ BATCH, CALLS = 64, 100  # images a call, timed calls
 @recorded("operators")
 def operators(record: Record, model: str) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
+    from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
-    from export.graph import Form
 
     network = shipped_network(model)
     images = network.examples(BATCH)

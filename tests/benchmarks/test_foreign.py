@@ -7,8 +7,8 @@ from benchmarks import foreign as module
 from benchmarks.foreign import BATCHES, foreign
 from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PLAIN, TOLERANCE
 from benchmarks.measure.foreign_networks import Foreign
+from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
-from export.graph import Form
 from export.publishing.sidecar import write_beside
 from models.catalog import shipped
 

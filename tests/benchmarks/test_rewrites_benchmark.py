@@ -11,8 +11,8 @@ from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets import rewrites as presets
+from export.checkpoint_to_onnx import Form
 from export.compiler.passes import PASSES
-from export.graph import Form
 from models.networks.costs import absorbed_attention_macs, attention_macs
 
 

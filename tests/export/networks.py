@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from export.checkpoint_to_onnx import Form, Served, finished, rewrite, to_onnx
 from export.compiler.graph.plain import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
 from export.equivalence import double_classifier
-from export.graph import Form, Served, finished, rewrite, to_onnx
 from export.sample_images import embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelConfig

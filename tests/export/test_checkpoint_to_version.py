@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from export import checkpoint_to_version
+from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import Target, export_checkpoint, export_for, served_name
 from export.errors import Unavailable
-from export.graph import Form
 from export.publishing.triton_config import Serving
 from models.catalog import shipped
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from networks import FOLD, NEVER_FOLD, SMALL, checkpoint, error, geometries, network, plain, rewritten
 
+from export.checkpoint_to_onnx import Form, check_network, export, rewrite
 from export.compiler.analyses import alike
 from export.errors import RewriteError
-from export.graph import Form, check_network, export, rewrite
 from models.checkpoints.checkpoint import load
 from models.networks.config import MODEL_NAMES, ModelConfig
 from models.networks.norms import anneal

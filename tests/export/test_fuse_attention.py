@@ -6,9 +6,9 @@ import pytest
 from networks import SMALL, error, plain, rewritten
 from tensorrt_operators import prepared_and_checked
 
+from export.checkpoint_to_onnx import ONE_IMAGE, Form, rewrite
 from export.engines import fuse_attention as module
 from export.engines.fuse_attention import fuse_attention
-from export.graph import ONE_IMAGE, Form, rewrite
 from models.networks.config import ModelConfig
 
 ABSORBED = replace(SMALL, dim=8, heads=2, dim_head=8)  # cheap enough to absorb in every block

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
 from export.engines import openvino_engine
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, Logits, compare, onnx_classifier
 from export.errors import Unavailable
-from export.graph import Form
 from export.precision import AccuracyError, accuracy
 from models.data import Dataset
 

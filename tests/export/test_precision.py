@@ -10,9 +10,9 @@ from commands import invoke, ok
 from onnx import TensorProto, numpy_helper
 
 from export import precision
+from export.checkpoint_to_onnx import Exported, Form
 from export.checkpoint_to_version import export_checkpoint
 from export.equivalence import onnx_classifier
-from export.graph import Exported, Form
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoints.checkpoint import load

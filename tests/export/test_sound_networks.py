@@ -10,11 +10,11 @@ import pytest
 import torch
 from onnx import ModelProto, numpy_helper
 
-from export import graph
+from export import checkpoint_to_onnx
+from export.checkpoint_to_onnx import Exported, Form, export
 from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
 from export.equivalence import Classifier, EquivalenceError
-from export.graph import Exported, Form, export
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import load_digits
 
@@ -72,14 +72,14 @@ def test_rounding_is_judged_by_the_size_of_the_answers_and_the_networks_own(
 
 def test_the_own_error_counts_in_onnx_runtime_where_pytorch_rounds_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 64 images of a diverged training PyTorch's error was 3e-6, that of the exact file in ONNX Runtime 1.0e-5."""
-    real = graph.torch_classifier
+    real = checkpoint_to_onnx.torch_classifier
 
     def hardly_rounding(model: torch.nn.Module) -> Classifier:
         exact = real(copy.deepcopy(model).double())
         single = next(model.parameters()).dtype == torch.float32
         return lambda images: exact(images).astype(np.float32 if single else np.float64)
 
-    monkeypatch.setattr(graph, "torch_classifier", hardly_rounding)
+    monkeypatch.setattr(checkpoint_to_onnx, "torch_classifier", hardly_rounding)
     single = exported(sharpened(2), "all").comparisons[-1]
     assert single.own is not None
     assert single.own > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
@@ -102,7 +102,7 @@ def test_a_wrong_rewrite_of_them_is_refused(
     sharp: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = graph.rewrite
+    real = checkpoint_to_onnx.rewrite
 
     def wrong(plain: ModelProto, form: Form) -> Rewritten:
         done = real(plain, form)
@@ -112,7 +112,7 @@ def test_a_wrong_rewrite_of_them_is_refused(
         folded.meta[EXACT] = lambda: array
         return done
 
-    monkeypatch.setattr(graph, "rewrite", wrong)
+    monkeypatch.setattr(checkpoint_to_onnx, "rewrite", wrong)
     with pytest.raises(EquivalenceError, match=r"rewritten, float64: expected an error of at most 1\.0e-10"):
         exported(with_logits(sharp, largest), rewrites)
 
@@ -121,7 +121,7 @@ def test_a_wrong_rewrite_of_them_is_refused(
 def test_a_wrong_graph_of_them_is_refused(
     rewrites: str, largest: float, sharp: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = graph.to_onnx
+    real = checkpoint_to_onnx.to_onnx
 
     def wrong(*arguments: object) -> ModelProto:
         proto = real(*arguments)
@@ -129,6 +129,6 @@ def test_a_wrong_graph_of_them_is_refused(
         head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(head) * (1 + 1e-3), head.name))
         return proto
 
-    monkeypatch.setattr(graph, "to_onnx", wrong)
+    monkeypatch.setattr(checkpoint_to_onnx, "to_onnx", wrong)
     with pytest.raises(EquivalenceError, match="ONNX, float32: expected an error of at most"):
         exported(with_logits(sharp, largest), rewrites)

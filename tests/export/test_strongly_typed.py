@@ -8,8 +8,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tensorrt_operators import prepared_and_checked
 
+from export.checkpoint_to_onnx import Form, export
 from export.equivalence import onnx_classifier
-from export.graph import Form, export
 from export.precision import lowered
 from models.catalog import shipped
 from models.checkpoints.checkpoint import load

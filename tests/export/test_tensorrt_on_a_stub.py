@@ -15,8 +15,8 @@ from stub_device import make_libraries
 from tensorrt_on_a_stub import ABSENT, BINDINGS_10
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
-from export.graph import Form
 from export.precision import lower
 from export.publishing.sidecar import write_beside
 from models.catalog import shipped

@@ -11,12 +11,12 @@ from networks import SMALL, VARIANT, checkpoint
 from onnx import TensorProto, helper
 from torch import nn
 
-from export import graph
+from export import checkpoint_to_onnx
+from export.checkpoint_to_onnx import Exported, Form, check_interface, export
 from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.runs import Runner, answers_apart
 from export.equivalence import EquivalenceError, onnx_classifier
-from export.graph import Exported, Form, check_interface, export
 from export.sample_images import embedded_sample
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
@@ -28,7 +28,7 @@ def folded(config: ModelConfig) -> Exported:
 
 @pytest.mark.slow
 def test_no_folder_of_this_machine_is_in_the_file() -> None:
-    assert str(Path(graph.__file__).parent).encode() not in folded(ModelConfig(depth=1)).onnx
+    assert str(Path(checkpoint_to_onnx.__file__).parent).encode() not in folded(ModelConfig(depth=1)).onnx
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_the_metadata_tells_the_story() -> None:
 
 @pytest.mark.slow
 def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = graph.rewrite
+    real = checkpoint_to_onnx.rewrite
 
     def forgets_a_bias(plain: onnx.ModelProto, form: Form) -> Rewritten:
         done = real(plain, form)
@@ -87,21 +87,21 @@ def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> No
         folded.meta[EXACT] = lambda: array
         return done
 
-    monkeypatch.setattr(graph, "rewrite", forgets_a_bias)
+    monkeypatch.setattr(checkpoint_to_onnx, "rewrite", forgets_a_bias)
     with pytest.raises(EquivalenceError, match="rewritten, float64"):
         export(checkpoint(ModelConfig(depth=1)), Form("all"))
 
 
 @pytest.mark.slow
 def test_a_wrong_graph_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = graph.to_onnx
+    real = checkpoint_to_onnx.to_onnx
 
     def another(served: nn.Module, *arguments: object) -> onnx.ModelProto:
         served = copy.deepcopy(served)
         served.model.head.bias.data += 1e-3
         return real(served, *arguments)
 
-    monkeypatch.setattr(graph, "to_onnx", another)
+    monkeypatch.setattr(checkpoint_to_onnx, "to_onnx", another)
     with pytest.raises(EquivalenceError, match="ONNX, float32"):
         export(checkpoint(ModelConfig(depth=1)))
 

@@ -31,7 +31,7 @@ def test_an_engine_that_is_not_the_default_has_a_name_of_its_own() -> None:
 
 def test_openvino_that_is_not_installed_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    monkeypatch.delattr(pipeline, "load")
+    monkeypatch.delattr(checkpoint_to_version, "load")
     with pytest.raises(Unavailable, match="OpenVINO is not installed"):
         export_for(Target(serving=Serving("openvino")), TINY, Form())
     assert list(tmp_path.iterdir()) == []

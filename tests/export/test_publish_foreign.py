@@ -16,7 +16,6 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from common.repository import versions
 from export.errors import PublishError
-from export.publishing import foreign_artifact
 from export.publishing.artifact import read_version
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish, read_config, serve
@@ -141,7 +140,8 @@ def test_a_version_that_does_not_load_is_not_published(
     file: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_file(models, file)
-    monkeypatch.setattr(foreign_artifact, "weights_by_place", lambda file: {})  # as if the weights were forgotten
+    weights_by_place = "export.publishing.foreign_artifact.weights_by_place"
+    monkeypatch.setattr(weights_by_place, lambda file: {})  # as if the weights were forgotten
     outside = with_weights_outside(file, tmp_path / "outside", "w.bin")
     with pytest.raises(PublishError, match="expected a file that ONNX Runtime runs"):
         publish_file(models, outside)

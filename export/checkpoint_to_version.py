@@ -1,6 +1,7 @@
-"""Checkpoint -> compared file -> version in a model repository.
+"""Makes a checkpoint a version in a model repository, or a file: exports, compares, lowers the precision, writes.
 
-Writes only if every comparison and accuracy gate held. Raises CheckpointError, DataError, ExportError or OSError.
+Nothing is written unless all comparisons hold and the accuracy stays. Functions raise CheckpointError, DataError,
+ExportError or OSError.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from export.publishing.artifact import Artifact
 from export.publishing.publish import check_name, no_file, publish
 from export.publishing.sidecar import write_beside
 from export.publishing.triton_config import Serving
-from export.sample_images import NamedImages, embedded_sample, own_dataset, own_sample
+from export.sample_images import embedded_sample, own_dataset, own_sample
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
 
@@ -32,22 +33,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """The precision of the file, and what will run it."""
+    """The precision to compute in, and the options of the model's configuration, which name the engine."""
 
     precision: Precision = "fp32"
     serving: Serving = field(default_factory=Serving)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the answers are float32's: then no accuracy is measured."""
+        """Whether the file stays float32 and runs in ONNX Runtime: then no accuracy is measured."""
         return self.precision in ("fp32", "tf32") and self.serving.engine != "openvino"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A file for a server: `exported`, in another precision if that was asked for or measured as the best.
+    """An artifact to publish.
 
-    `accuracies`: of the conversion and in the engine, where they were measured. `choice`: only for a goal.
+    `exported`: the float32 export that `artifact` is made of. `accuracies`: measured after a conversion and in another
+    engine. `choice`: the measurements by which a goal was met; None without a goal.
     """
 
     exported: Exported
@@ -58,8 +60,11 @@ class Ready:
 
 
 def export_checkpoint(path: Path, form: Form | None = None, data_dir: Path | None = None) -> Exported:
-    """`data_dir` has the network's dataset. Warns with UntrainedBlockWarning."""
-    return _proved(load(path), form or Form(), data_dir)
+    """Exports the checkpoint at `path`, compared on images of the network's dataset, which is in `data_dir`.
+
+    Warns with UntrainedBlockWarning.
+    """
+    return _export(load(path), form or Form(), data_dir)
 
 
 def export_for(
@@ -70,30 +75,37 @@ def export_for(
     depth: int | None = None,
     data_dir: Path | None = None,
 ) -> Ready:
-    """As `export_checkpoint`. `depth`: blocks; None: all. A goal leaves engine, precision, instances and threads to
-    measurement.
+    """As `export_checkpoint`, in a precision and for an engine; a goal leaves these to measurement on this machine.
 
-    Raises AccuracyError if the test accuracy falls by more than `max_drop_points` percentage points.
+    `depth`: number of blocks that are read; None: all. Raises AccuracyError if the test accuracy falls by more than
+    `max_drop_points` percentage points.
     """
     if isinstance(target, Target) and target.serving.engine == "openvino":
         openvino_module()
     loaded = load(path, depth)
     if isinstance(target, Target) and target.is_exact:
-        exported = _proved(loaded, form, data_dir)
+        exported = _export(loaded, form, data_dir)
         # TF32 has the same file; config.pbtxt allows the rounding.
         return Ready(exported, exported.artifact.telling(precision=target.precision), target.serving)
     dataset = own_dataset(loaded.config, loaded.metrics, data_dir)
-    exported = _proved(loaded, form, data_dir)
+    exported = _export(loaded, form, data_dir)
     if isinstance(target, Target):
-        return _measured(exported, target, dataset, max_drop_points)
-    return _best(exported, target, dataset, max_drop_points)
+        return _for_target(exported, target, dataset, max_drop_points)
+    return _for_goal(exported, target, dataset, max_drop_points)
 
 
-def _proved(loaded: Checkpoint, form: Form, data_dir: Path | None) -> Exported:
-    return export(loaded, form, _images(loaded, data_dir))
+def _export(loaded: Checkpoint, form: Form, data_dir: Path | None) -> Exported:
+    """Compares on the network's dataset if it is there, else on the images that come with the project."""
+    try:
+        images = own_sample(loaded.config, loaded.metrics, data_dir)
+    except DataError as missing:
+        images = embedded_sample(loaded.config)
+        images = replace(images, note=f"proved on {images.of}, not on the model's own images; {missing}")
+    return export(loaded, form, images)
 
 
-def _measured(exported: Exported, target: Target, dataset: Dataset, max_drop_points: float) -> Ready:
+def _for_target(exported: Exported, target: Target, dataset: Dataset, max_drop_points: float) -> Ready:
+    """Lowers the precision, and measures the accuracy in OpenVINO if that is the engine."""
     artifact, accuracies, serving = exported.artifact, [], target.serving
     if (precision := file_precision(target.precision, serving.engine or "onnxruntime")) != "fp32":
         artifact, converted = lower(artifact, precision, dataset, max_drop_points)
@@ -106,69 +118,70 @@ def _measured(exported: Exported, target: Target, dataset: Dataset, max_drop_poi
     return Ready(exported, artifact, serving, tuple(accuracies))
 
 
-def _best(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points: float) -> Ready:
-    made: dict[Precision, tuple[Artifact, tuple[Accuracies, ...]]] = {"fp32": (exported.artifact, ())}
+def _for_goal(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points: float) -> Ready:
+    """Measures engines, precisions, instances and threads, and takes the best."""
+    candidates: dict[Precision, tuple[Artifact, tuple[Accuracies, ...]]] = {"fp32": (exported.artifact, ())}
     files: dict[Precision, bytes | ExportError] = {"fp32": exported.onnx}
     try:
         int8, converted = lower(exported.artifact, "int8", dataset, max_drop_points)
-        made["int8"], files["int8"] = (int8, (converted,)), int8.data
+        candidates["int8"], files["int8"] = (int8, (converted,)), int8.data
     except AccuracyError as reason:
         files["int8"] = reason
     choice = choose(files, dataset, goal, max_drop_points)
     best = choice.best.setting
-    artifact, accuracies = made[file_precision(best.precision, best.engine)]
+    artifact, accuracies = candidates[file_precision(best.precision, best.engine)]
     artifact = artifact.telling({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
-    shared = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
-    serving = replace(shared, goal=goal) if best.engine == "onnxruntime" else shared
+    serving = Serving(
+        best.engine,
+        best.instances,
+        best.threads,
+        bfloat16=best.precision == "bf16",
+        goal=goal if best.engine == "onnxruntime" else None,
+    )
     return Ready(exported, artifact, serving, accuracies, choice)
 
 
 def export_engine(source: Artifact, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
-    """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy.
+    """Builds a TensorRT engine from an ONNX artifact in float32 or in the engine's precision.
 
-    Raises PublishError for a source in another precision.
+    A conversion may lose ACCURACY_DROP percentage points of test accuracy, and so may the engine, whose accuracy is
+    measured only if the dataset is there. Raises PublishError for a source in another precision.
     """
-    from export.engines.tensorrt_engine import ACCURACY_DROP, make
+    from export.engines.tensorrt_engine import ACCURACY_DROP, build_engine
 
     @cache
     def dataset(fetch: bool) -> Dataset:
         return own_dataset(source.config, source.network.metrics, data_dir, fetch)
 
-    held, wanted = source.origin.precision, file_precision(options.precision, "tensorrt")
-    if held not in (wanted, "fp32"):
+    precision, wanted = source.origin.precision, file_precision(options.precision, "tensorrt")
+    if precision not in (wanted, "fp32"):
         usable = "fp32" if wanted == "fp32" else f"fp32 or {wanted}"
-        raise PublishError(f"ONNX: expected {usable} to build {wanted} from, found {held}")
-    if held != wanted:
+        raise PublishError(f"ONNX: expected {usable} to build {wanted} from, found {precision}")
+    if precision != wanted:
         source, _ = lower(source, wanted, dataset(True), ACCURACY_DROP)
     try:
         images = dataset(False)
     except DataError:
         images = None
-    return make(source, options, gpu, images)
+    return build_engine(source, options, gpu, images)
 
 
 def served_name(model: str, engine: str | None) -> str:
+    """The default name of a model in the repository."""
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
-def _images(loaded: Checkpoint, data_dir: Path | None) -> NamedImages:
-    try:
-        return own_sample(loaded.config, loaded.metrics, data_dir)
-    except DataError as missing:
-        images = embedded_sample(loaded.config)
-        return replace(images, note=f"proved on {images.of}, not on the model's own images; {missing}")
-
-
 def check_destination(name: str | None, output: Path | None, repository: Path, source: Path | None = None) -> None:
-    """Raises PublishError, and OSError for a folder that takes no file: an export takes a quarter of a minute.
+    """Checks before an export, which takes a quarter of a minute, that its result can be written.
 
-    `source`: the checkpoint, which no output may replace.
+    `source`: the checkpoint, which no output may replace. Raises PublishError, and OSError for a folder that takes no
+    file.
     """
     if name is not None:
         check_name(name)
     if output and (output.suffix in (".json", ".npz") or output.is_dir()):
-        found = "a folder" if output.is_dir() else "the name of its manifest or sample"
-        raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
+        kind = "a folder" if output.is_dir() else "the name of its manifest or sample"
+        raise PublishError(f"{output}: expected a file as OUT.onnx, found {kind}")
     if output and source and output.exists() and source.exists() and output.samefile(source):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
     if output:
@@ -180,7 +193,10 @@ def check_destination(name: str | None, output: Path | None, repository: Path, s
 
 
 def write(artifact: Artifact, output: Path | None, repository: Path, name: str, serving: Serving) -> Path:
-    """Writes the file `output` with manifest and sample, else publishes the model `name`; returns where it is."""
+    """Writes the file `output` with manifest and sample or, if `output` is None, publishes the model `name`.
+
+    Returns the path of the file or of the version's folder.
+    """
     if output:
         write_beside(output, artifact)
         return output

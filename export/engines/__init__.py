@@ -1,1 +1,1 @@
-"""Engines beside ONNX Runtime: OpenVINO and TensorRT."""
+"""Engines other than ONNX Runtime, OpenVINO and TensorRT; and the choice of an engine by measurement."""

@@ -1,6 +1,6 @@
-"""Chooses a network's engine, precision and sharing of the cores by measurement on this machine.
+"""Measures a network on this machine and chooses its engine, precision, instances and threads.
 
-In: the float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
+In: the float32 ONNX file, its int8 form, a labelled dataset. Out: a `Choice`: all measurements and the best setting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from export.engines.openvino_engine import has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError, Unavailable
 from export.interleaved import Schedule, interleaved, shared, time_ns
-from export.intervals import Ratio, ratio_of_rounds
+from export.intervals import ratio_of_rounds
 from export.precision import accuracy
 from export.precision_table import PRECISIONS, Precision, file_precision
 from models.data import Dataset
@@ -26,7 +26,7 @@ from models.data import Dataset
 Goal = Literal["latency", "throughput"]
 EngineName = Literal["onnxruntime", "openvino"]
 Files = Mapping[Precision, bytes | ExportError]
-"""ONNX files by precision, or why a file was refused."""
+"""Precision -> the bytes of the ONNX file, or the error with which the conversion refused it."""
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
 CALLS = 16  # per timed sample, at least
@@ -36,7 +36,7 @@ SECONDS = 15.0  # for all settings
 
 @dataclass(frozen=True)
 class Setting:
-    """How a server runs a file. `threads` per instance; 0: all cores."""
+    """How a server runs a file. `instances`: copies of the model. `threads`: of an instance; 0: all cores."""
 
     engine: EngineName
     precision: Precision
@@ -45,7 +45,8 @@ class Setting:
 
     @property
     def complexity(self) -> tuple[int, ...]:
-        kinds = [(each.engine, each.precision) for each in (BASELINE, *OTHERS)]
+        """Sort key: the baseline's engine and precision come first, then fewer instances and threads."""
+        kinds = [(setting.engine, setting.precision) for setting in (BASELINE, *ALTERNATIVES)]
         return kinds.index((self.engine, self.precision)), self.instances, self.threads
 
     def __str__(self) -> str:
@@ -53,8 +54,8 @@ class Setting:
         return f"{self.engine}, {self.precision}, instances: {self.instances}, threads of each: {threads}"
 
 
-BASELINE = Setting("onnxruntime", "fp32")  # of accuracy
-OTHERS = tuple(
+BASELINE = Setting("onnxruntime", "fp32")  # its accuracy is the reference
+ALTERNATIVES = tuple(
     setting
     for engine in get_args(EngineName)
     for name, row in PRECISIONS.items()
@@ -64,7 +65,11 @@ OTHERS = tuple(
 
 @dataclass(frozen=True)
 class Row:
-    """`of_quickest`: 95 % interval of the time, as a share of the quickest row's."""
+    """A setting and its measurement.
+
+    `accuracy`: share of test images with the right class. `call_ms`: time of one call in one instance.
+    `of_quickest`: 95 % interval of this row's time divided by the quickest row's. `left_out`: why it is rejected.
+    """
 
     setting: Setting
     accuracy: float | None = None
@@ -79,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows quickest first, then the rejected rows."""
+    """`rows`: the quickest first, the rejected last. `max_drop_points`: allowed loss of accuracy, percentage points."""
 
     goal: Goal
     max_drop_points: float
@@ -87,13 +92,13 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        """The simplest of the rows whose interval includes the quickest's time."""
-        level = [row for row in self.rows if row.of_quickest and row.of_quickest[0] <= 1]
-        return min(level, key=lambda row: row.setting.complexity)
+        """The simplest of the rows that are not measurably slower than the quickest row."""
+        as_fast = [row for row in self.rows if row.of_quickest and row.of_quickest[0] <= 1]
+        return min(as_fast, key=lambda row: row.setting.complexity)
 
     @property
     def reason(self) -> str | None:
-        """Why the best is not the quickest."""
+        """Why the best row is not the quickest row; None if it is."""
         quickest, best = self.rows[0], self.best
         if best is quickest or best.of_quickest is None:
             return None
@@ -111,36 +116,42 @@ class Choice:
 
 
 def choose(files: Files, dataset: Dataset, goal: Goal, max_drop_points: float) -> Choice:
-    """`files`: fp32 and int8, or why int8 was refused."""
-    base = accuracy(_start(files, BASELINE), dataset)
-    rows = [Row(BASELINE, base)]
-    for setting in OTHERS:
+    """Rejects engines and precisions that lose accuracy, then times the others with each sharing of the cores.
+
+    `files`: of fp32 and int8. `max_drop_points`: allowed loss of test accuracy, percentage points.
+    """
+    baseline_accuracy = accuracy(_start(files, BASELINE), dataset)
+    rows = [Row(BASELINE, baseline_accuracy)]
+    for setting in ALTERNATIVES:
         try:
-            share = accuracy(_start(files, setting), dataset)
+            setting_accuracy = accuracy(_start(files, setting), dataset)
         except ExportError as reason:
             rows.append(Row(setting, left_out=str(reason)))
             continue
-        row = Row(setting, share)
-        if not 100 * (base - share) <= max_drop_points:
-            drop = f"accuracy falls by {100 * (base - share):.2f} points, {max_drop_points:g} are allowed"
+        row, drop_points = Row(setting, setting_accuracy), 100 * (baseline_accuracy - setting_accuracy)
+        if not drop_points <= max_drop_points:  # NaN fails too
+            drop = f"accuracy falls by {drop_points:.2f} points, {max_drop_points:g} are allowed"
             row = replace(row, left_out=drop)
         rows.append(row)
-    contestants = [replace(row, setting=each) for row in rows if not row.left_out for each in _sharings(row, goal)]
+    contestants = [
+        replace(row, setting=setting) for row in rows if not row.left_out for setting in _sharings(row.setting, goal)
+    ]
     timed = _timed(files, contestants, dataset.test_images, goal)
     by_speed = sorted(timed, key=lambda row: -(row.images_per_s or 0.0))
     return Choice(goal, max_drop_points, (*by_speed, *(row for row in rows if row.left_out)))
 
 
-def _sharings(row: Row, goal: Goal) -> Iterator[Setting]:
-    yield row.setting
+def _sharings(setting: Setting, goal: Goal) -> Iterator[Setting]:
+    """One instance on all cores; and instances of a single thread: one for latency, one for every core otherwise."""
+    yield setting
     if (cores := _cores()) > 1:
-        yield replace(row.setting, instances=1 if goal == "latency" else cores, threads=1)
+        yield replace(setting, instances=1 if goal == "latency" else cores, threads=1)
 
 
 def _timed(files: Files, rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """In interleaved rounds: drift affects all alike."""
+    """The rows with their times. Rounds are interleaved, so a drift of the machine affects all rows alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
-    counts = [_calls(row.setting) for row in rows]
+    counts = [_calls(row.setting.instances) for row in rows]
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
     with ThreadPoolExecutor(max(row.setting.instances for row in rows)) as pool:
         runs = [
@@ -150,31 +161,31 @@ def _timed(files: Files, rows: Sequence[Row], images: Images, goal: Goal) -> lis
         for run in runs:
             run()  # the first calls allocate
         samples_ns = interleaved([partial(time_ns, run) for run in runs], Schedule(LEAST_ROUNDS, SECONDS))
-    calls_ns = [[taken / calls for taken in each] for each, calls in zip(samples_ns, counts, strict=True)]
-    medians_ns = [statistics.median(each) for each in calls_ns]
+    calls_ns = [[run_ns / calls for run_ns in samples] for samples, calls in zip(samples_ns, counts, strict=True)]
+    medians_ns = [statistics.median(samples) for samples in calls_ns]
     quickest = calls_ns[medians_ns.index(min(medians_ns))]
+    ratios = [ratio_of_rounds(samples, quickest) for samples in calls_ns]
     return [
         replace(
             row,
             images_per_s=1e9 * size / call_ns,
             call_ms=call_ns * row.setting.instances / 1e6,
-            of_quickest=_bounds(ratio_of_rounds(each, quickest)),
+            of_quickest=(ratio.low, ratio.high),
         )
-        for row, call_ns, each in zip(rows, medians_ns, calls_ns, strict=True)
+        for row, call_ns, ratio in zip(rows, medians_ns, ratios, strict=True)
     ]
 
 
-def _bounds(ratio: Ratio) -> tuple[float, float]:
-    return ratio.low, ratio.high
-
-
-def _calls(setting: Setting) -> int:
-    """A multiple of the instances: none waits for the last call of another."""
-    return math.ceil(CALLS / setting.instances) * setting.instances
+def _calls(instances: int) -> int:
+    """Calls of a timed run: a multiple of the instances, so that no instance idles while another ends the run."""
+    return math.ceil(CALLS / instances) * instances
 
 
 def _start(files: Files, setting: Setting) -> Classifier:
-    data = _bytes(files[file_precision(setting.precision, setting.engine)])
+    """Loads the file into the engine. Raises ExportError if the file was refused, or the CPU lacks the precision."""
+    data = files[file_precision(setting.precision, setting.engine)]
+    if isinstance(data, ExportError):
+        raise data
     threads = setting.threads or _cores()
     if setting.engine == "onnxruntime":
         return onnx_classifier(data, threads)
@@ -183,11 +194,6 @@ def _start(files: Files, setting: Setting) -> Classifier:
     return openvino_classifier(data, setting.precision == "bf16", threads)
 
 
-def _bytes(file: bytes | ExportError) -> bytes:
-    if isinstance(file, ExportError):
-        raise file
-    return file
-
-
 def _cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

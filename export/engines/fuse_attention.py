@@ -28,7 +28,7 @@ CHANGE = "products of rank 4, with the factor in the queries"
 
 
 def fuse_attention(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
-    """Changes `model`; refusals name what stands where a product or a reader is expected."""
+    """Rewrites each attention of `model` in place. A refusal names the node at which an attention has another form."""
     sites, refusals = [], []
     for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
         try:
@@ -41,8 +41,10 @@ def fuse_attention(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 
 class _Attention:
+    """A Softmax with the product of queries and keys before it, and the product with the values after it."""
+
     def __init__(self, graph: ir.Graph, softmax: ir.Node, shapes: Shapes) -> None:
-        """Raises Refused."""
+        """Raises Refused if the nodes around `softmax` are no attention of rank 3 or 4."""
         self.graph, self.softmax, self.constants = graph, softmax, Constants(graph)
         scores, self.weights = _unshaped(softmax, shapes)
         self.scores, self.factor = _unscaled(scores)
@@ -50,8 +52,8 @@ class _Attention:
         if product is None or product.op_type != "MatMul" or is_constant(product.inputs[1]):
             raise Refused.of(self.scores, "expected a product of queries and keys")
         if [node.op_type for node in pooling] != ["MatMul"] or pooling[0].inputs[0] is not self.weights:
-            found = " and ".join(node.op_type for node in pooling)
-            raise Refused(softmax.outputs[0].name or "", found, "expected one product with the values")
+            readers = " and ".join(node.op_type for node in pooling)
+            raise Refused(softmax.outputs[0].name or "", readers, "expected one product with the values")
         self.product, self.pooling = product, pooling[0]
         self.rank = len(shapes.dims(self.scores))
         if self.rank not in (3, 4):
@@ -62,6 +64,7 @@ class _Attention:
         self.width = width or 0
 
     def fuse(self) -> None:
+        """Moves the factor to the queries, drops the Reshapes around the Softmax, and makes the products rank 4."""
         if self.factor != 1:
             dtype = self.scores.dtype or ir.DataType.FLOAT
             factor = self.constants.add(np.array(self.factor), f"{self.scores.name}_factor", dtype)
@@ -75,35 +78,38 @@ class _Attention:
             for node, position in ((self.product, 0), (self.product, 1), (self.pooling, 1)):
                 self._feed(node, position, "Unsqueeze", axis)
             pooled = self.pooling.outputs[0]
-            behind = Nodes(self.constants, put=partial(self.graph.insert_after, self.pooling))
-            self.constants.replace(pooled, behind.reshape(pooled, [0, -1, self.width]), "apart")
+            after_pooling = Nodes(self.constants, put=partial(self.graph.insert_after, self.pooling))
+            self.constants.replace(pooled, after_pooling.reshape(pooled, [0, -1, self.width]), "apart")
             for stale in (self.scores, self.softmax.outputs[0], pooled):
                 stale.shape = None
 
     def _feed(self, node: ir.Node, position: int, operator: str, second: ir.Value) -> None:
-        """Puts a new node before an input."""
+        """Applies `operator` to the input at `position` of `node`, with `second` as the operator's second input."""
         value = given(node, position)
-        new = nodes_before(self.constants, node).add(operator, [value, second], value.dtype)
-        node.replace_input_with(position, new)
+        result = nodes_before(self.constants, node).add(operator, [value, second], value.dtype)
+        node.replace_input_with(position, result)
 
 
 def _unshaped(softmax: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
-    """Scores and weights outside a pair of Reshapes around the Softmax that leave its axis. Raises Refused."""
+    """Input and output of `softmax`; those of the Reshapes around it if they undo each other and keep its axis.
+
+    Raises Refused if the Softmax is not along its last axis.
+    """
     scores, weights = given(softmax, 0), softmax.outputs[0]
     rank = shapes.rank(scores)
     if (axis := attribute_int(softmax, "axis", -1)) not in (-1, rank - 1):
         raise Refused.at(softmax, f"expected its last axis, found {axis}")
-    shaped, readers = scores.producer(), [use.node for use in weights.uses()]
-    if shaped is None or [node.op_type for node in (shaped, *readers)] != ["Reshape", "Reshape"]:
+    reshape, readers = scores.producer(), [use.node for use in weights.uses()]
+    if reshape is None or [node.op_type for node in (reshape, *readers)] != ["Reshape", "Reshape"]:
         return scores, weights
-    before, after = shapes.dims(given(shaped, 0)), shapes.dims(readers[0].outputs[0])
+    before, after = shapes.dims(given(reshape, 0)), shapes.dims(readers[0].outputs[0])
     if same_shape(before, after) and same(before[-1], shapes.dims(scores)[-1]):
-        return given(shaped, 0), readers[0].outputs[0]
+        return given(reshape, 0), readers[0].outputs[0]
     return scores, weights
 
 
 def _unscaled(scores: ir.Value) -> tuple[ir.Value, float]:
-    """The scores before a number multiplies or divides them, and the factor."""
+    """The scores before a Mul or Div by a number, and the factor; 1.0 without such a node."""
     node = scores.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return scores, 1.0

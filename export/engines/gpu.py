@@ -1,4 +1,4 @@
-"""What an engine build needs: a GPU, TensorRT, Polygraphy, CUDA's runtime, and the server's TensorRT."""
+"""Checks what a TensorRT build needs: a GPU, TensorRT, Polygraphy, CUDA's runtime, and the server's version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """Asks the driver itself: no package's build matters."""
+    """The first GPU, or None. Asks the driver's library, so a build of PyTorch without CUDA does not matter."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -42,7 +42,7 @@ def find_gpu() -> Gpu | None:
 
 
 def require() -> Gpu:
-    """Raises Unavailable."""
+    """The first GPU. Raises Unavailable if it or a library is missing."""
     gpu = find_gpu()
     if not gpu:
         raise Unavailable("TensorRT: missing an NVIDIA GPU (a machine with its driver; in a container, --gpus all)")
@@ -52,25 +52,27 @@ def require() -> Gpu:
         from vitbn_packages import install
 
         majors = " or ".join(map(str, TENSORRT_MAJORS))
-        wanted = f"TensorRT {majors}, Polygraphy and CUDA's runtime ({install('tensorrt')})"
-        found = f"found {' '.join(str(error).split())}; export/to_onnx.py serves on this GPU without TensorRT"
-        raise Unavailable(f"TensorRT: expected {wanted}, {found}") from error
+        raise Unavailable(
+            f"TensorRT: expected TensorRT {majors}, Polygraphy and CUDA's runtime ({install('tensorrt')}), "
+            f"found {' '.join(str(error).split())}; export/to_onnx.py serves on this GPU without TensorRT"
+        ) from error
     return gpu
 
 
 def require_for_server(server: str | None = None, version_compatible: bool = False) -> Gpu:
-    """Raises Unavailable, and ExportError for another TensorRT in the `server` (default: this machine's).
+    """The first GPU, for a plan that a server with TensorRT version `server` can load (default: this machine's server).
 
     A plan loads only in the version that built it; a version-compatible plan also in later ones of its major version.
+    Raises Unavailable as `require`, and ExportError if the server's version cannot load what is built here.
     """
     gpu = require()
     if server := server or server_version():
         import tensorrt
 
         ours, theirs = numbers(tensorrt.__version__), numbers(server)
-        known = min(len(ours), len(theirs))
+        length = min(len(ours), len(theirs))  # "10.4" names any patch of it
         later = version_compatible and ours[:1] == theirs[:1] and ours < theirs
-        if ours[:known] != theirs[:known] and not later:
+        if ours[:length] != theirs[:length] and not later:
             older = f" or, to be version-compatible, an older {theirs[0]}" if version_compatible else ""
             raise ExportError(
                 f"TensorRT: expected the server's {server}{older}, found {tensorrt.__version__} here; a plan loads "
@@ -80,7 +82,7 @@ def require_for_server(server: str | None = None, version_compatible: bool = Fal
 
 
 def server_version(root: Path = Path("/")) -> str | None:
-    """The version in the name of a native Triton's `libnvinfer` here, such as 10.4.0."""
+    """TensorRT's version, such as 10.4.0, in the name of the library of a Triton on this machine; None without it."""
     if not (root / BACKEND).is_dir():
         return None
     files = (path.name for folder in LIBRARIES for path in root.glob(f"{folder}/libnvinfer.so.*.*.*"))
@@ -104,8 +106,8 @@ def _load_libraries() -> None:
     nvidia = importlib.util.find_spec("nvidia")
     places = (nvidia.submodule_search_locations or []) if nvidia else []
     folders = {str(path.parent) for place in places for path in Path(place).glob("*/lib/libcudart.so*")}
-    known = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*([known] if known else []), *sorted(folders)])
+    search_path = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*([search_path] if search_path else []), *sorted(folders)])
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             cuda.wrapper()

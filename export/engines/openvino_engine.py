@@ -1,7 +1,6 @@
-"""A graph in OpenVINO, as Triton's backend `openvino` runs it.
+"""Runs an ONNX file in OpenVINO on the CPU, as Triton's backend `openvino` does.
 
-In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU; its test accuracy beside ONNX
-Runtime's, or AccuracyError.
+In: the bytes of an ONNX file, a labelled dataset. Out: a classifier; its test accuracy and that of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -18,12 +17,15 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 
 def has_bfloat16() -> bool:
-    """Natively, not emulated. Raises Unavailable."""
+    """Whether the CPU computes in bfloat16 natively. Raises Unavailable without OpenVINO."""
     return "BF16" in openvino_module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """uint8 (n, C, H, W) -> float32 (n, K) on the CPU. 0 threads: all cores. Raises Unavailable."""
+    """uint8 (n, C, H, W) -> logits float32 (n, num_classes). 0 threads: all cores.
+
+    Raises Unavailable without OpenVINO, or for bfloat16 on a CPU without it.
+    """
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
     core = openvino_module().Core()
@@ -35,12 +37,13 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> Accuracies:
-    """Raises AccuracyError, as `engine_accuracy`, or Unavailable."""
+    """Test accuracy in OpenVINO and in ONNX Runtime. Raises AccuracyError as `engine_accuracy`, or Unavailable."""
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 
 
 def openvino_module() -> Any:
+    """Imports openvino without telemetry. Raises Unavailable if it is not installed."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino

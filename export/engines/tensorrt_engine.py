@@ -1,7 +1,7 @@
-"""ONNX -> a TensorRT engine, through Polygraphy.
+"""Builds a TensorRT engine from an ONNX file, through Polygraphy, and compares it with ONNX Runtime.
 
-In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
-with manifest and comparison, its layers counted by the types that they compute in; or EngineError.
+In: an ONNX artifact whose types are those of the engine: the network is strongly typed, as TensorRT 11 demands.
+Out: the plan as an artifact, the comparison, and how many layers compute in which types; or EngineError.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points
-# The inspector's words, as in "Half" (11) or "Row major linear FP16 format" (10).
+# What TensorRT's inspector calls the types: "Half" in version 11, "Row major linear FP16 format" in version 10.
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
 WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "Int8": "int8"}
 
 
 class EngineError(ExportError):
-    pass
+    """TensorRT refuses the graph, or the engine computes in other types than asked for."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """`fixed` batch sizes get a profile each; the engine takes no other size."""
+    """Of a build: batch sizes in images, `workspace_mib` in MiB (None: no limit).
+
+    `fixed`: batch sizes with a profile of their own, in place of the range; the engine takes no other size.
+    """
 
     precision: Precision
     min_batch: int = 1
@@ -61,20 +64,25 @@ class EngineOptions:
 
     @property
     def profiles(self) -> list[tuple[int, int, int]]:
-        """(Minimum, optimum, maximum) each."""
+        """(minimum, optimum, maximum) of the batch size in each profile."""
         return [(size, size, size) for size in self.fixed] or [(self.min_batch, self.opt_batch, self.max_batch)]
 
 
 @dataclass(frozen=True)
 class Built:
+    """An engine and its checks. `accuracy`: None without a dataset."""
+
     artifact: Artifact
     engine: Plan
     comparison: Comparison
     accuracy: Accuracies | None = None
 
 
-def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
-    """Raises EngineError, EquivalenceError or AccuracyError."""
+def build_engine(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
+    """Builds the engine, compares its logits with ONNX Runtime's, and measures its test accuracy on `dataset`.
+
+    Raises EngineError, EquivalenceError or AccuracyError.
+    """
     import polygraphy
     import tensorrt as trt
     from polygraphy.backend.trt import TrtRunner
@@ -91,11 +99,11 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
         images = embedded_sample(config).images
         comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
         layer_types = check_layers(_inspect(engine, runner.context), options.precision)
-        whole = in_parts(classify, options.max_batch, options.min_batch)
-        sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: whole(images[:1])})
+        any_batch = in_parts(classify, options.max_batch, options.min_batch)
+        sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: any_batch(images[:1])})
         measured = None
         if dataset:
-            measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
+            measured = engine_accuracy("TensorRT", options.precision, any_batch, source.data, dataset, ACCURACY_DROP)
     profile = Profile(options.min_batch, options.opt_batch, options.max_batch)
     facts = {
         "tensorrt": trt.__version__,
@@ -111,25 +119,25 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
         "layer_types": layer_types,
         "tolerance": comparison.tolerance,
     }
-    built = Plan(profile, comparison.max_abs_error, facts)
+    engine_facts = Plan(profile, comparison.max_abs_error, facts)
     test_accuracy = measured.accuracy if measured else source.origin.test_accuracy
-    origin = replace(source.origin, precision=options.precision, test_accuracy=test_accuracy, engine=built)
+    origin = replace(source.origin, precision=options.precision, test_accuracy=test_accuracy, engine=engine_facts)
     artifact = classifier_artifact(PLAN_FILE, plan, source.network, sample, origin)
-    return Built(artifact, built, comparison, measured)
+    return Built(artifact, engine_facts, comparison, measured)
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Reads the batch size after the images' Cast: TensorRT accepts uint8 only as input of Cast.
+    """A copy that reads the batch size after the images' Cast: TensorRT accepts uint8 only as input of Cast.
 
-    Raises EngineError.
+    Raises EngineError for a graph that ONNX's checker refuses.
     """
     prepared = deepcopy(proto)
     nodes = prepared.graph.node
     for image in prepared.graph.input:
         cast = next((node for node in nodes if node.op_type == "Cast" and image.name in node.input), None)
-        asking = [node for node in nodes if node.op_type == "Shape" and image.name in node.input]
-        if cast and asking:
-            for node in asking:
+        shape_nodes = [node for node in nodes if node.op_type == "Shape" and image.name in node.input]
+        if cast and shape_nodes:
+            for node in shape_nodes:
                 node.input[0] = cast.output[0]
             ordered = [cast, *(node for node in nodes if node is not cast)]  # before the Shape nodes
             del nodes[:]
@@ -142,7 +150,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
-    """Raises EngineError."""
+    """The serialised plan of a prepared graph. Raises EngineError."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_bytes
 
@@ -169,7 +177,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
 @contextmanager
 def load(plan: bytes) -> Iterator[Any]:
-    """Yields a tensorrt.ICudaEngine. Raises EngineError, also for a failure in use."""
+    """Yields the tensorrt.ICudaEngine. Raises EngineError, also for TensorRT's failures within the block."""
     from polygraphy.backend.trt import engine_from_bytes
 
     with _engine_errors():
@@ -177,7 +185,7 @@ def load(plan: bytes) -> Iterator[Any]:
 
 
 def _inspect(engine: Any, context: Any) -> str:
-    """With a dynamic batch, most types appear only in a context that has run."""
+    """The layers as JSON. With a dynamic batch, most types appear only in a context that has run."""
     import tensorrt as trt
 
     inspector = engine.create_engine_inspector()
@@ -186,9 +194,9 @@ def _inspect(engine: Any, context: Any) -> str:
 
 
 def check_layers(information: str, precision: Precision) -> dict[str, int]:
-    """Counts the layers by the float types that they hold; empty if the inspector's JSON hides them.
+    """Float types of a layer's tensors -> number of such layers; empty if the inspector's JSON hides types.
 
-    Those of `precision` must be there, and in float32 no other. Raises EngineError.
+    Raises EngineError for a type that a plan of `precision` must not have, and if no layer has its main type.
     """
     allowed = PRECISIONS[precision].plan
     counted: Counter[str] = Counter()
@@ -197,18 +205,23 @@ def check_layers(information: str, precision: Precision) -> dict[str, int]:
             continue  # only a name
         tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
         texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
-        found = {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}
-        if found - {*allowed}:
-            names = " and ".join(sorted(found))
+        types = {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}
+        names = " and ".join(sorted(types))
+        if types - {*allowed}:
             raise EngineError(f"layer {layer.get('Name')}: expected {' or '.join(allowed)}, found {names}")
-        counted.update([" and ".join(sorted(found))] if found else [])
+        if types:
+            counted[names] += 1
     if counted and not any(allowed[0] in types for types in counted):
         raise EngineError(f"expected layers in {allowed[0]}, found {', '.join(counted)} alone")
     return dict(counted)
 
 
-def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:
-    """Below float32, leaves out images whose two best logits lie within rounding. Raises EquivalenceError."""
+def compare_engine(expected: Classifier, engine: Classifier, images: Images, options: EngineOptions) -> Comparison:
+    """Compares logits on uint8 images (n, C, H, W), at batch sizes that the engine takes.
+
+    Below float32, leaves out images whose two best logits lie within rounding: their class may change.
+    Raises EquivalenceError.
+    """
     logits = np.sort(expected(images), axis=1)
     tolerance = PRECISIONS[options.precision].tolerance
     if options.precision != "fp32":
@@ -217,11 +230,12 @@ def compare_engine(expected: Classifier, found: Classifier, images: Images, opti
     sizes |= {options.min_batch, options.opt_batch, options.max_batch}
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
-    return compare(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
+    return compare(stages, in_parts(expected, REFERENCE_BATCH), engine, repeated, tolerance, sorted(sizes))
 
 
 @contextmanager
 def _engine_errors() -> Iterator[None]:
+    """Turns Polygraphy's errors into EngineError, and silences its log below errors."""
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 

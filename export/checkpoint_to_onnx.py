@@ -1,6 +1,6 @@
-"""A network -> its plain ONNX graph -> the compiler -> a graph that was compared with both.
+"""Exports a checkpoint to ONNX, rewrites the graph, and compares it with the network and with the plain graph.
 
-In: a checkpoint and the form that is wanted. Out: `Exported`: uint8 images in, float32 logits out.
+In: a checkpoint, and the `Form` of the graph. Out: `Exported`, whose graph maps uint8 images to float32 logits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from export.equivalence import (
     EquivalenceError,
     compare,
     double_classifier,
+    float32_error,
     onnx_classifier,
-    own_error,
     torch_classifier,
 )
 from export.errors import RewriteError
@@ -44,15 +44,17 @@ from models.networks.norms import NeverAffine, NotAffine, TokenNorm
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 ONE_IMAGE = {"batch": 1}  # for counting costs
-FOLDING = ("fold-affine", "carry-biases", "split-products", "tidy")
-
+FOLDING = ("fold-affine", "carry-biases", "split-products", "tidy")  # the passes that fold BatchNorm
 
 Rewrites = Literal["none", "bn", "all"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """Of the graph. `fuse_attention` writes attention as GPU kernels fuse it."""
+    """What the ONNX graph looks like.
+
+    `rewrites`: "bn" folds BatchNorm alone. `fuse_attention`: attention has the form that GPU kernels fuse.
+    """
 
     rewrites: Rewrites = "bn"
     fuse_attention: bool = False
@@ -60,15 +62,16 @@ class Form:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Of the compiler."""
+        """Names of the compiler's passes that run."""
         return {"none": (), "bn": FOLDING, "all": PASSES}[self.rewrites]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint as a float32 ONNX file, which gave its answers on `images`.
+    """A checkpoint as a float32 ONNX file.
 
-    `work`: of an image, before any rewrite.
+    `work`: multiply-accumulates of one image before any rewrite. `steps`: what each pass changed. `comparisons`: of the
+    logits on `images`.
     """
 
     checkpoint: Checkpoint
@@ -87,8 +90,8 @@ class Exported:
         return self.checkpoint.config
 
 
-class Served(nn.Module):
-    """A network that reads bytes: uint8 (B, C, H, W) -> logits (B, num_classes)."""
+class Uint8Network(nn.Module):
+    """A network with the scaling of its input: uint8 (B, C, H, W) -> logits (B, num_classes)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -101,60 +104,70 @@ class Served(nn.Module):
 
 
 def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages | None = None) -> Exported:
-    """Compares the rewritten graph with the plain graph, and the file with the network, on `images`.
+    """Exports, rewrites and compares: the rewritten graph with the plain graph, and the file with the network.
 
-    `images`: by default the embedded images. metadata_props hold what the manifest tells of the origin. Raises
-    RewriteError, NotSupported or EquivalenceError.
+    `form`: by default BatchNorm is folded. `images`: of the comparisons; by default those that come with the project.
+    The file's metadata_props repeat the origin in its manifest. Raises RewriteError, NotSupported or EquivalenceError.
     """
     form, embedded = form or Form(), embedded_sample(checkpoint.config)
     images = images or embedded
     check_network(checkpoint.model, folds=form.rewrites == "bn")
-    plain = to_onnx(Served(checkpoint.model), checkpoint.config, form.opset)
+    plain = to_onnx(Uint8Network(checkpoint.model), checkpoint.config, form.opset)
     rewritten = rewrite(plain, form)
-    proto, compared = plain, []
+    proto, comparisons = plain, []
     before = double_classifier(without_functions(ir.from_proto(plain)))
     if rewritten.steps:
         after = double_classifier(rewritten.model)
-        compared = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])]
-        proto = finished(plain, rewritten)
+        comparisons = [compare("rewritten, float64", before, after, images.images, TOLERANCES["float64"])]
+        proto = cleaned_proto(plain, rewritten)
     check_interface(proto, checkpoint.config)
-    trained, exact = (Served(model) for model in (checkpoint.model, copy.deepcopy(checkpoint.model).double()))
-    # PyTorch and ONNX Runtime round in other orders: on few images the error of one may be a third of the other's.
-    own = own_error("ONNX, float32", before, onnx_classifier(plain.SerializeToString()), images.images)
+    trained, exact = (Uint8Network(model) for model in (checkpoint.model, copy.deepcopy(checkpoint.model).double()))
     stages = "ONNX, float32", torch_classifier(trained), onnx_classifier(proto.SerializeToString())
-    compared.append(compare(*stages, images.images, TOLERANCES["float32"], exact=torch_classifier(exact), own=own))
-    network, origin = _describe(checkpoint, rewritten.applied, form.opset, compared[-1], images.of)
+    # PyTorch and ONNX Runtime round in other orders: on few images the error of one may be a third of the other's.
+    rounding = float32_error("ONNX, float32", before, onnx_classifier(plain.SerializeToString()), images.images)
+    comparison = compare(
+        *stages,
+        images.images,
+        TOLERANCES["float32"],
+        exact=torch_classifier(exact),
+        float32_error=rounding,
+    )
+    network, origin = _describe(checkpoint, rewritten.applied, form.opset, comparison, images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
-    return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, tuple(compared), images)
+    return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, (*comparisons, comparison), images)
 
 
 def rewrite(plain: onnx.ModelProto, form: Form) -> Rewritten:
-    """Raises RewriteError for a BatchNormalization that no linear layer takes up."""
-    done = optimise(plain, passes=form.passes, sizes=ONE_IMAGE)
-    left = [node.name for node in done.model.graph if node.op_type == "BatchNormalization"]
-    if left and form.passes:
-        raise RewriteError(f"{left[0]}: expected a linear layer beside this BatchNormalization, found none")
+    """Runs the form's passes on the plain graph.
+
+    Raises RewriteError if a BatchNormalization stays that was to be folded: no linear layer is beside it.
+    """
+    rewritten = optimise(plain, passes=form.passes, sizes=ONE_IMAGE)
+    unfolded = [node.name for node in rewritten.model.graph if node.op_type == "BatchNormalization"]
+    if unfolded and form.passes:
+        raise RewriteError(f"{unfolded[0]}: expected a linear layer beside this BatchNormalization, found none")
     if not form.fuse_attention:
-        return done
-    outcome = fuse_attention(done.model, ONE_IMAGE)
-    work = done.steps[-1].work if done.steps else done.work
-    return replace(done, steps=(*done.steps, Step("fuse-attention", work, outcome.sites, outcome.refusals)))
+        return rewritten
+    outcome = fuse_attention(rewritten.model, ONE_IMAGE)
+    work = rewritten.steps[-1].work if rewritten.steps else rewritten.work
+    step = Step("fuse-attention", work, outcome.sites, outcome.refusals)
+    return replace(rewritten, steps=(*rewritten.steps, step))
 
 
-def finished(plain: onnx.ModelProto, rewritten: Rewritten) -> onnx.ModelProto:
-    """With the interface of the plain graph, and without the shapes and notes of the passes."""
+def cleaned_proto(plain: onnx.ModelProto, rewritten: Rewritten) -> onnx.ModelProto:
+    """The rewritten graph with the declared outputs of the plain graph, without the shapes and notes of the passes."""
     return ir.to_proto(clean(rewritten.model, ir.from_proto(plain), ()))
 
 
 def check_network(model: nn.Module, folds: bool) -> None:
-    """Raises RewriteError for numbers that no graph may hold, and for norms that are no affine maps, or not yet.
+    """Raises RewriteError for numbers that are not finite, negative variances, and norms that are not affine yet.
 
-    `folds`: also for those that no training makes affine.
+    `folds`: BatchNorm is to be folded, so norms that never become affine are refused, too.
     """
     for name, tensor in model.state_dict().items():
         if not tensor.isfinite().all():
-            found = tensor[~tensor.isfinite()].flatten()[0].item()
-            raise RewriteError(f"{name}: expected finite numbers, found {found}")
+            number = tensor[~tensor.isfinite()].flatten()[0].item()
+            raise RewriteError(f"{name}: expected finite numbers, found {number}")
         if name.endswith(("running_var", "running_square")) and (tensor < 0).any():
             raise RewriteError(f"{name}: expected variances of at least 0, found {tensor.min().item()}")
     for name, module in model.named_modules():
@@ -169,15 +182,16 @@ def check_network(model: nn.Module, folds: bool) -> None:
 
 
 def _describe(
-    checkpoint: Checkpoint, applied: tuple[str, ...], opset: int, compared: Comparison, images: str
+    checkpoint: Checkpoint, applied: tuple[str, ...], opset: int, comparison: Comparison, images: str
 ) -> tuple[Network, Origin]:
+    """The manifest's fields. `applied`: names of the passes. `images`: the source of the compared images."""
     metrics = checkpoint.metrics
-    errors = compared.max_abs_error, compared.tolerance
     network = Network(
         checkpoint.config,
         checkpoint.sha256,
         metrics,
-        *errors,
+        comparison.max_abs_error,
+        comparison.tolerance,
         metrics.get("temperature"),
         metrics.get("evidence_limit"),
     )
@@ -192,7 +206,7 @@ def _describe(
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
-    """uint8 (batch, C, H, W) -> float32 (batch, num_classes); batch is dynamic."""
+    """The graph as trained: uint8 (batch, C, H, W) -> float32 (batch, num_classes); the batch dimension is dynamic."""
     # The registry logs every missing torchvision operator.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
@@ -218,18 +232,19 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    wanted = (
+    """Raises EquivalenceError for other names, shapes or dtypes of input and output than clients expect."""
+    expected = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),
     )
-    for name, found, shape, dtype in wanted:
-        if [value.name for value in found] != [name]:
-            raise EquivalenceError(f"ONNX: expected one tensor {name}, found {[value.name for value in found]}")
-        tensor = found[0].type.tensor_type
-        batch, *rest = tensor.shape.dim
+    for name, values, shape, dtype in expected:
+        if [value.name for value in values] != [name]:
+            raise EquivalenceError(f"ONNX: expected one tensor {name}, found {[value.name for value in values]}")
+        tensor = values[0].type.tensor_type
+        batch, *image_dims = tensor.shape.dim
         if not batch.dim_param:
             raise EquivalenceError(f"ONNX {name}: expected a dynamic batch dimension, found {batch.dim_value}")
-        if (sides := tuple(side.dim_value for side in rest)) != shape:
+        if (sides := tuple(dim.dim_value for dim in image_dims)) != shape:
             raise EquivalenceError(f"ONNX {name}: expected {shape} after the batch, found {sides}")
         if tensor.elem_type != dtype:
             type_name = onnx.TensorProto.DataType.Name

@@ -1,6 +1,6 @@
-"""Compares the logits of two stages: shapes, dtypes, values, argmax, in that order.
+"""Compares the logits of two stages of the export: shapes, dtypes, values, argmax, in that order.
 
-In: two functions from images to logits. Out: a `Comparison`, or an error that names the first difference.
+In: two functions from images to logits. Out: a `Comparison`, or EquivalenceError that names the first difference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Logits = NDArray[Any]  # float32 or float64
 Classifier = Callable[[Images], Logits]
 
 BATCH_SIZES = (1, 2, 7, 64)
-TIE = 1e-6  # of the largest logit: closer logits are a tie in float32
+TIE = 1e-6  # relative to the largest logit: logits that are closer are equal in float32
 
 
 class EquivalenceError(ExportError):
@@ -34,124 +34,136 @@ class EquivalenceError(ExportError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Absolute errors of logits up to `largest`; `relative`: the tolerance, relative to them.
+    """A comparison that held, at batches of up to `images` images. Errors are absolute.
 
-    `own`: the error of the network itself in float32; None where the expected answers are the reference.
+    `largest`: the largest logit. `relative`: the tolerance, relative to it. `float32_error`: how far float32 takes the
+    network itself from its float64; None if it was not compared with float64.
     """
 
     stages: str
     max_abs_error: float
-    own: float | None
+    float32_error: float | None
     relative: float
     largest: float
     images: int
 
     @property
     def tolerance(self) -> float:
+        """The largest absolute error that was allowed."""
         return self.relative * self.largest
 
     def __str__(self) -> str:
-        own = "" if self.own is None else f" where the network's own is {self.own:.2e}"
+        beside = "" if self.float32_error is None else f" where the network's own is {self.float32_error:.2e}"
         limit = f"tolerance {self.tolerance:.2e} ({self.relative:.0e} of the largest logit)"
-        return f"{self.stages}: max |error| {self.max_abs_error:.2e}{own}, {limit}, same class, {self.images} images"
+        return f"{self.stages}: max |error| {self.max_abs_error:.2e}{beside}, {limit}, same class, {self.images} images"
 
 
 def compare(
     stages: str,
     expected: Classifier,
-    found: Classifier,
+    actual: Classifier,
     images: Images,
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     exact: Classifier | None = None,
-    own: float = 0.0,
+    float32_error: float = 0.0,
 ) -> Comparison:
-    """Images (n, C, H, W); `tolerance` relative to the largest logit.
+    """Compares both on the first images, at each batch size. Images: uint8 (n, C, H, W).
 
-    `exact`: the same network in float64, the reference of both; found answers may err twice as much as the expected, or
-    as another program of the network, whose error is `own`. Raises EquivalenceError.
+    `tolerance`: relative to the largest logit. `exact`: the network in float64. If it is given, both are compared with
+    it, and `actual` may err twice as much as `expected`, or twice `float32_error`, the relative error of another
+    float32 program of the network. Raises EquivalenceError.
     """
     answers: list[tuple[int, Logits, Logits, Logits]] = []
     for size in batch_sizes:
         batch = images[:size]
         if len(batch) < size or size < 1:
             raise EquivalenceError(f"{stages}: expected {size} images to compare, found {len(batch)}")
-        want, have = expected(batch), found(batch)
+        want, have = expected(batch), actual(batch)
         _check_form(stages, want, have, f" at batch {size}")
         answers.append((size, want if exact is None else exact(batch), want, have))
     if not answers:
         raise EquivalenceError(f"{stages}: expected images to compare, found none")
-    own = max(own, *(_own(stages, known, want) for _, known, want, _ in answers))
-    relative = allowed(tolerance, own)
-    for size, known, want, have in answers:
-        _check_error(stages, known, have, relative, f" at batch {size}")
-        check_classes(stages, want, have, max(TIE, 2 * own))
-    largest = max(float(np.abs(known).max()) for _, known, _, _ in answers)
-    worst = max(largest_error(known, have) for _, known, _, have in answers)
+    rounding = max(float32_error, *(_float32_error(stages, reference, want) for _, reference, want, _ in answers))
+    relative = allowed(tolerance, rounding)
+    for size, reference, want, have in answers:
+        _check_error(stages, reference, have, relative, f" at batch {size}")
+        check_classes(stages, want, have, max(TIE, 2 * rounding))
+    largest = max(float(np.abs(reference).max()) for _, reference, _, _ in answers)
     return Comparison(
-        stages, worst, None if exact is None else own * largest, relative, largest, max(size for size, *_ in answers)
+        stages,
+        max_abs_error=max(largest_error(reference, have) for _, reference, _, have in answers),
+        float32_error=None if exact is None else rounding * largest,
+        relative=relative,
+        largest=largest,
+        images=max(size for size, *_ in answers),
     )
 
 
-def own_error(stages: str, exact: Classifier, single: Classifier, images: Images) -> float:
+def float32_error(stages: str, exact: Classifier, single: Classifier, images: Images) -> float:
     """How far a network's float32 is from its float64, relative to the largest logit.
 
-    Raises EquivalenceError where float32 does not hold the network.
+    Raises EquivalenceError if the network overflows float32 or loses most digits in it.
     """
-    return _own(stages, exact(images), single(images))
+    return _float32_error(stages, exact(images), single(images))
 
 
-def _own(stages: str, exact: Logits, single: Logits) -> float:
-    if not (own := relative_error(exact, single)) <= WORST["float32"]:  # NaN fails too
+def _float32_error(stages: str, exact: Logits, single: Logits) -> float:
+    if not (error := relative_error(exact, single)) <= WORST["float32"]:  # NaN fails too
         limit = f"expected the network itself within {WORST['float32']:.0e} of its answers in float64"
-        raise EquivalenceError(f"{stages}: {limit}, found {own:.1e} of the largest logit")
-    return own
+        raise EquivalenceError(f"{stages}: {limit}, found {error:.1e} of the largest logit")
+    return error
 
 
-def check(stages: str, expected: Logits, found: Logits, tolerance: float) -> float:
+def check(stages: str, expected: Logits, actual: Logits, tolerance: float) -> float:
     """The largest absolute error. Raises EquivalenceError above `tolerance`, relative to the largest logit."""
-    _check_form(stages, expected, found)
-    _check_error(stages, expected, found, tolerance)
-    return largest_error(expected, found)
+    _check_form(stages, expected, actual)
+    _check_error(stages, expected, actual, tolerance)
+    return largest_error(expected, actual)
 
 
-def _check_form(stages: str, expected: Logits, found: Logits, where: str = "") -> None:
-    if expected.shape != found.shape:
-        raise EquivalenceError(f"{stages}: expected logits {expected.shape}{where}, found {found.shape}")
-    if expected.dtype != found.dtype:
-        raise EquivalenceError(f"{stages}: expected {expected.dtype}, found {found.dtype}")
+def _check_form(stages: str, expected: Logits, actual: Logits, where: str = "") -> None:
+    if expected.shape != actual.shape:
+        raise EquivalenceError(f"{stages}: expected logits {expected.shape}{where}, found {actual.shape}")
+    if expected.dtype != actual.dtype:
+        raise EquivalenceError(f"{stages}: expected {expected.dtype}, found {actual.dtype}")
 
 
-def _check_error(stages: str, expected: Logits, found: Logits, tolerance: float, where: str = "") -> None:
-    if not (error := relative_error(expected, found)) <= tolerance:  # NaN fails too
+def _check_error(stages: str, expected: Logits, actual: Logits, tolerance: float, where: str = "") -> None:
+    if not (error := relative_error(expected, actual)) <= tolerance:  # NaN fails too
         limit = f"expected an error of at most {tolerance:.1e} of the largest logit{where}"
         raise EquivalenceError(f"{stages}: {limit}, found {error:.1e}")
 
 
-def check_classes(stages: str, want: Logits, have: Logits, tie: float = TIE) -> None:
-    """`tie`: relative to the largest logit."""
-    best = np.sort(want, axis=1)[:, -2:]
-    decided = best[:, -1] - best[:, 0] > tie * np.abs(want).max()
-    differs = np.flatnonzero(decided & (want.argmax(1) != have.argmax(1)))
+def check_classes(stages: str, expected: Logits, actual: Logits, tie: float = TIE) -> None:
+    """Raises EquivalenceError if an image gets another class, unless its two best logits are a tie.
+
+    `tie`: the largest difference of such logits, relative to the largest logit.
+    """
+    best = np.sort(expected, axis=1)[:, -2:]
+    decided = best[:, -1] - best[:, 0] > tie * np.abs(expected).max()
+    differs = np.flatnonzero(decided & (expected.argmax(1) != actual.argmax(1)))
     if len(differs):
         i = differs[0]
-        raise EquivalenceError(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
+        classes = f"expected class {expected[i].argmax()} of image {i}, found {actual[i].argmax()}"
+        raise EquivalenceError(f"{stages}: {classes}")
 
 
 def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
-    """`classify` in batches of `smallest` to `largest` images; pads short batches."""
+    """A classifier of any number of images that calls `classify` with `smallest` to `largest`; pads the last batch."""
 
     def padded(part: Images) -> Images:
         return part if len(part) >= smallest else np.resize(part, (smallest, *part.shape[1:]))
 
-    def whole(images: Images) -> Logits:
+    def classify_all(images: Images) -> Logits:
         parts = (images[start : start + largest] for start in range(0, len(images), largest))
         return np.concatenate([classify(padded(part))[: len(part)] for part in parts])
 
-    return whole
+    return classify_all
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
+    """Runs the module in evaluation mode, in the dtype of its weights."""
     import torch
 
     model.eval()
@@ -165,14 +177,14 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def double_classifier(model: ir.Model) -> Classifier:
-    """In float64."""
+    """Runs the graph in float64, with the compiler's evaluator."""
     from export.compiler.proof.runs import double_answers
 
     return lambda images: double_answers(model, {INPUT_NAME: images})[0]
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """0 threads: all cores."""
+    """Runs an ONNX file in ONNX Runtime on the CPU. 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

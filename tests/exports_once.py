@@ -22,7 +22,7 @@ from torch import nn
 from torch._export import utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from export.checkpoint_to_onnx import Served
+from export.checkpoint_to_onnx import Uint8Network
 
 OF_TORCH = vars(nn.Module()).keys()
 FOLDERS: list[Path] = []
@@ -40,7 +40,7 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     folder.mkdir(exist_ok=True)
 
     def remembered(model: nn.Module, *arguments: Any, **options: Any) -> Any:
-        if not isinstance(model, Served):
+        if not isinstance(model, Uint8Network):
             return export(model, *arguments, **options)
         whole, graph = (folder / f"{key(model, *arguments, options, weights)}.onnx" for weights in (True, False))
 

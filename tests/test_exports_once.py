@@ -10,7 +10,7 @@ import torch
 from exports_once import once
 from random_networks import network as randomised
 
-from export.checkpoint_to_onnx import Served, to_onnx
+from export.checkpoint_to_onnx import Uint8Network, to_onnx
 from models.networks.config import ModelConfig
 from models.networks.registry import build
 
@@ -18,9 +18,9 @@ EXAMPLE = (torch.zeros(2, 1, 28, 28, dtype=torch.uint8),)
 EXPORT = torch.onnx.export  # a run of the tests remembers later
 
 
-def network(model: str = "cnn") -> Served:
+def network(model: str = "cnn") -> Uint8Network:
     torch.manual_seed(0)
-    return Served(build(ModelConfig(model=model)).eval())
+    return Uint8Network(build(ModelConfig(model=model)).eval())
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_another_network_s_numbers_go_into_the_same_graph(
     config, calls = ModelConfig(model=model, depth=1, dim=16, heads=2, dim_head=8, mlp_dim=16), []
 
     def graph(seed: int) -> bytes:
-        return without_names(to_onnx(Served(randomised(config, seed)), config, 20))
+        return without_names(to_onnx(Uint8Network(randomised(config, seed)), config, 20))
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)

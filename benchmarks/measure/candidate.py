@@ -10,10 +10,10 @@ from benchmarks.measure.network import Network
 from export.precision_table import Device, Precision
 
 if TYPE_CHECKING:
-    from export.checkpoint_to_onnx import Rewrites, Served
+    from export.checkpoint_to_onnx import Rewrites, Uint8Network
     from models.networks.config import ModelConfig
 
-Program: TypeAlias = "Served | bytes"
+Program: TypeAlias = "Uint8Network | bytes"
 """A PyTorch network, or the bytes of an ONNX file."""
 Classify = Callable[[Any], Any]
 """uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.candidate import Candidate
-from export.checkpoint_to_onnx import Served
+from export.checkpoint_to_onnx import Uint8Network
 from export.errors import Unavailable
 
 SHAPES = 64  # most compiled forms: one per batch size, model and precision
@@ -24,7 +24,9 @@ CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.g
 Forward = Callable[[Tensor], Tensor]
 
 
-def in_torch(network: Served, candidate: Candidate, make: Callable[[Served], Forward]) -> Callable[[Any], Any]:
+def in_torch(
+    network: Uint8Network, candidate: Candidate, make: Callable[[Uint8Network], Forward]
+) -> Callable[[Any], Any]:
     """A function from images to float32 logits. `make` gets a copy of `network` on the device."""
     network = copy.deepcopy(network).to(candidate.device)
     if candidate.device == "cuda" and not candidate.config.is_transformer:
@@ -46,13 +48,13 @@ def in_torch(network: Served, candidate: Candidate, make: Callable[[Served], For
     return on_cuda if candidate.device == "cuda" else on_cpu
 
 
-def channels_last(network: Served) -> Served:
+def channels_last(network: Uint8Network) -> Uint8Network:
     module: Any = network  # Module.to has no type for a layout alone
-    laid_out: Served = module.to(memory_format=torch.channels_last)
+    laid_out: Uint8Network = module.to(memory_format=torch.channels_last)
     return laid_out
 
 
-def compile_network(network: Served) -> Forward:
+def compile_network(network: Uint8Network) -> Forward:
     """Compiles at the first call with each batch size. Raises Unavailable if that fails, never runs eager instead."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
@@ -78,7 +80,7 @@ def compile_network(network: Served) -> Forward:
 class CudaGraphs:
     """A graph per batch size; the next call overwrites the logits."""
 
-    def __init__(self, network: Served) -> None:
+    def __init__(self, network: Uint8Network) -> None:
         self.network = network
         self.captured: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 

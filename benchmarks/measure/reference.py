@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.network import Network
-from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Served, finished, rewrite, to_onnx
+from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Uint8Network, cleaned_proto, rewrite, to_onnx
 from export.compiler.pipeline import optimise
 from export.compiler.proof.tolerances import allowed
-from export.equivalence import TIE, Images, Logits, check, check_classes, own_error, torch_classifier
+from export.equivalence import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier
 from export.errors import Unavailable
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision
@@ -40,7 +40,7 @@ class Reference:
     """
 
     network: Network
-    model: Served
+    model: Uint8Network
     proof: Images
     logits: Logits
     data: Dataset
@@ -58,14 +58,14 @@ class Reference:
     def own(self) -> float:
         """The network's own error in float32, relative to the largest logit. Raises EquivalenceError if too large."""
         exact, single = (torch_classifier(model) for model in (copy.deepcopy(self.model).double(), self.model))
-        return own_error(self.network.name, exact, single, self.proof)
+        return float32_error(self.network.name, exact, single, self.proof)
 
     def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
         """The rewritten float32 graph and its multiply-accumulates an image; each form is made once."""
         if form not in self._graphs:
             rewritten = rewrite(self.plain, form)
             if rewritten.steps:
-                self._graphs[form] = finished(self.plain, rewritten), rewritten.steps[-1].macs
+                self._graphs[form] = cleaned_proto(self.plain, rewritten), rewritten.steps[-1].macs
             else:
                 self._graphs[form] = self.plain, rewritten.macs
         return self._graphs[form]
@@ -92,7 +92,7 @@ def reference(network: Network) -> Reference:
         torch.manual_seed(0)
         trained = build(network.config).eval()
         randomise_norms(trained)
-    model, proof = Served(trained), network.examples(COUNT)
+    model, proof = Uint8Network(trained), network.examples(COUNT)
     return Reference(network, model, proof, torch_classifier(model)(proof), network.data)
 
 
@@ -130,7 +130,7 @@ def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = 
     """The ONNX file after these passes, in the compiler's order, and its multiply-accumulates an image."""
     rewritten = optimise(of.plain, passes=passes, sizes=ONE_IMAGE)
     macs = rewritten.steps[-1].macs if passes else rewritten.macs
-    return _file(of, finished(of.plain, rewritten), precision, "onnxruntime"), macs
+    return _file(of, cleaned_proto(of.plain, rewritten), precision, "onnxruntime"), macs
 
 
 def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, engine: EngineKind) -> bytes:

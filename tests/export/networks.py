@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from export.checkpoint_to_onnx import Form, Served, finished, rewrite, to_onnx
+from export.checkpoint_to_onnx import Form, Uint8Network, cleaned_proto, rewrite, to_onnx
 from export.compiler.graph.plain import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
@@ -36,7 +36,7 @@ def checkpoint(config: ModelConfig) -> Checkpoint:
 
 @cache
 def plain_bytes(config: ModelConfig, seed: int, opset: int) -> bytes:
-    return to_onnx(Served(network(config, seed)), config, opset).SerializeToString()
+    return to_onnx(Uint8Network(network(config, seed)), config, opset).SerializeToString()
 
 
 def plain(config: ModelConfig, seed: int = 0, opset: int = 20) -> onnx.ModelProto:
@@ -46,7 +46,7 @@ def plain(config: ModelConfig, seed: int = 0, opset: int = 20) -> onnx.ModelProt
 def rewritten(config: ModelConfig, form: Form, seed: int = 0) -> onnx.ModelProto:
     proto = plain(config, seed, form.opset)
     done = rewrite(proto, form)
-    return finished(proto, done) if done.steps else proto
+    return cleaned_proto(proto, done) if done.steps else proto
 
 
 def error(config: ModelConfig, done: Rewritten, seed: int = 0) -> float:

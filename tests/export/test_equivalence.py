@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from linear import IMAGES, LARGEST, right
 
-from export.equivalence import Comparison, EquivalenceError, compare, own_error
+from export.equivalence import Comparison, EquivalenceError, compare, float32_error
 
 
 def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:
@@ -39,21 +39,21 @@ def exact(images: np.ndarray) -> np.ndarray:
 def test_an_error_may_be_twice_the_networks_own_beside_exact_answers() -> None:
     for own, error in ((5e-5, -9e-5), (1e-6, 9e-6), (0.0, 9e-6)):
         comparison = compare("own", off_by(own), off_by(error), IMAGES, 1e-5, exact=exact)
-        assert comparison.own == pytest.approx(own * LARGEST, rel=0.2, abs=1e-6)
-        assert f"where the network's own is {comparison.own:.2e}" in str(comparison)
+        assert comparison.float32_error == pytest.approx(own * LARGEST, rel=0.2, abs=1e-6)
+        assert f"where the network's own is {comparison.float32_error:.2e}" in str(comparison)
     for own, error in ((5e-5, -3e-4), (1e-6, 3e-5), (0.0, 3e-5)):
         with pytest.raises(EquivalenceError, match=r"own: expected an error of at most .*, found [23]"):
             compare("own", off_by(own), off_by(error), IMAGES, 1e-5, exact=exact)
 
 
 def test_the_own_error_is_the_larger_of_two_programs_of_the_network() -> None:
-    own = own_error("own", exact, off_by(4e-5), IMAGES)
+    own = float32_error("own", exact, off_by(4e-5), IMAGES)
     assert own == pytest.approx(4e-5, rel=0.01)
-    assert compare("own", off_by(1e-6), off_by(7e-5), IMAGES, 1e-5, exact=exact, own=own).relative == 2 * own
+    assert compare("own", off_by(1e-6), off_by(7e-5), IMAGES, 1e-5, exact=exact, float32_error=own).relative == 2 * own
     with pytest.raises(EquivalenceError, match=r"own: expected an error of at most 8.0e-05 .*, found 9"):
-        compare("own", off_by(1e-6), off_by(9e-5), IMAGES, 1e-5, exact=exact, own=own)
+        compare("own", off_by(1e-6), off_by(9e-5), IMAGES, 1e-5, exact=exact, float32_error=own)
     with pytest.raises(EquivalenceError, match=r"own: expected the network itself within 3e-04"):
-        own_error("own", exact, off_by(4e-4), IMAGES)
+        float32_error("own", exact, off_by(4e-4), IMAGES)
 
 
 @pytest.mark.parametrize("own", [1e-3, float("nan")])

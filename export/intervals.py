@@ -1,4 +1,4 @@
-"""The ratio of two medians with a 95 % interval, from samples of the same rounds."""
+"""The ratio of two medians with a 95 % bootstrap interval, from samples that were taken in the same rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of two medians, with a 95 % bootstrap interval."""
+    """The ratio of two medians, and the ends of its 95 % interval."""
 
     ratio: float
     low: float
@@ -21,24 +21,25 @@ class Ratio:
 
 
 def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
-    """Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both candidates and for its
-    neighbours.
+    """The ratio of the medians of two contestants, whose samples at one index are of one round.
 
-    Seeded. Raises ValueError if the numbers of samples differ or are 0.
+    Resamples rounds, not samples, because a slow round is slow for both contestants; and blocks of n^(1/3) neighbouring
+    rounds, because a slow round has slow neighbours. Seeded. Raises ValueError if the numbers of samples differ or are
+    0.
     Kunsch, "The Jackknife and the Bootstrap for General Stationary Observations", 1989; circular, percentiles.
     """
-    above, below = (np.asarray(samples, np.float64) for samples in (numerator, denominator))
-    rounds = len(above)
-    if rounds != len(below) or not rounds:
-        raise ValueError(f"ratio: expected samples of the same rounds, found {rounds} and {len(below)}")
+    upper, lower = (np.asarray(samples, np.float64) for samples in (numerator, denominator))
+    rounds = len(upper)
+    if rounds != len(lower) or not rounds:
+        raise ValueError(f"ratio: expected samples of the same rounds, found {rounds} and {len(lower)}")
     drawn = blocks(np.random.default_rng(0), rounds, RESAMPLES)
-    ratios = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
+    ratios = np.median(upper[drawn], axis=1) / np.median(lower[drawn], axis=1)
     low, high = np.percentile(ratios, (2.5, 97.5))
-    return Ratio(float(np.median(above) / np.median(below)), float(low), float(high))
+    return Ratio(float(np.median(upper) / np.median(lower)), float(low), float(high))
 
 
 def blocks(generator: np.random.Generator, rounds: int, resamples: int) -> NDArray[np.int64]:
-    """Places (resamples, rounds) of drawn rounds, in runs of rounds^(1/3) neighbours."""
+    """Indices int64 (resamples, rounds) of drawn rounds, in blocks of rounds^(1/3) neighbours."""
     block = round(rounds ** (1 / 3))
     starts = generator.integers(rounds, size=(resamples, -(-rounds // block)))
     places: NDArray[np.int64] = (starts[..., None] + np.arange(block)) % rounds

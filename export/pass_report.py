@@ -1,4 +1,4 @@
-"""What each pass of the compiler did, as lines for people."""
+"""The lines that commands print about the compiler's passes: cost after each pass, places changed, refusals."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from export.compiler.pipeline import Step
 
 
 def step_lines(before: str, work: Work, of: str, steps: Sequence[Step]) -> Iterator[str]:
-    """`before`, `work`: the network as it was, and its multiply-accumulates `of` what they are counted."""
-    wide = 25 if work.uncounted else 16
-    yield f"  {before:16}{_counted(work):>{wide}} multiply-accumulates{of}"
+    """A line for the cost before the passes, then a line or two for each pass.
+
+    `before`: what the first line is called. `work`: the cost before the passes. `of`: what it is counted for, such as
+    " an image".
+    """
+    width = 25 if work.uncounted else 16
+    yield f"  {before:16}{_counted(work):>{width}} multiply-accumulates{of}"
     if work.uncounted:
         names = f"{', '.join(work.uncounted[:3])}{' …' if len(work.uncounted) > 3 else ''}"
-        yield f"  {'not counted':16}{len(work.uncounted):>{wide}}  {names}"
+        yield f"  {'not counted':16}{len(work.uncounted):>{width}}  {names}"
     for step in steps:
         if step.left_out:
-            yield f"  {step.name:16}{'left out':>{wide}}  {step.left_out}"
+            yield f"  {step.name:16}{'left out':>{width}}  {step.left_out}"
             continue
         places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
-        yield f"  {step.name:16}{_counted(step.work):>{wide}}  {places}{step.sites[0]}{' …' if places else ''}"
+        yield f"  {step.name:16}{_counted(step.work):>{width}}  {places}{step.sites[0]}{' …' if places else ''}"
         if step.stopped:
-            yield f"  {'':16}{'stopped at':>{wide}}  {step.stopped}"
+            yield f"  {'':16}{'stopped at':>{width}}  {step.stopped}"
 
 
 def _counted(work: Work) -> str:

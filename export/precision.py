@@ -1,7 +1,8 @@
-"""Lowers a float32 ONNX graph to another precision; and an accuracy gate for what was lowered.
+"""Lowers a float32 ONNX graph to another precision, and refuses the result if it loses too much test accuracy.
 
-In: a float32 graph, images to calibrate with, for the gate a labelled dataset. Out: the lowered graph, still from uint8
-to float32, and both test accuracies; or AccuracyError. `export/precision_table.py` says what each precision is.
+In: a float32 graph, and a labelled dataset, whose training images calibrate int8. Out: the lowered graph, whose input
+stays uint8 and whose output float32, and the test accuracies before and after; or AccuracyError.
+`export/precision_table.py` describes the precisions.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ BFLOAT16_OPSET = 22  # the first with such convolutions; none of our operators c
 
 
 class AccuracyError(ExportError):
-    pass
+    """The test accuracy falls by more than is allowed."""
 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Test accuracy of a lowered file or of an engine, beside that of the float32 file or of ONNX Runtime."""
+    """Two test accuracies, as shares of `images` test images.
+
+    `accuracy`: of a lowered file, or of an engine. `reference`: of the float32 file, or of ONNX Runtime. `engine`: the
+    engine's name and precision; None for a lowered file.
+    """
 
     accuracy: float
     reference: float
@@ -48,26 +53,29 @@ class Accuracies:
     engine: str | None = None
 
     def __str__(self) -> str:
-        ours, theirs = 100 * self.accuracy, 100 * self.reference
+        percent, reference_percent = 100 * self.accuracy, 100 * self.reference
         where, there = (f" in {self.engine}", " in ONNX Runtime") if self.engine else ("", "")
-        return f"test accuracy {ours:.2f} %{where} against {theirs:.2f} %{there}, {self.images} images"
+        return f"test accuracy {percent:.2f} %{where} against {reference_percent:.2f} %{there}, {self.images} images"
 
 
 def convert(
     proto: onnx.ModelProto, precision: Precision, dataset: Dataset, max_drop_points: float
 ) -> tuple[onnx.ModelProto, Accuracies]:
-    """Raises AccuracyError above `max_drop_points`, in percentage points."""
+    """The graph in `precision`, and the test accuracies before and after.
+
+    Raises AccuracyError if the accuracy falls by more than `max_drop_points` percentage points.
+    """
     converted = lowered(proto, precision, dataset.train_images)
-    before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, converted))
+    before, after = (onnx_classifier(model.SerializeToString()) for model in (proto, converted))
     return converted, _gate(precision, None, after, before, dataset, max_drop_points)
 
 
 def lower(
     source: Artifact, precision: Precision, dataset: Dataset, max_drop_points: float
 ) -> tuple[Artifact, Accuracies]:
-    """Of a float32 file. Raises AccuracyError as `convert`."""
+    """Converts the artifact of a float32 file: graph, sample and manifest. Raises AccuracyError as `convert`."""
     proto = onnx.load_from_string(source.data)
-    del proto.metadata_props[:]  # of the float32 file
+    del proto.metadata_props[:]  # they describe the float32 file
     converted, accuracies = convert(proto, precision, dataset, max_drop_points)
     image: Any = source.sample.inputs[INPUT_NAME]
     facts = {**source.origin.facts, "float32_test_accuracy": accuracies.reference}
@@ -78,30 +86,35 @@ def lower(
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> Accuracies:
-    """Raises AccuracyError if `classify` is over `max_drop_points` percentage points below ONNX Runtime."""
+    """Test accuracy of `classify`, which runs the ONNX file `data` in another engine, and of ONNX Runtime.
+
+    Raises AccuracyError if the engine's is more than `max_drop_points` percentage points lower.
+    """
     return _gate(engine, f"{engine} ({precision})", classify, onnx_classifier(data), dataset, max_drop_points)
 
 
 def _gate(
-    what: str, engine: str | None, ours: Classifier, theirs: Classifier, dataset: Dataset, max_drop_points: float
+    what: str, engine: str | None, lossy: Classifier, reference: Classifier, dataset: Dataset, max_drop_points: float
 ) -> Accuracies:
-    measured = Accuracies(accuracy(ours, dataset), accuracy(theirs, dataset), len(dataset.test_labels), engine)
+    measured = Accuracies(accuracy(lossy, dataset), accuracy(reference, dataset), len(dataset.test_labels), engine)
     if not 100 * (measured.reference - measured.accuracy) <= max_drop_points:  # NaN fails too
         raise AccuracyError(f"{what}: expected a drop of at most {max_drop_points} points, found {measured}")
     return measured
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    found = in_parts(classify, TEST_BATCH)(dataset.test_images).argmax(axis=1)
-    return float(np.mean(found == dataset.test_labels))
+    """Share of the test images that get their label."""
+    classes = in_parts(classify, TEST_BATCH)(dataset.test_images).argmax(axis=1)
+    return float(np.mean(classes == dataset.test_labels))
 
 
 def lowered(
     proto: onnx.ModelProto, precision: Precision, train_images: Images, strongly_typed: bool = False
 ) -> onnx.ModelProto:
-    """The graph in the precision of its file. `strongly_typed`: in the form that TensorRT takes.
+    """The graph in `precision`; fp32 and tf32 return it as it is.
 
-    Raises onnx.checker.ValidationError for a graph that is not valid afterwards.
+    `train_images`: uint8 (n, C, H, W), of which a sample calibrates int8. `strongly_typed`: in the form that TensorRT
+    takes. Raises onnx.checker.ValidationError if the conversion makes an invalid graph.
     """
     if precision == "fp16":
         converted = to_fp16(proto)
@@ -116,7 +129,7 @@ def lowered(
 
 
 def to_bf16(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """As in float16, with the weights rounded from float32."""
+    """The float16 graph with bfloat16 in place of float16; its weights are rounded from float32, not from float16."""
     converted = to_fp16(proto)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     converted.opset_import[0].version = BFLOAT16_OPSET
@@ -139,6 +152,7 @@ def _set_bfloat16(tensor: onnx.TensorProto, value: Any) -> None:
 
 
 def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph in float16, except the operators of KEPT_IN_FLOAT32, input and output."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
@@ -155,9 +169,11 @@ def to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = False) -> onnx.ModelProto:
-    """Products of activations, of probabilities, patch embedding and head stay in float32: little work, but sensitive.
+    """Quantises products with weights: int8 weights with a scale for each column, 8-bit activations (QDQ format).
 
-    `symmetric`: signed activations around 0, and float32 biases: TensorRT knows no others.
+    Products of two activations, products of probabilities, the patch embedding and the head stay in float32: they are
+    little work, but sensitive. `symmetric`: activations are signed with zero point 0, and biases float32, as TensorRT
+    demands.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -180,7 +196,7 @@ def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = Fals
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silences the advice to infer shapes; the exporter has done it."""
+    """Silences the quantiser's advice to infer shapes first: the exporter has inferred them."""
     level = logging.root.manager.disable
     logging.disable(max(level, logging.WARNING))
     try:
@@ -190,27 +206,31 @@ def without_warnings() -> Iterator[None]:
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
+    """Names of the products that int8 leaves in float32, each once."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
     weighted = [node for node in products if any(name in ranks for name in node.input)]
     activations = [node for node in products if node not in weighted]
-    # ONNX Runtime's int8 product takes no weights of each head, which have three axes, with a scale for each column.
-    headed = [
+    # Weights with a matrix for each head have three axes; ONNX Runtime's int8 product takes no scale per column there.
+    per_head = [
         node for node in weighted if node.op_type == "MatMul" and any(ranks.get(name, 0) > 2 for name in node.input)
     ]
-    writers = {name: node for node in graph.node for name in node.output}
-    probable = [node for node in weighted if _is_softmax(node.input[0], writers)]
-    return list(dict.fromkeys(node.name for node in (*activations, *headed, *probable, weighted[0], weighted[-1])))
+    producers = {name: node for node in graph.node for name in node.output}
+    probabilities = [node for node in weighted if _is_softmax(node.input[0], producers)]
+    kept = (*activations, *per_head, *probabilities, weighted[0], weighted[-1])
+    return list(dict.fromkeys(node.name for node in kept))
 
 
-def _is_softmax(name: str, writers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether the value is the output of a Softmax, reshaped or not: most of it lies in its lowest levels."""
-    while (node := writers.get(name)) is not None and node.op_type == "Reshape":
+def _is_softmax(name: str, producers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether the value is the output of a Softmax, perhaps reshaped: int8 has few levels for small numbers."""
+    while (node := producers.get(name)) is not None and node.op_type == "Reshape":
         name = node.input[0]
     return node is not None and node.op_type == "Softmax"
 
 
 class _Calibration:
+    """Gives the quantiser batches of drawn training images, then None."""
+
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]
         self.batches: Iterator[Images] = iter(np.array_split(train_images[np.sort(drawn)], 8))

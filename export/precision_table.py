@@ -1,6 +1,6 @@
-"""The table of precisions: what products compute in, how far logits may move, and the engines that gain by it.
+"""The table of precisions: the type of the products, the tolerance of logits, and the engines that gain speed.
 
-Imports no library: the commands' help needs this module. `export/precision.py` writes a file in a precision.
+Imports no library, because the commands' help needs it. `export/precision.py` converts a graph.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ EngineKind = Literal["torch", "onnxruntime", "openvino", "tensorrt"]
 
 @dataclass(frozen=True)
 class Properties:
-    """`tolerance`: of the logits, relative to the largest. `cpu`, `cuda`: engines that are measured in it there.
+    """Of a precision. `dtype`: of the products. `tolerance`: of the logits, relative to the largest logit.
 
-    `rounding`: engines that take the float32 file and round by themselves. `plan`: types that layers of a published
-    TensorRT plan may have, its own first; empty if none is published.
+    `cpu`, `cuda`: engines that are measured in this precision on that device. `rounding`: engines that read the float32
+    file and round by themselves. `plan`: float types that layers of a TensorRT plan may have, the main type first;
+    empty if no plan of this precision is published.
     """
 
     dtype: str
@@ -76,5 +77,5 @@ IN_A_PLAN = tuple(name for name, row in PRECISIONS.items() if row.plan)
 
 
 def file_precision(precision: Precision, engine: EngineKind) -> Precision:
-    """Of the ONNX file that the engine takes to compute in `precision`."""
+    """The precision of the ONNX file from which the engine computes in `precision`."""
     return "fp32" if engine in PRECISIONS[precision].rounding else precision

@@ -1,6 +1,7 @@
 """The images on which a network is compared and measured.
 
-In: its configuration and the metrics of its training. Out: the dataset; or 64 images of it, of digits or of noise.
+In: the network's configuration, and the metrics of its training, which name its dataset. Out: that dataset; or 64
+images: of that dataset, of the digits that come with the project, or of noise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ DIGIT_SHAPE = (1, 28, 28)
 
 @dataclass(frozen=True)
 class NamedImages:
-    """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise. `note`: why not the network's own."""
+    """Images uint8 (64, C, H, W). `of`: their source, a dataset's name or "noise".
+
+    `note`: why they are not of the dataset that the network was trained on; None if they are.
+    """
 
     images: Images
     of: str
@@ -30,7 +34,7 @@ class NamedImages:
 
 
 def embedded_sample(config: ModelConfig) -> NamedImages:
-    """The same on every machine."""
+    """64 images without a download, the same on every machine: digits, or noise for networks of another input shape."""
     if config.input_shape == DIGIT_SHAPE:
         return NamedImages(load_digits().test_images[:COUNT], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (COUNT, *config.input_shape), np.uint8)
@@ -38,7 +42,11 @@ def embedded_sample(config: ModelConfig) -> NamedImages:
 
 
 def own_sample(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path | None) -> NamedImages:
-    """Raises DataError."""
+    """64 test images of the dataset that the network was trained on, from the folder `data_dir`.
+
+    Networks of digits, and networks whose metrics name no dataset, get `embedded_sample`. Downloads nothing. Raises
+    DataError if the dataset is missing or does not fit the model.
+    """
     reads_digits = config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE
     if reads_digits or "dataset" not in metrics:
         return embedded_sample(config)
@@ -47,13 +55,16 @@ def own_sample(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path |
 
 
 def own_dataset(config: ModelConfig, metrics: Mapping[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """Raises DataError if the dataset is missing or does not fit the model."""
+    """The dataset that the network was trained on. `fetch`: whether to download what is not there.
+
+    Raises DataError if the dataset is missing or does not fit the model.
+    """
     dataset = load_again(metrics, data_dir, fetch, config.image_size)
-    expected = (config.input_shape, config.num_classes)
-    if (found := (dataset.test_images.shape[1:], len(dataset.labels))) != expected:
+    shape, classes = dataset.test_images.shape[1:], len(dataset.labels)
+    if (shape, classes) != (config.input_shape, config.num_classes):
         raise DataError(
-            f"{dataset.name}: expected images {expected[0]} of {expected[1]} classes, as the model reads them, "
-            f"found {found[0]} of {found[1]}"
+            f"{dataset.name}: expected images {config.input_shape} of {config.num_classes} classes, "
+            f"as the model reads them, found {shape} of {classes}"
         )
     if dataset.labels != config.labels:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Times two ONNX files in interleaved rounds."""
+"""Times two ONNX files on the same drawn inputs, in interleaved rounds in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from export.intervals import Ratio, ratio_of_rounds
 BATCHES = (1, 8)
 SECONDS = 4.0
 LEAST, MOST = 7, 200  # rounds
-TURN_S = 0.01  # of calls of a file in a round, at least one call
-NOISE = 0.05  # a smaller loss is none
+TURN_S = 0.01  # a file is called this long in a round, at least once
+NOISE = 0.05  # a loss of speed below this share does not count
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians of `rounds`; `speed`: before / after. `packed`: whether ONNX Runtime may copy weights."""
+    """Median times of a call of both files over `rounds` rounds, at some sizes of their inputs.
+
+    `speed`: time before / time after. `packed`: whether ONNX Runtime copies weights into a faster layout.
+    """
 
     sizes: Mapping[str, int]
     threads: int
@@ -36,6 +39,7 @@ class Timed:
 
     @property
     def slower(self) -> bool:
+        """Whether the second file is slower by more than noise."""
         return self.speed.high < 1 and self.speed.ratio < 1 - NOISE
 
     def __str__(self) -> str:
@@ -54,12 +58,17 @@ def time_both(
     batches: Sequence[int] = BATCHES,
     threads: int = 1,
 ) -> tuple[Timed, ...]:
-    """`graph`: of inputs that both take."""
-    first = first_dimensions(graph)
-    asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in batches] if first else [dict(sizes)]
+    """A timing for each batch size; a single timing if no input has a batch dimension.
+
+    `graph`: has the inputs of both files. `sizes`: of their free dimensions; the batch dimensions are overwritten.
+    """
+    batch_dimensions = first_dimensions(graph)
+    drawn_sizes = [{**sizes, **dict.fromkeys(batch_dimensions, batch)} for batch in batches]
+    if not batch_dimensions:
+        drawn_sizes = [dict(sizes)]
     large = any(map(is_large, (before, after)))
     runners = [Runner(path, packed=True, threads=threads, large=large) for path in (before, after)]
-    return tuple(_timed(runners, draw(graph, chosen), chosen, threads) for chosen in asked)
+    return tuple(_timed(runners, draw(graph, input_sizes), input_sizes, threads) for input_sizes in drawn_sizes)
 
 
 def _timed(runners: Sequence[Runner], feeds: Feeds, sizes: Mapping[str, int], threads: int) -> Timed:

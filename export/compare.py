@@ -62,8 +62,8 @@ def compare(
         click.echo(json.dumps(asdict(compared), indent=2))
     else:
         click.echo(f"Equal {compared.proof}" if compared.proof else f"Different {compared.difference}")
-        for timed in compared.timed:
-            click.echo(f"Timed {timed}")
+        for timing in compared.timed:
+            click.echo(f"Timed {timing}")
     if not compared.proof:
         exit_with(DIFFERENT)
     if compared.slower:

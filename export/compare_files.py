@@ -1,6 +1,6 @@
-"""Two ONNX files -> whether they answer alike, and how much faster the second is.
+"""Compares two ONNX files: whether they answer alike, and how much faster the second is.
 
-In: two paths and a request. Out: `Compared`. The inputs, the tolerances and the clock are those of `rewrite_file`.
+In: two paths and a request. Out: `Compared`. Inputs, tolerances and timing are the same as in `rewrite_file`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
 from export.compiler.proof.shared_axes import share_names
-from export.rewrite_file import Request, asked_of
+from export.rewrite_file import Request, plan_proof
 from export.time_files import BATCHES, Timed, time_both
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Without a `proof` the answers differ, and `difference` says where."""
+    """`proof`: None if the answers differ; then `difference` says where, and `timed` is empty."""
 
     proof: Proof | None
     difference: str
@@ -30,7 +30,8 @@ class Compared:
 
     @property
     def slower(self) -> list[Timed]:
-        return [each for each in self.timed if each.slower]
+        """The timings in which the second file is slower."""
+        return [timing for timing in self.timed if timing.slower]
 
 
 def compare_files(
@@ -41,9 +42,10 @@ def compare_files(
     threads: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> Compared:
-    """`batches`, `threads`: of the timing. `say` is told each step.
+    """Proves `second` against `first`, then times both at each batch size of `batches`.
 
-    Raises ForeignError for files that cannot be compared, OSError.
+    `threads`: of the timing. `say`: gets a line at every step. Raises ForeignError for files that cannot be compared,
+    and OSError.
     """
     original, other = Original(first), Original(second)
     reads = resolve(request.reads, original.model.graph)
@@ -52,20 +54,20 @@ def compare_files(
     elif masked := next((read for read in reads if read.masked), None):
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
     graph = drawable(original.model)
-    asked, beside = asked_of(request, reads, original, graph)
+    proof_plan, reference = plan_proof(request, reads, original, graph)
     runner = other.runner
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):
         raise BadRequest(f"{second}: expected the inputs of {first}, found another, {unknown[0]!r}")
-    kept = [read.output for read in reads] or [str(value.name) for value in original.model.graph.outputs]
-    if {*runner.outputs} == {*kept}:  # an optimiser may order them anew
-        runner.outputs = kept
-    narrow = "float16" if "float16" in (original.dtype, other.dtype) else "float32"
+    outputs = [read.output for read in reads] or [str(value.name) for value in original.model.graph.outputs]
+    if {*runner.outputs} == {*outputs}:  # the second file may have them in another order
+        runner.outputs = outputs
+    dtype = "float16" if "float16" in (original.dtype, other.dtype) else "float32"
     try:
-        own = Errors(narrow, beside)
-        proof = prove(rounds(original, graph, asked, say), None, runner, own, say).proofs[0]
+        errors = Errors(dtype, reference)
+        proof = prove(rounds(original, graph, proof_plan, say), None, runner, errors, say).proofs[0]
     except ProofFailed as failed:
         return Compared(None, str(failed), ())
     say("timing both")
-    del runner, original.runner, other.runner  # each holds all weights
+    del runner, original.runner, other.runner  # all weights are in their memory
     sizes = cost_sizes(graph, request.dims)
     return Compared(proof, "", time_both(first, second, graph, sizes, batches, threads))

@@ -1,4 +1,4 @@
-"""Command line: any ONNX in, proved ONNX out."""
+"""Command line: rewrites any ONNX file into a cheaper file that is proved to answer alike."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PROGRESS_SECONDS = 5
 
 
 def _passes(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Names of passes, separated by commas."""
     names = tuple(name.strip() for name in text.split(",")) if text is not None else None
     unknown = sorted(set(names or ()) - set(PASSES))
     if unknown:
@@ -33,6 +34,7 @@ def _passes(context: click.Context, parameter: click.Parameter, text: str | None
 
 
 def named_sizes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
+    """ "batch=8,tokens=128" -> the size of each free dimension."""
     pairs = [pair.partition("=") for pair in text.split(",")] if text else []
     for name, _, size in pairs:
         if not (name and size.strip().isdecimal() and int(size) > 0):
@@ -74,7 +76,7 @@ def rewrite(
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
     from common.files import check_writable, naming
 
-    with _out_of_collector():
+    with _garbage_not_collected():
         from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed, Slower
         from export.rewrite_file import Request, rewrite_file
 
@@ -93,21 +95,22 @@ def rewrite(
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
         reason = one_line(error).removeprefix(f"{file}: ")
-        whole = isinstance(error, NothingToRewrite) and not reads and not packed
-        hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
+        may_read_less = isinstance(error, NothingToRewrite) and not reads and not packed
+        hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if may_read_less else ""
         click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)
         click.get_current_context().exit(code)
     if as_json:
-        click.echo(json.dumps(written.manifest | {"timed": [asdict(each) for each in written.timed]}, indent=2))
+        click.echo(json.dumps(written.manifest | {"timed": [asdict(timing) for timing in written.timed]}, indent=2))
     else:
         _print(file, output, written)
 
 
 @contextmanager
-def _out_of_collector() -> Iterator[None]:
-    """Python's garbage collector never looks at what is imported inside: a quarter of this command's processor time.
+def _garbage_not_collected() -> Iterator[None]:
+    """Python's garbage collector skips, now and later, what is imported in the block.
 
-    Once a process: later there are graphs that it should free.
+    That saves a quarter of this command's processor time. Acts only once in a process: later the collector would skip
+    graphs that it should free.
     """
     if gc.get_freeze_count():
         yield
@@ -121,21 +124,22 @@ def _out_of_collector() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
+    """The error's message, without line breaks and other signs that a terminal does not print."""
     return "".join(sign if sign.isprintable() else " " for sign in in_words(error))
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Tells a terminal every five seconds what runs."""
+    """Yields a function that gets the name of the current step; a terminal shows the name every five seconds."""
     steps, done = ["reading the file"], threading.Event()
 
-    def tell() -> None:
+    def show() -> None:
         start = time.monotonic()
         while not done.wait(PROGRESS_SECONDS):
             click.echo(f"  {time.monotonic() - start:.0f} s: {steps[-1]}", err=True)
 
     if sys.stderr.isatty():
-        threading.Thread(target=tell, daemon=True).start()
+        threading.Thread(target=show, daemon=True).start()
     try:
         yield steps.append
     finally:
@@ -145,23 +149,23 @@ def progress() -> Iterator[Callable[[str], None]]:
 def _print(file: Path, output: Path, written: Written) -> None:
     from export.pass_report import step_lines
 
-    at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
+    sizes = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
     work = written.rewritten.work
-    for line in step_lines("as it was", work, f" at {at}" if at else "", written.rewritten.steps):
+    for line in step_lines("as it was", work, f" at {sizes}" if sizes else "", written.rewritten.steps):
         click.echo(line)
     if fixed := written.manifest["fixed_inputs"]:
         names = f"{', '.join(fixed[:3])}{' …' if len(fixed) > 3 else ''}"
-        wide = 25 if work.uncounted else 16
-        click.echo(f"  {'now constant':16}{len(fixed):>{wide}}  inputs with a default, as all weights are: {names}")
+        width = 25 if work.uncounted else 16
+        click.echo(f"  {'now constant':16}{len(fixed):>{width}}  inputs with a default, as all weights are: {names}")
     for proof in written.proofs:
         click.echo(f"Proved {proof}")
     for line in written.manifest["not_compared"]:
         click.echo(line)
-    for timed in written.timed:
-        click.echo(f"Timed {timed}")
+    for timing in written.timed:
+        click.echo(f"Timed {timing}")
     files = " and ".join(str(output.with_name(name)) for name in written.files)
-    size_mb = f"{written.before / 1e6:.1f} -> {sum(written.files.values()) / 1e6:.1f} MB"
+    size_mb = f"{written.source_bytes / 1e6:.1f} -> {sum(written.files.values()) / 1e6:.1f} MB"
     click.echo(f"Wrote {files} ({size_mb}), its manifest and a sample of its answers")
 
 

@@ -1,6 +1,6 @@
-"""An ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
+"""Rewrites any ONNX file into a cheaper file, proves that both answer alike, and writes it with manifest and sample.
 
-In: a path and a request. Out: `Written`; or an error and nothing written.
+In: a path and a request. Out: the files, and what was done as `Written`; or an error, and no file is written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ from export.time_files import Timed, time_both
 
 @dataclass(frozen=True)
 class Request:
-    """Of the passes, `only`, `require` and `time` ask; the others are of the proof, and a comparison asks them too."""
+    """What a rewrite, and a comparison of two files, is asked to do.
+
+    `only`, `require`: passes that may run, and passes that must rewrite something. `time`: whether both files are
+    timed. These three are for rewrites alone. `reads`: parts of the outputs that the user needs, such as
+    "hidden[:,0]"; empty: all. `inputs`: an .npz file with inputs for the proof; `inputs_only`: no inputs are drawn.
+    `dims`: sizes of free dimensions. `proof`: "float64" or "float32". `packed`: the input that masks padding tokens,
+    which the rewritten file does not compute.
+    """
 
     reads: Sequence[str] = ()
     only: Sequence[str] = PASSES
@@ -53,17 +60,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
+    """What a rewrite did and wrote.
+
+    `sizes`: of the free dimensions, at which costs are counted. `files`: model and weights: name -> bytes.
+    `source_bytes`: of the original with its weights. `manifest`: as JSON.
+    """
+
     rewritten: Rewritten
     proofs: tuple[Proof, ...]
     timed: tuple[Timed, ...]
     sizes: Mapping[str, int]
-    files: Mapping[str, int]  # the model's own: name -> bytes
-    before: int  # bytes of the source
+    files: Mapping[str, int]
+    source_bytes: int
     manifest: dict[str, Any]
 
 
 def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str], None] = lambda _: None) -> Written:
-    """`say` is told each step. Raises ForeignError or OSError."""
+    """Rewrites the file at `path` into `output`. `say`: gets a line at every step. Raises ForeignError or OSError."""
     original = Original(path)
     try:
         return _rewrite(original, output, request, say)
@@ -86,44 +99,44 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
     dtype = original.dtype
     if request.packed is not None:
         share_names(original, request.packed)
-    whole = prepared(model)
-    graph, sizes = whole.model.graph, cost_sizes(whole.model.graph, request.dims)
-    rewritten = rewrite(whole, reads, request.only, sizes, request.packed)
+    prepared_model = prepared(model)
+    graph, sizes = prepared_model.model.graph, cost_sizes(prepared_model.model.graph, request.dims)
+    rewritten = rewrite(prepared_model, reads, request.only, sizes, request.packed)
     if missing := [name for name in request.require if name not in rewritten.applied]:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
-    asked, beside = asked_of(request, reads, original, graph)
+    proof_plan, reference = plan_proof(request, reads, original, graph)
     if integer := any(map(is_integer, original.plain.graph)):
-        asked, beside = replace(asked, as_written=True), "the original without ONNX Runtime's optimiser"
-    left: list[str] = []
+        proof_plan, reference = replace(proof_plan, as_written=True), "the original without ONNX Runtime's optimiser"
+    not_compared: list[str] = []
     with staged(output) as written:
         say("writing the file")
         clean(rewritten.model, model, reads)
         save_model(rewritten.model, written)
-        release(original.plain)  # computed weights have read the original's
+        release(original.plain)  # its weights were needed to compute the new weights
         runner = _runner(written, original)
-        own = Errors(dtype, beside, bounded=not integer)
-        drawn = rounds(original, graph, asked, say, left.append)
-        proved = prove(drawn, rewritten.model, runner, own, say, left.append)
+        errors = Errors(dtype, reference, bounded=not integer)
+        proof_rounds = rounds(original, graph, proof_plan, say, not_compared.append)
+        proved = prove(proof_rounds, rewritten.model, runner, errors, say, not_compared.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
-        sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
+        file_bytes = {name: file.stat().st_size for name, file in files.items()}
         sample = _sample(runner, proved)
         origin = describe(original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
         artifact = any_artifact(contents, runner.session, sample, dtype, origin)
-        artifact = artifact.telling({"not_compared": left})
-        del runner, original.runner  # each holds all weights
+        artifact = artifact.telling({"not_compared": not_compared})
+        del runner, original.runner  # both hold all weights
         timed = _timed(original.path, written, graph, sizes) if request.time else ()
         lay(written, artifact)
     manifest = json.loads(artifact.manifest.to_json())
-    return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, original.size, manifest)
+    return Written(rewritten, proved.proofs, timed, sizes, file_bytes, original.size, manifest)
 
 
 def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
-    """Raises Slower."""
+    """Times the original and the new file. Raises Slower if the new file is slower at any batch size."""
     timed = time_both(path, written, graph, sizes)
-    if slower := [each for each in timed if each.slower]:
+    if slower := [timing for timing in timed if timing.slower]:
         raise Slower(
             f"expected a file that is no slower than the original, found {slower[0]}; --only leaves passes out"
         )
@@ -131,13 +144,13 @@ def _timed(path: Path, written: Path, graph: ir.Graph, sizes: Mapping[str, int])
 
 
 def _sample(runner: Runner, proved: Proved) -> Sample:
-    """Of the inputs that have no default."""
+    """Inputs and outputs of the proof, without the inputs that have a default: Triton does not send these."""
     feeds = {value.name: proved.feeds[value.name] for value in runner.session.get_inputs()}
     return Sample(feeds, proved.answers if len(feeds) == len(proved.feeds) else runner(feeds))
 
 
 def _runner(written: Path, original: Original) -> Runner:
-    """Raises NotSupported, for the original if ONNX Runtime refuses that too."""
+    """Raises NotSupported; the message is about the original if ONNX Runtime refuses the original, too."""
     try:
         return Runner(written)
     except NotSupported:
@@ -145,29 +158,35 @@ def _runner(written: Path, original: Original) -> Runner:
         raise
 
 
-def asked_of(request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph) -> tuple[Asked, str]:
-    """What the proof asks of the original, and beside what it judges a file. `graph`: to draw inputs."""
+def plan_proof(request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph) -> tuple[Asked, str]:
+    """What the proof runs the original on, and the name of the answers that a new file is compared with.
+
+    `graph`: has the inputs that are drawn.
+    """
     inputs = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
-    if (without := without_double(original.plain.graph)) is not None:
-        beside = f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
+    if (node := without_double(original.plain.graph)) is not None:
+        reference = f"the original in ONNX Runtime, as {node.op_type} has no reference in float64"
     else:
-        beside = "the original in float64" if request.proof == "float64" else "the original"
-    double = without is None and request.proof == "float64"
-    return Asked(reads, request.dims, inputs, double, request.inputs_only, request.packed), beside
+        reference = "the original in float64" if request.proof == "float64" else "the original"
+    double = node is None and request.proof == "float64"
+    return Asked(reads, request.dims, inputs, double, request.inputs_only, request.packed), reference
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
-    """Drops inferred shapes and notes; restores the outputs' declared shapes."""
+    """Drops the shapes and notes that the passes left in `model`, and returns it.
+
+    Outputs get the shapes that `original` declares, unless `reads` takes only a part of them.
+    """
     for node in model.graph:
         for value in node.outputs:
             value.metadata_props.clear()
             if not value.is_graph_output():
                 value.shape = None
     declared = {value.name: value.shape for value in original.graph.outputs}
-    whole = {read.output for read in reads if not read.indices} if reads else set(declared)
+    unsliced = {read.output for read in reads if not read.indices} if reads else set(declared)
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
-        if value.is_graph_output() and value.name in whole and declared[value.name] is not None:
+        if value.is_graph_output() and value.name in unsliced and declared[value.name] is not None:
             value.shape = declared[value.name]
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     model.metadata_props["vitbn.rewritten"] = version("vitbn")
@@ -181,6 +200,7 @@ def describe(
     request: Request,
     sizes: Mapping[str, int],
 ) -> Origin:
+    """What the manifest says about the rewrite. `sizes`: of the free dimensions, at which costs are counted."""
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     facts = {
         **source_facts(original, proved),
@@ -196,12 +216,13 @@ def describe(
     return Origin(rewritten.applied, packed=request.packed, facts=facts)
 
 
-def _places(sites: Sequence[Site], told: str) -> list[dict[str, str]]:
-    return [{"value": site.value, "operator": site.operator, told: site.told} for site in sites]
+def _places(sites: Sequence[Site], key: str) -> list[dict[str, str]]:
+    """`key`: the name of the last field, "change" or "reason"."""
+    return [{"value": site.value, "operator": site.operator, key: site.told} for site in sites]
 
 
 def source_facts(original: Original, proved: Proved) -> dict[str, Any]:
-    """The file that a proved file was made of, and its proofs."""
+    """What the manifest of a file says about its original and its proofs."""
     hashes = {file.name: sha256(file) for file in original.files}
     return {
         "source": {"file": original.path.name, "files": hashes, "opsets": dict(original.model.graph.opset_imports)},

@@ -19,8 +19,8 @@ from export.errors import ExportError, PublishError
 from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
-from export.publishing.publish import check_name, no_file, publish
-from export.publishing.sidecar import write_beside
+from export.publishing.publish import check_name, expecting_repository, publish
+from export.publishing.sidecar import write_with_sidecars
 from export.publishing.triton_config import Serving
 from export.sample_images import embedded_sample, own_dataset, own_sample
 from models.checkpoints.checkpoint import Checkpoint, load
@@ -86,7 +86,7 @@ def export_for(
     if isinstance(target, Target) and target.is_exact:
         exported = _export(loaded, form, data_dir)
         # TF32 has the same file; config.pbtxt allows the rounding.
-        return Ready(exported, exported.artifact.telling(precision=target.precision), target.serving)
+        return Ready(exported, exported.artifact.with_origin(precision=target.precision), target.serving)
     dataset = own_dataset(loaded.config, loaded.metrics, data_dir)
     exported = _export(loaded, form, data_dir)
     if isinstance(target, Target):
@@ -113,7 +113,7 @@ def _for_target(exported: Exported, target: Target, dataset: Dataset, max_drop_p
     if serving.engine == "openvino":
         serving = replace(serving, bfloat16=has_bfloat16())
         in_engine = check_accuracy(artifact.data, dataset, max_drop_points, has_bfloat16())
-        artifact = artifact.telling(test_accuracy=in_engine.accuracy)
+        artifact = artifact.with_origin(test_accuracy=in_engine.accuracy)
         accuracies.append(in_engine)
     return Ready(exported, artifact, serving, tuple(accuracies))
 
@@ -130,7 +130,7 @@ def _for_goal(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points:
     choice = choose(files, dataset, goal, max_drop_points)
     best = choice.best.setting
     artifact, accuracies = candidates[file_precision(best.precision, best.engine)]
-    artifact = artifact.telling({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
+    artifact = artifact.with_origin({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
     serving = Serving(
         best.engine,
         best.instances,
@@ -188,7 +188,7 @@ def check_destination(name: str | None, output: Path | None, repository: Path, s
         with naming(output):
             check_writable(output.parent)
     else:
-        with no_file(repository):
+        with expecting_repository(repository):
             check_writable(repository)
 
 
@@ -198,6 +198,6 @@ def write(artifact: Artifact, output: Path | None, repository: Path, name: str, 
     Returns the path of the file or of the version's folder.
     """
     if output:
-        write_beside(output, artifact)
+        write_with_sidecars(output, artifact)
         return output
     return publish(repository, name, artifact, serving)

@@ -21,6 +21,7 @@ def _headers(context: click.Context, parameter: click.Parameter, values: tuple[s
 
 
 def _key(context: click.Context, parameter: click.Parameter, value: Path | None) -> str | None:
+    """The key in a file."""
     from serving.control_key import KeyFailed, read
 
     try:
@@ -35,6 +36,7 @@ repository_option = click.option(
 
 
 def server_options(command: Command) -> Command:
+    """Passes `repository`, `servers`, `header` and `key`."""
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
     key = click.option(
         "--key-file",
@@ -55,6 +57,7 @@ def server_options(command: Command) -> Command:
 
 
 def loading_options(command: Command) -> Command:
+    """Passes what `server_options` passes, and `grpc`."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
     grpc = click.option(
         "--grpc", multiple=True, metavar="HOST:PORT", help=f"For loads over gRPC, one a server.  [default: {default}]"

@@ -30,9 +30,9 @@ from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
 from export.compiler.proof.runs import Runner
 from export.compiler.proof.shared_axes import share_names
-from export.publishing.foreign_artifact import any_artifact
+from export.publishing.foreign_artifact import session_artifact
 from export.publishing.manifest import Origin
-from export.publishing.sidecar import lay, staged
+from export.publishing.sidecar import staged, write_contents
 from export.time_files import Timed, time_both
 
 
@@ -124,11 +124,11 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
         sample = _sample(runner, proved)
         origin = describe(original, rewritten, proved, request, sizes)
         contents = {ONNX_FILE: files.pop(written.name), **files}
-        artifact = any_artifact(contents, runner.session, sample, dtype, origin)
-        artifact = artifact.telling({"not_compared": not_compared})
+        artifact = session_artifact(contents, runner.session, sample, dtype, origin)
+        artifact = artifact.with_origin({"not_compared": not_compared})
         del runner, original.runner  # both hold all weights
         timed = _timed(original.path, written, graph, sizes) if request.time else ()
-        lay(written, artifact)
+        write_contents(written, artifact)
     manifest = json.loads(artifact.manifest.to_json())
     return Written(rewritten, proved.proofs, timed, sizes, file_bytes, original.size, manifest)
 

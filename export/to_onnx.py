@@ -1,4 +1,4 @@
-"""Command line: checkpoint -> compared ONNX file -> model repository."""
+"""Command line: exports a checkpoint to a compared ONNX file, and publishes it in a model repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from export.engines.choose_engine import Choice
 
 DEFAULT_REPOSITORY = Path("triton_repo")
-DEFAULT_SERVER = ("127.0.0.1", 8000)  # of `vitbn repository` too
+DEFAULT_SERVER = ("127.0.0.1", 8000)  # the default of `vitbn repository`, too
 repository_option = click.option(
     "--repository", type=click.Path(path_type=Path), help=f"Model repository.  [default: {DEFAULT_REPOSITORY}]"
 )
@@ -91,11 +91,11 @@ def export(
 
 
 def _check_options(name: str | None, repository: Path | None, output: Path | None, options: dict[str, Any]) -> None:
-    backend, precision, asked = options["backend"], options["precision"], options["rewrites"]
+    backend, precision, rewrites = options["backend"], options["precision"], options["rewrites"]
     sharing = options["instances"] or options["threads"] is not None
     check_output_alone(output, repository or name or backend or options["goal"] or sharing)
-    if options["fuse_bn"] and asked not in (None, "bn"):
-        raise click.UsageError(f"expected --fuse-bn or --rewrites {asked}, found both")
+    if options["fuse_bn"] and rewrites not in (None, "bn"):
+        raise click.UsageError(f"expected --fuse-bn or --rewrites {rewrites}, found both")
     if precision == "tf32" and backend in ("openvino", "auto"):
         raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
     if options["goal"] and backend == "openvino":
@@ -106,15 +106,17 @@ def _check_options(name: str | None, repository: Path | None, output: Path | Non
 
 
 def _check_drop(precision: Precision, backend: str | None) -> None:
+    """Raises UsageError for --max-accuracy-drop if no accuracy is measured, and for NaN."""
     context = click.get_current_context()
-    lowered = file_precision(precision, "onnxruntime") != "fp32" or backend in ("openvino", "auto")
-    if context.get_parameter_source("max_accuracy_drop") is not ParameterSource.DEFAULT and not lowered:
+    measured = file_precision(precision, "onnxruntime") != "fp32" or backend in ("openvino", "auto")
+    if context.get_parameter_source("max_accuracy_drop") is not ParameterSource.DEFAULT and not measured:
         raise click.UsageError(f"expected no --max-accuracy-drop: {precision} drops nothing")
-    if math.isnan(context.params["max_accuracy_drop"]):  # is in every range
+    if math.isnan(context.params["max_accuracy_drop"]):  # click takes NaN for a number in any range
         raise click.UsageError("--max-accuracy-drop: expected a number, found nan")
 
 
 def check_output_alone(output: Path | None, others: object) -> None:
+    """Raises UsageError if --output and an option of a repository are given. `others`: the values of those options."""
     if output and others:
         raise click.UsageError(
             "expected --output alone, found --name, --repository, --backend, --for, --instances or --threads"
@@ -122,6 +124,7 @@ def check_output_alone(output: Path | None, others: object) -> None:
 
 
 def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, options: dict[str, Any]) -> Ready:
+    """Exports the checkpoint at `path`; warnings about untrained blocks become lines."""
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_for
     from export.publishing.triton_config import Serving
@@ -145,8 +148,8 @@ def _print(ready: Ready, written: Path) -> None:
     from export.pass_report import step_lines
 
     exported, config, precision = ready.exported, ready.exported.config, ready.artifact.origin.precision
-    what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
-    click.echo(f"Read {relative(exported.checkpoint.path)}: {what}")
+    network = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
+    click.echo(f"Read {relative(exported.checkpoint.path)}: {network}")
     if exported.checkpoint.note:
         click.echo(f"Note: taken from the file: {exported.checkpoint.note}", err=True)
     if exported.images.note:
@@ -173,6 +176,7 @@ def _a_server_runs() -> bool:
 
 
 def _promotion(version: Path) -> str:
+    """The command that makes a running server load the version. `version`: its folder."""
     words = ["vitbn", "repository", "promote", version.parent.name, version.name]
     if (repository := version.parent.parent) != DEFAULT_REPOSITORY:
         words += ["--repository", str(repository)]

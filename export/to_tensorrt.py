@@ -1,4 +1,4 @@
-"""Command line: ONNX -> TensorRT engine -> model repository."""
+"""Command line: builds a TensorRT engine from an ONNX file, and publishes it in a model repository."""
 
 from __future__ import annotations
 
@@ -89,14 +89,15 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
 
 
 def _source(onnx_file: Path | None, model: str) -> Artifact:
+    """The ONNX file with its sidecars; without a file, an export of the shipped checkpoint `model`."""
     from common.repository import ONNX_FILE
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
     from export.errors import PublishError
-    from export.publishing.sidecar import read_beside
+    from export.publishing.sidecar import read_with_sidecars
 
     if onnx_file:
-        source = read_beside(onnx_file)
+        source = read_with_sidecars(onnx_file)
         if source.manifest.file != ONNX_FILE:
             raise PublishError(f"{onnx_file}: expected the manifest of an ONNX file, found of a {source.manifest.file}")
         return source

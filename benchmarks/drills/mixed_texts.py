@@ -49,15 +49,15 @@ def mixed_texts() -> Row:
 
 def publish_packed(folder: Path) -> Path:
     """Writes the packed file, publishes it in the repository `models`, and returns it. Raises RuntimeError."""
-    from export.publishing.dynamic_batching import joining
+    from export.publishing.dynamic_batching import prove_joining
     from export.publishing.publish import publish
-    from export.publishing.sidecar import read_beside
+    from export.publishing.sidecar import read_with_sidecars
     from export.rewrite_file import Request, rewrite_file
 
     file = folder / "packed.onnx"
     request = Request((f"{HIDDEN}[mask]", POOLED), packed=MASK, proof="float32")
     rewrite_file(write_encoder(folder), file, request)
-    artifact, told = joining(read_beside(file))
+    artifact, told = prove_joining(read_with_sidecars(file))
     if artifact.origin.joined_lengths is None:
         raise RuntimeError("; ".join(told))
     publish(folder / "models", MODEL, artifact)

@@ -56,12 +56,12 @@ class BulkBench:
     def __init__(self, folder: Path, rows: int, model: str) -> None:
         from export.checkpoint_to_onnx import Form
         from export.checkpoint_to_version import export_checkpoint
-        from export.publishing.sidecar import write_beside
+        from export.publishing.sidecar import write_with_sidecars
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows
         self._model = folder / "model.onnx"
-        write_beside(self._model, export_checkpoint(shipped(model), Form("all")).artifact)
+        write_with_sidecars(self._model, export_checkpoint(shipped(model), Form("all")).artifact)
         self._input = _write_images(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 

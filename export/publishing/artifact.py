@@ -1,7 +1,7 @@
-"""A version: a file that Triton loads, its weights and sample, and their manifest.
+"""A version: the file that Triton loads, its weights, a sample of its answers, and the manifest of all these.
 
-In: contents, a sample and what the stage tells of the file; or a version's folder. Out: an `Artifact`, or PublishError
-if contents and manifest disagree.
+In: contents, a sample and the file's origin; or a version's folder. Out: an `Artifact`; PublishError if contents and
+manifest disagree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from common.files import sha256
 from common.repository import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, check_hash
 from common.sample import Sample
 from export.errors import PublishError, as_published
-from export.publishing.manifest import (
-    Manifest,
-    Network,
-    Origin,
-    Tensor,
-    read_manifest,
-)
+from export.publishing.manifest import Manifest, Network, Origin, Tensor, read_manifest
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
@@ -35,7 +29,7 @@ Content = bytes | Path
 
 @dataclass(frozen=True)
 class Artifact:
-    """`contents`: place -> bytes, or the file that has them."""
+    """What is published as a version. `contents`: path in the version's folder -> bytes, or the file that has them."""
 
     manifest: Manifest
     contents: Mapping[str, Content]
@@ -46,14 +40,14 @@ class Artifact:
 
     @property
     def network(self) -> Network:
-        """Raises PublishError for a network of another origin."""
+        """Raises PublishError for a network that this project has not trained."""
         if self.origin.network is None:
             raise PublishError(f"{self.manifest.file}: expected a network of this project, found another")
         return self.origin.network
 
     @property
     def config(self) -> ModelConfig:
-        """Raises PublishError for a network of another origin."""
+        """Raises PublishError for a network that this project has not trained."""
         config = self.network.config
         if not isinstance(config, ModelConfig):
             raise PublishError(f"{self.manifest.file}: expected a network of this project, found another")
@@ -61,12 +55,13 @@ class Artifact:
 
     @property
     def data(self) -> bytes:
+        """The bytes of the file that Triton loads."""
         content = self.contents[self.manifest.file]
         return content if isinstance(content, bytes) else content.read_bytes()
 
     @property
     def path(self) -> Path:
-        """The file that Triton loads. Raises TypeError if it is not written yet."""
+        """The path of the file that Triton loads. Raises TypeError if the artifact has only its bytes."""
         content = self.contents[self.manifest.file]
         if isinstance(content, bytes):
             raise TypeError(f"{self.manifest.file}: expected a file, found its bytes")
@@ -74,12 +69,12 @@ class Artifact:
 
     @property
     def sample(self) -> Sample:
-        """Raises PublishError."""
+        """Inputs, and the file's answers to them. Raises PublishError for a damaged sample."""
         with as_published():
             return Sample.read(self.contents[SAMPLE_FILE])
 
-    def telling(self, facts: Mapping[str, Any] | None = None, **fields: Any) -> Artifact:
-        """With more `facts`, and other `fields` of its origin."""
+    def with_origin(self, facts: Mapping[str, Any] | None = None, **fields: Any) -> Artifact:
+        """A copy whose origin has additional `facts`, and new values of `fields`."""
         origin = replace(self.origin, facts={**self.origin.facts, **(facts or {})}, **fields)
         return replace(self, manifest=replace(self.manifest, origin=origin))
 
@@ -91,24 +86,33 @@ def make_artifact(
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     origin: Origin,
 ) -> Artifact:
-    """The first of `contents` is the file that Triton loads; `tensors`: inputs and outputs."""
-    whole = {**contents, SAMPLE_FILE: sample.to_bytes()}
-    hashes = {place: sha256(content) for place, content in whole.items()}
-    return Artifact(Manifest(next(iter(contents)), hashes, *tensors, tolerance, origin), whole)
+    """Adds sample and manifest to `contents`, whose first file is the file that Triton loads.
+
+    `tolerance`: absolute, of each output for the sample. `tensors`: inputs and outputs.
+    """
+    with_sample = {**contents, SAMPLE_FILE: sample.to_bytes()}
+    hashes = {place: sha256(content) for place, content in with_sample.items()}
+    return Artifact(Manifest(next(iter(contents)), hashes, *tensors, tolerance, origin), with_sample)
 
 
 def classifier_artifact(file: str, data: bytes, network: Network, sample: Sample, origin: Origin) -> Artifact:
-    """Of a network of this project: image uint8 (batch, C, H, W) -> logits float32 (batch, K)."""
+    """The artifact of a classifier: image uint8 (batch, C, H, W) -> logits float32 (batch, num_classes).
+
+    `file`, `data`: name and bytes of the file that Triton loads.
+    """
     config = network.config
     inputs = {INPUT_NAME: Tensor("uint8", ("batch", *config.input_shape))}
     outputs = {OUTPUT_NAME: Tensor("float32", ("batch", config.num_classes))}
-    exact = origin.precision == "fp32"  # below, processors differ
+    exact = origin.precision == "fp32"  # lower precisions give other logits on other processors
     tolerance = {OUTPUT_NAME: network.tolerance if exact else None}
     return make_artifact({file: data}, sample, tolerance, (inputs, outputs), replace(origin, network=network))
 
 
 def onnx_artifact(proto: onnx.ModelProto, image: Images, network: Network, origin: Origin) -> Artifact:
-    """Of a graph of this project: its origin is in its metadata_props too; `image` (1, C, H, W) is its sample."""
+    """The artifact of a classifier's ONNX graph, whose metadata_props get the fields of the origin.
+
+    `image`: uint8 (1, C, H, W), the input of the sample.
+    """
     from export.equivalence import onnx_classifier
 
     for key, value in replace(origin, network=network).to_json().items():
@@ -118,8 +122,8 @@ def onnx_artifact(proto: onnx.ModelProto, image: Images, network: Network, origi
     return classifier_artifact(ONNX_FILE, data, network, sample, origin)
 
 
-def checked(manifest: Manifest, files: Mapping[str, Path]) -> Artifact:
-    """Raises PublishError for a file that is missing or has another hash."""
+def artifact_of_files(manifest: Manifest, files: Mapping[str, Path]) -> Artifact:
+    """`files`: path in a version's folder -> the file. Raises PublishError if a file is missing or has another hash."""
     with as_published():
         for place, expected in manifest.files.items():
             check_hash(files[place], expected, place)
@@ -127,11 +131,12 @@ def checked(manifest: Manifest, files: Mapping[str, Path]) -> Artifact:
 
 
 def open_version(folder: Path) -> Artifact:
-    """As `read_version`, without reading the contents."""
+    """The version in a folder; only its manifest is read and checked. Raises PublishError."""
     manifest = read_manifest(folder / MANIFEST_FILE)
     return Artifact(manifest, {place: folder / place for place in manifest.files})
 
 
 def read_version(folder: Path) -> Artifact:
-    artifact = open_version(folder)
-    return checked(artifact.manifest, {place: folder / place for place in artifact.manifest.files})
+    """The version in a folder, whose files have the hashes of its manifest. Raises PublishError."""
+    manifest = read_manifest(folder / MANIFEST_FILE)
+    return artifact_of_files(manifest, {place: folder / place for place in manifest.files})

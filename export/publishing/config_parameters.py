@@ -1,6 +1,6 @@
-"""What clients and operators read of a network of this project in the parameters of config.pbtxt.
+"""The parameters of config.pbtxt from which clients and operators learn about a network.
 
-In: manifests and samples. Out: parameter -> text; None: the version does not have it.
+In: manifests and samples of the served versions. Out: parameter -> text; None: the parameter must be absent.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from common.sample import Sample
 from export.publishing.manifest import Manifest
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
-# Of a float32 logit. A newer version may allow TF32 to older versions, which moves a logit of 10 by up to 0.005.
+# Absolute, of a float32 logit. A newer version may allow TF32 to older versions, which moves a logit of 10 by 0.005.
 PROBE_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Version:
-    """`sample` None: its file is damaged."""
+    """A served version. `sample`: None if its file is damaged."""
 
     manifest: Manifest
     sample: Sample | None
 
 
-def described(manifest: Manifest) -> dict[str, str | None]:
-    """Empty for a network of another origin."""
+def config_parameters(manifest: Manifest) -> dict[str, str | None]:
+    """The parameters of the default version; none for a network that clients cannot ask for classes."""
     origin, network = manifest.origin, manifest.origin.network
     if network is None:
         return {}
@@ -48,12 +48,15 @@ def described(manifest: Manifest) -> dict[str, str | None]:
 
 
 def probe(versions: Mapping[int, Version], bfloat16: bool) -> str | None:
-    """JSON: the highest version's image and each version's logits, for a probe without the files.
+    """The parameter `probe`: JSON from which a prober, who has no files, asks the served versions and judges them.
 
-    A version with another image has it beside its logits. Below float32, and where the engine computes in `bfloat16`,
-    processors differ: tolerance null, only the class counts.
+    It has the highest version's sample image, zlib-compressed and base64, and the logits of every version; and the
+    image of a version whose sample has another image. Below float32, or in `bfloat16`, processors round differently:
+    the tolerance is null, and only the class must be right. None if no version has a sample.
     """
-    samples = {number: each.sample for number, each in versions.items() if each.manifest.config and each.sample}
+    samples = {
+        number: version.sample for number, version in versions.items() if version.manifest.config and version.sample
+    }
     if not samples:
         return None
     image, answers = samples[max(samples)].inputs[INPUT_NAME], dict[str, dict[str, Any]]()

@@ -1,7 +1,9 @@
-"""What a server may join of the requests to a network of another origin; proves it for requests of different lengths.
+"""Decides which requests to a network of another origin a server may join into a batch.
 
-In: a file of `vitbn rewrite --packed MASK` with its sample. Out: how a server joins its requests, or why it must not.
-The comparison runs the server's own code on drawn requests: of each length a whole text, and two that are padded.
+In: an artifact with its sample. Out: the artifact, whose manifest allows to join requests of equal shapes, and those of
+different lengths if `vitbn rewrite --packed MASK` wrote the file; lines that say what is allowed, and why not. The
+proof for different lengths runs the server's own code on drawn requests: for each length a text without padding, and a
+padded batch of two texts.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.contract import Tensor as Served
 from serving.backends.lengths import Lengths
 
-LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file may not take each
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file need not take all lengths
 
 
 @dataclass(frozen=True)
 class Joined:
-    """`error`: the largest of an output beside the requests alone, in its size, at most `tolerance`."""
+    """A proof that requests of different lengths may run together.
+
+    `error`: the largest difference of an output from that of the request alone, relative to the size of the output; at
+    most `tolerance`. `requests`: how many were compared.
+    """
 
     lengths: Lengths
     error: float
@@ -44,16 +50,19 @@ class Joined:
         return f"{self.requests} requests beside each alone, {sizes}"
 
 
-def joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
-    """A network of another origin with what its server must know, and lines for its publisher."""
+def prove_joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
+    """The artifact, whose origin says which requests a server may join; and lines about that for its publisher.
+
+    Networks of this project, and networks without a free batch dimension, stay as they are.
+    """
     manifest, sample = artifact.manifest, artifact.sample
     if manifest.config is not None or not has_free_rows(manifest):
         return artifact, []
     try:
         error = prove_rows(Original(artifact.path), sample, _tolerances(manifest, sample))
     except NotJoined as reason:
-        return artifact.telling(joined_rows=False), [f"Requests run apart: {reason}"]
-    artifact = artifact.telling(joined_rows=True)
+        return artifact.with_origin(joined_rows=False), [f"Requests run apart: {reason}"]
+    artifact = artifact.with_origin(joined_rows=True)
     lines = [f"Requests of equal shapes run together: answers differ by {error:.1e} of their size from those alone"]
     if artifact.origin.packed is None:
         return artifact, lines
@@ -61,12 +70,15 @@ def joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
         proved = prove_joined(artifact, artifact.origin.packed)
     except NotJoined as reason:
         return artifact, [*lines, f"Requests of different lengths run apart: {reason}"]
-    told = artifact.telling(joined_lengths=proved.lengths.to_json())
-    return told, [f"Requests of different lengths run together: {proved}"]
+    artifact = artifact.with_origin(joined_lengths=proved.lengths.to_json())
+    return artifact, [f"Requests of different lengths run together: {proved}"]
 
 
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
-    """Padding behind the texts is tried before padding in front of them. Raises NotJoined."""
+    """Tries padding after the texts, then padding before them. `mask`: the input that masks padding.
+
+    Raises NotJoined.
+    """
     manifest, sample = artifact.manifest, artifact.sample
     reasons = []
     engine = _Engine(artifact.path)
@@ -84,7 +96,7 @@ def prove_joined(artifact: Artifact, mask: str) -> Joined:
 
 
 class _Engine:
-    """A file as the server's code runs it."""
+    """A file in ONNX Runtime, as the engine that the server's code for joining calls."""
 
     inputs: Mapping[str, Served] = {}
     outputs: Mapping[str, Served] = {}
@@ -94,36 +106,41 @@ class _Engine:
 
     def run(self, names: Sequence[str], feeds: Inputs) -> list[Array]:
         try:
-            found = self.runner(dict(feeds))
+            outputs = self.runner(dict(feeds))
         except ForeignError as error:
             raise RunFailed(str(error)) from error
-        return [found[name] for name in names]
+        return [outputs[name] for name in names]
 
 
 def _lengths(
     inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], sample: Sample, mask: str, left: bool
 ) -> Lengths:
-    """What has an axis of free size behind the first that is as long as the mask in the sample has tokens."""
+    """The inputs and outputs with a token axis: their second axis is free, and as long as the mask in the sample.
+
+    `left`: whether padding comes before the text. Raises NotJoined for another mask, and for whole numbers without a
+    token axis: they may be positions counted from the padded end.
+    """
     if mask not in inputs or len(inputs[mask].shape) != 2 or isinstance(inputs[mask].shape[1], int):
         raise NotJoined(f"expected a mask {mask!r} of (texts, tokens), both free, found none")
     tokens = sample.inputs[mask].shape[1]
     by_token = [
-        [name for name, each in tensors.items() if _is_free(each, 1) and arrays[name].shape[1] == tokens]
+        [
+            name
+            for name, tensor in tensors.items()
+            if len(tensor.shape) > 1 and not isinstance(tensor.shape[1], int) and arrays[name].shape[1] == tokens
+        ]
         for tensors, arrays in ((inputs, sample.inputs), (outputs, sample.outputs))
     ]
-    if picking := [name for name, each in inputs.items() if name not in by_token[0] and "int" in each.dtype.lower()]:
-        raise NotJoined(f"{picking[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
+    positions = [name for name, tensor in inputs.items() if name not in by_token[0] and "int" in tensor.dtype.lower()]
+    if positions:
+        raise NotJoined(f"{positions[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
     shapes = [tensors[name].shape for tensors, names in zip((inputs, outputs), by_token, strict=True) for name in names]
     features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
     return Lengths(mask, tuple(by_token[0]), tuple(by_token[1]), left, features)
 
 
-def _is_free(tensor: Tensor, axis: int) -> bool:
-    return len(tensor.shape) > axis and not isinstance(tensor.shape[axis], int)
-
-
 def _drawn(sample: Sample, lengths: Lengths) -> list[Arrays]:
-    """Tokens of the sample in any order."""
+    """Requests of tokens that are drawn from the sample: for each length a text, and a batch of two padded texts."""
     rng = np.random.default_rng(0)
     requests = []
     for tokens in LENGTHS:
@@ -137,7 +154,7 @@ def _drawn(sample: Sample, lengths: Lengths) -> list[Arrays]:
 
 
 def _alone(engine: _Engine, drawn: Sequence[Arrays]) -> tuple[list[Arrays], list[Arrays]]:
-    """The requests that the file answers alone, and its answers."""
+    """The requests that the file answers, and its answers. Raises NotJoined if they are of fewer than two shapes."""
     requests, answers, reasons = [], [], []
     for request in drawn:
         try:
@@ -152,11 +169,12 @@ def _alone(engine: _Engine, drawn: Sequence[Arrays]) -> tuple[list[Arrays], list
 
 
 def _shape(request: Arrays) -> Any:
+    """The shapes of the inputs without the batch dimension."""
     return tuple(array.shape[1:] for array in request.values())
 
 
 def _tolerances(manifest: Manifest, sample: Sample) -> dict[str, float]:
-    """In the outputs' size. Raises NotJoined."""
+    """Allowed error of each output, relative to its size. Raises NotJoined for outputs without a tolerance."""
     relative = {}
     for name, array in sample.outputs.items():
         if (tolerance := manifest.sample_tolerance[name]) is None:
@@ -172,18 +190,21 @@ def _compare(
     alone: Sequence[Arrays],
     tolerances: Mapping[str, float],
 ) -> float:
-    """The largest error of an output, in its size. Raises NotJoined."""
+    """Joins all requests with the server's code; the largest error of an output against `alone`, the answers alone.
+
+    Errors and tolerances are relative to the size of the output. Raises NotJoined.
+    """
     calls = [Call(request, frozenset(tolerances)) for request in requests]
     largest = 0.0
-    for found, expected in zip(answer(engine, [*tolerances], calls, lengths), alone, strict=True):
-        if isinstance(found, RunFailed):
-            raise NotJoined(str(found))
+    for outputs, expected in zip(answer(engine, [*tolerances], calls, lengths), alone, strict=True):
+        if isinstance(outputs, RunFailed):
+            raise NotJoined(str(outputs))
         for name, tolerance in tolerances.items():
-            shapes = found[name].shape, expected[name].shape
+            shapes = outputs[name].shape, expected[name].shape
             if shapes[0] != shapes[1]:
                 raise NotJoined(f"{name} has the shape {shapes[0]}, alone {shapes[1]}")
-            error = largest_error(expected[name], found[name])
-            size = max(size_of(each[name]) for each in alone)
+            error = largest_error(expected[name], outputs[name])
+            size = max(size_of(answers[name]) for answers in alone)
             if not error <= tolerance * size:  # NaN too
                 raise NotJoined(f"{name} is off by {error / size:.1e} of its size (at most {tolerance:g})")
             largest = max(largest, error / size)

@@ -1,7 +1,8 @@
-"""Tries a file on inputs without elements: there some of ONNX Runtime's kernels divide by zero or never end.
+"""Tries a file on inputs without elements, on which some of ONNX Runtime's kernels divide by zero or never end.
 
-In: a version with its sample. Out: the axes of inputs that must not be 0, because ONNX Runtime's process ended. Each
-trial runs in a process of its own, for at most `proof.runs.EMPTY_S`. An error is no such end: a client gets its text.
+In: a version with its sample. Out: the axes of inputs whose size must not be 0, because the process of ONNX Runtime
+crashed or hung. Trials run in separate processes, for at most `proof.runs.EMPTY_S` seconds. An error that ONNX Runtime
+reports is harmless: the client gets its text.
 """
 
 from __future__ import annotations
@@ -17,45 +18,48 @@ from export.compiler.proof.runs import Runner, answers_apart
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
 
-MOST_TRIALS = 32  # of a decoder each layer has inputs
+MOST_TRIALS = 32  # a decoder has inputs for every layer
 
-Axes = tuple[tuple[str, int], ...]  # of inputs
+Axes = tuple[tuple[str, int], ...]  # input and axis
 
 
 def never_empty(artifact: Artifact) -> dict[str, list[int]]:
-    """Input -> its axes. `artifact`: as `read_version` returns it, of a file that answers its sample."""
-    runner, inputs, ended = Runner(artifact.path), artifact.sample.inputs, set[tuple[str, int]]()
+    """Input -> its axes that must not have size 0. `artifact`: of files on disk, whose model answers its sample."""
+    runner, inputs, fatal = Runner(artifact.path), artifact.sample.inputs, set[tuple[str, int]]()
     for axes in _trials(artifact.manifest.inputs):
-        if not ended.issuperset(axes) and _ends(runner, _without(inputs, axes)):
-            ended.update(axes)
-    return {name: sorted(axis for each, axis in ended if each == name) for name in inputs if name in dict(ended)}
+        if not fatal.issuperset(axes) and _ends_process(runner, _emptied(inputs, axes)):
+            fatal.update(axes)
+    by_input = {name: sorted(axis for input_name, axis in fatal if input_name == name) for name in inputs}
+    return {name: axes for name, axes in by_input.items() if axes}
 
 
-def as_line(never: Mapping[str, Sequence[int]]) -> str:
-    inputs = ", ".join(f"{name} on axis {' or '.join(map(str, axes))}" for name, axes in never.items())
+def as_line(never_empty: Mapping[str, Sequence[int]]) -> str:
+    """What a publisher reads about the inputs that `never_empty` returned."""
+    inputs = ", ".join(f"{name} on axis {' or '.join(map(str, axes))}" for name, axes in never_empty.items())
     return f"Without elements ({inputs}) the file ends ONNX Runtime's process: our backend refuses such requests"
 
 
 def _trials(inputs: Mapping[str, Tensor]) -> list[Axes]:
-    """The axes of one free size together, then each axis alone, as a malformed request may have it."""
-    free: dict[Hashable, list[tuple[str, int]]] = defaultdict(list)
-    for name, form in inputs.items():
-        for axis, size in enumerate(form.shape):
+    """The axes to empty at once: all axes of one symbol, as in a valid request; then single axes, as in a wrong one."""
+    by_symbol: dict[Hashable, list[tuple[str, int]]] = defaultdict(list)
+    for name, tensor in inputs.items():
+        for axis, size in enumerate(tensor.shape):
             if not isinstance(size, int):
-                free[size or (name, axis)].append((name, axis))
-    together = [tuple(axes) for axes in free.values()]
-    alone = [(each,) for axes in together for each in axes]
+                by_symbol[size or (name, axis)].append((name, axis))
+    together = [tuple(axes) for axes in by_symbol.values()]
+    alone = [(input_axis,) for axes in together for input_axis in axes]
     return [*dict.fromkeys([*together, *alone])][:MOST_TRIALS]
 
 
-def _without(inputs: Arrays, axes: Axes) -> Arrays:
+def _emptied(inputs: Arrays, axes: Axes) -> Arrays:
+    """The inputs with size 0 on these axes."""
     emptied = dict(inputs)
     for name, axis in axes:
         emptied[name] = np.take(emptied[name], [], axis)
     return emptied
 
 
-def _ends(runner: Runner, inputs: Arrays) -> bool:
+def _ends_process(runner: Runner, inputs: Arrays) -> bool:
     try:
         answers_apart(runner, inputs)
     except NotSupported as error:

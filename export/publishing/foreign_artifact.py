@@ -1,6 +1,6 @@
-"""An ONNX file of any origin -> an `Artifact`.
+"""Makes an `Artifact` of an ONNX file of any origin, which has no manifest.
 
-In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: it with its weights, forms and answers.
+In: the file. Out: the artifact with its weights, its tensors, and a sample of its answers to given or drawn inputs.
 """
 
 from __future__ import annotations
@@ -33,44 +33,47 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 
 
 def foreign_artifact(file: Path, inputs: Path | None = None) -> Artifact:
-    """Of a file without a manifest. `inputs`: an .npz file for the sample; else they are drawn.
+    """`inputs`: an .npz file with the sample's inputs; None: they are drawn.
 
-    Raises ForeignError for a file that does not run, or whose answers differ.
+    Raises ForeignError for a file that does not run, or that answers the same inputs differently a second time.
     """
     original = Original(file)
-    runner, given = original.runner, _inputs(original, inputs)
-    needed = {value.name: given[value.name] for value in runner.session.get_inputs()}
-    sample, again = Sample(needed, runner(needed)), runner(needed)
-    if any(not np.array_equal(array, again[name], equal_nan=True) for name, array in sample.outputs.items()):
+    runner, feeds = original.runner, _sample_inputs(original, inputs)
+    needed = {value.name: feeds[value.name] for value in runner.session.get_inputs()}
+    sample, second = Sample(needed, runner(needed)), runner(needed)
+    if any(not np.array_equal(array, second[name], equal_nan=True) for name, array in sample.outputs.items()):
         raise NotSupported(f"{file}: expected equal answers to equal inputs, found others: random numbers or a state")
     contents = {ONNX_FILE: file, **weights_by_place(file)}
-    return any_artifact(contents, runner.session, sample, original.dtype, Origin())
+    return session_artifact(contents, runner.session, sample, original.dtype, Origin())
 
 
-def any_artifact(
-    contents: Mapping[str, Content], runner: ort.InferenceSession, sample: Sample, dtype: str, origin: Origin
+def session_artifact(
+    contents: Mapping[str, Content], session: ort.InferenceSession, sample: Sample, dtype: str, origin: Origin
 ) -> Artifact:
+    """The artifact of a file that ONNX Runtime has loaded. `dtype`: of the weights."""
     tolerance = {name: _tolerance(array, dtype) for name, array in sample.outputs.items()}
-    tensors = _tensors(runner.get_inputs()), _tensors(runner.get_outputs())
+    tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs())
     origin = replace(origin, precision="fp32" if dtype == "float32" else "fp16")
     return make_artifact(contents, sample, tolerance, tensors, origin)
 
 
 def _tolerance(array: NDArray[np.generic], dtype: str) -> float:
-    """Absolute, of an output; `dtype`: of the weights."""
+    """Allowed absolute error of an output. `dtype`: of the weights."""
     relative = max(TOLERANCE, TOLERANCES["float16" if array.dtype == np.float16 else dtype])
     return relative * size_of(array)
 
 
-def _tensors(given: Any) -> dict[str, Tensor]:
-    kinds = {each.name: each.type.removeprefix("tensor(").removesuffix(")") for each in given}
-    return {each.name: Tensor(NUMPY.get(kinds[each.name], kinds[each.name]), tuple(each.shape)) for each in given}
+def _tensors(values: Any) -> dict[str, Tensor]:
+    """`values`: inputs or outputs of a session of ONNX Runtime."""
+    kinds = {value.name: value.type.removeprefix("tensor(").removesuffix(")") for value in values}
+    return {value.name: Tensor(NUMPY.get(kinds[value.name], kinds[value.name]), tuple(value.shape)) for value in values}
 
 
-def _inputs(original: Original, file: Path | None) -> Feeds:
+def _sample_inputs(original: Original, file: Path | None) -> Feeds:
+    """The inputs in `file`, or drawn inputs that the original answers. Raises NotDrawn if it answers none."""
     graph = drawable(original.model)
-    given = (file, read_inputs(file, graph)) if file else None
+    from_file = (file, read_inputs(file, graph)) if file else None
     try:
-        return next(rounds(original, graph, Asked(inputs=given))).feeds
+        return next(rounds(original, graph, Asked(inputs=from_file))).feeds
     except NotDrawn as error:
         raise NotDrawn(error.reason, "--inputs FILE.npz gives others") from error

@@ -1,6 +1,6 @@
-"""manifest.json: what is known of a version, typed.
+"""manifest.json: the facts about a version, as typed dataclasses.
 
-In: what a stage tells of its file, or the JSON beside it. Out: a complete `Manifest`; PublishError for other JSON.
+In: the fields, from the stage that wrote a file; or the JSON. Out: a complete `Manifest`; PublishError for other JSON.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.networks.config import ModelConfig
 
-# Fields of an Origin that a manifest may lack.
-TOLD = ("test_accuracy", "packed", "joined_rows", "joined_lengths", "never_empty")
+OPTIONAL = ("test_accuracy", "packed", "joined_rows", "joined_lengths", "never_empty")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """`dtype`: numpy's name. `shape`: a free size is a symbol or None."""
+    """An input or output. `dtype`: numpy's name. `shape`: a free dimension is a symbol or None."""
 
     dtype: str
     shape: tuple[int | str | None, ...]
@@ -33,10 +32,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A trained network of this project, or one of pictures that clients ask alike.
+    """A network that clients can ask for classes: of this project, or a picture network of another origin.
 
-    `max_abs_error`: of the float32 file's logits beside the trained network's, at most `tolerance`. `temperature`
-    divides the logits, `evidence_limit` rejects a picture (models/evaluation/rejection.py); None: not calibrated.
+    `max_abs_error`: of the float32 file's logits against the trained network's, at most `tolerance`. `metrics`: of the
+    training. `temperature` divides the logits, `evidence_limit` rejects a picture (models/evaluation/rejection.py);
+    None: not calibrated. Raises TypeError or ValueError for other values.
     """
 
     config: ModelConfig | PictureConfig
@@ -66,7 +66,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Profile:
-    """Batch sizes that an engine takes, and the size that it is made for."""
+    """Smallest and largest batch size that a TensorRT engine takes, and the size that it is optimised for."""
 
     min: int
     opt: int
@@ -75,7 +75,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a TensorRT engine was built. `max_abs_error`: of its logits beside those of the ONNX file."""
+    """How a TensorRT engine was built. `max_abs_error`: of its logits against those of the ONNX file."""
 
     profile: Profile
     max_abs_error: float
@@ -87,13 +87,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the stage that wrote a file tells of it.
+    """Where a file comes from: what the stage that wrote it knows.
 
-    `test_accuracy`: of the file itself; None: not measured. `network`: None for a network of another origin. `engine`:
-    None for an ONNX file. `packed`: the input by which `rewrite --packed` leaves tokens out. `joined_rows`: whether
-    requests run together; None: as the names of the axes say. `joined_lengths`: how a server joins requests of
-    different lengths, as in config.pbtxt. `never_empty`: input -> axes that a server must not leave empty. `facts`: for
-    people; no program reads them.
+    `rewrites`: the passes that changed the graph. `test_accuracy`: of the file itself; None: not measured. `network`:
+    None if clients cannot ask the network for classes. `engine`: None for an ONNX file. `packed`: the mask by which the
+    file leaves padding tokens out (`rewrite --packed`). `joined_rows`: whether a server may join requests into a batch;
+    None: as the names of the axes say. `joined_lengths`: how it joins requests of different lengths, as in
+    config.pbtxt. `never_empty`: input -> axes of which a request must not have size 0. `facts`: for people; no program
+    reads them. Raises TypeError or ValueError for other values.
     """
 
     rewrites: tuple[str, ...] = ()
@@ -108,7 +109,7 @@ class Origin:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all(isinstance(each, str) for each in self.rewrites):
+        if not all(isinstance(name, str) for name in self.rewrites):
             raise TypeError(f"rewrites {[*self.rewrites]!r}")
         _check_type("precision", self.precision, str)
         for name in ("packed", "joined_lengths"):
@@ -129,21 +130,22 @@ class Origin:
         return trained
 
     def to_json(self) -> dict[str, Any]:
-        """Side by side: free facts, the network's fields and the file's own."""
-        held: dict[str, Any] = {**self.facts, "rewrites": [*self.rewrites], "precision": self.precision}
-        held |= {name: value for name in TOLD if (value := getattr(self, name)) is not None}
+        """One flat object: the facts, the fields of this class that are set, and the network's fields."""
+        fields: dict[str, Any] = {**self.facts, "rewrites": [*self.rewrites], "precision": self.precision}
+        fields |= {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
         if self.network:
-            held |= self.network.to_json()
+            fields |= self.network.to_json()
         if self.engine:
-            held["engine"] = self.engine.to_json()
-        return held
+            fields["engine"] = self.engine.to_json()
+        return fields
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files`: place in the version's folder -> SHA-256; `file`: the place that Triton loads.
+    """All facts about a version. `files`: path in its folder -> SHA-256. `file`: the path that Triton loads.
 
-    `sample_tolerance`: largest absolute error of an output for the sample; None: only its class counts.
+    `sample_tolerance`: output -> allowed absolute error for the sample; None: only the class must be the same. Raises
+    KeyError, TypeError or ValueError for other values.
     """
 
     file: str
@@ -164,58 +166,59 @@ class Manifest:
 
     @property
     def config(self) -> ModelConfig | PictureConfig | None:
-        """None for a network of another origin that clients cannot ask for classes."""
+        """What clients need to know of the network; None if they cannot ask it for classes."""
         return self.origin.network.config if self.origin.network else None
 
     def to_json(self) -> bytes:
-        """The origin beside the other fields."""
+        """One flat JSON object: the fields of the origin, then the others."""
         fields = {name: value for name, value in asdict(self).items() if name != "origin"}
         return json.dumps({**self.origin.to_json(), **fields}, indent=2).encode()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises PublishError for a missing or wrong field that config.pbtxt, `list` or `verify` reads."""
+    """Raises PublishError if a field is missing or wrong that config.pbtxt, `list` or `verify` reads."""
     with as_published():
-        held = repository.read_manifest(path)
+        fields = repository.read_manifest(path)
     try:
-        return _manifest(held)
+        return _manifest(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PublishError(f"{path}: expected the manifest of an export, found {reason(error)}") from error
 
 
-def _manifest(held: dict[str, Any]) -> Manifest:
-    rest = dict(held)
+def _manifest(fields: dict[str, Any]) -> Manifest:
+    fields = dict(fields)
     file, files, inputs, outputs, tolerance = (
-        rest.pop(name) for name in ("file", "files", "inputs", "outputs", "sample_tolerance")
+        fields.pop(name) for name in ("file", "files", "inputs", "outputs", "sample_tolerance")
     )
-    return Manifest(file, files, _tensors(inputs), _tensors(outputs), tolerance, _origin(rest))
+    return Manifest(file, files, _tensors(inputs), _tensors(outputs), tolerance, _take_origin(fields))
 
 
-def _tensors(held: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: Tensor(str(form["dtype"]), tuple(form["shape"])) for name, form in held.items()}
+def _tensors(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: Tensor(str(tensor["dtype"]), tuple(tensor["shape"])) for name, tensor in tensors.items()}
 
 
-def _origin(held: dict[str, Any]) -> Origin:
-    """Takes the fields that it knows out of `held`; the others are facts. Older exports do not name float32."""
-    network = _network(held) if held.get("model_config") is not None else None
-    engine = _plan(held.pop("engine")) if "engine" in held else None
-    _check_type("rewrites", rewrites := held.pop("rewrites") if network else held.pop("rewrites", []), list)
-    told = {name: held.pop(name, None) for name in TOLD}
-    return Origin(tuple(rewrites), held.pop("precision", "fp32"), **told, network=network, engine=engine, facts=held)
+def _take_origin(fields: dict[str, Any]) -> Origin:
+    """Removes the fields that it knows from `fields`; the others are facts. Older exports do not name float32."""
+    network = _take_network(fields) if fields.get("model_config") is not None else None
+    engine = _plan(fields.pop("engine")) if "engine" in fields else None
+    _check_type("rewrites", rewrites := fields.pop("rewrites") if network else fields.pop("rewrites", []), list)
+    precision, optional = fields.pop("precision", "fp32"), {name: fields.pop(name, None) for name in OPTIONAL}
+    return Origin(tuple(rewrites), precision, **optional, network=network, engine=engine, facts=fields)
 
 
-def _network(held: dict[str, Any]) -> Network:
-    described = held.pop("model_config")
+def _take_network(fields: dict[str, Any]) -> Network:
+    """Removes the network's fields from `fields`."""
+    described = fields.pop("model_config")
     other = isinstance(described, dict) and described.get("model") == OTHER
     config = picture_config(described) if other else ModelConfig.from_json(json.dumps(described))
     names = ("checkpoint_sha256", "metrics", "max_abs_error", "tolerance")
-    fitted = {name: held.pop(name, None) for name in ("temperature", "evidence_limit")}
-    return Network(config, **{name: held.pop(name) for name in names}, **fitted)
+    calibration = {name: fields.pop(name, None) for name in ("temperature", "evidence_limit")}
+    return Network(config, **{name: fields.pop(name) for name in names}, **calibration)
 
 
-def _plan(held: Any) -> Plan:
-    _check_type("engine", held, dict)
-    facts = dict(held)
+def _plan(engine: Any) -> Plan:
+    _check_type("engine", engine, dict)
+    facts = dict(engine)
     profile = Profile(**facts.pop("profile"))
     return Plan(profile, facts.pop("max_abs_error"), facts)
 

@@ -1,6 +1,6 @@
-"""What clients read of a network of pictures of another origin, in place of a `ModelConfig`.
+"""What clients need to know of a picture network of another origin, in place of a `ModelConfig`.
 
-In: keyword arguments or JSON. Out: a checked `PictureConfig`. clients/images/framing.py acts on its framing.
+In: keyword arguments or JSON. Out: a checked `PictureConfig`. clients/images/framing.py crops pictures by its framing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from common.framing import Framing
 from models.networks.config import ConfigError, check_labels
 
-OTHER = "other"  # the model's family
+OTHER = "other"  # the value of "model" in the JSON, where networks of this project have their family
 
 
 @dataclass(frozen=True)
 class PictureConfig:
-    """`image_size`: height, width in pixels. `channels`: 1, grey, or 3, RGB."""
+    """`image_size`: height, width in pixels. `channels`: 1 (grey) or 3 (RGB). Raises ConfigError for wrong labels."""
 
     image_size: tuple[int, int]
     channels: int
@@ -39,18 +39,18 @@ class PictureConfig:
 
     @property
     def is_transformer(self) -> bool:
-        """So that a server runs it in inner batches."""
+        """True, so that a server splits its batches into inner batches."""
         return True
 
     def to_json(self) -> str:
         return json.dumps({"model": OTHER, "preprocessing": "photo", **asdict(self)})
 
 
-def picture_config(held: Mapping[str, Any]) -> PictureConfig:
-    """Of the JSON object. Raises ConfigError."""
+def picture_config(fields: Mapping[str, Any]) -> PictureConfig:
+    """Reads the JSON object that `PictureConfig.to_json` writes. Raises ConfigError for another."""
     try:
-        labels, framing = tuple(held["labels"]), Framing.of(held["framing"])
-        return PictureConfig(tuple(held["image_size"]), held["channels"], labels, framing)
+        labels, framing = tuple(fields["labels"]), Framing.of(fields["framing"])
+        return PictureConfig(tuple(fields["image_size"]), fields["channels"], labels, framing)
     except ConfigError:
         raise
     except (LookupError, TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
-"""Changes the served versions of a published model.
+"""Changes which versions of a published model are served, on disk and in running servers.
 
-In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded.
+In: a model's folder, and the running servers, if any. Out: config.pbtxt with another version policy, which the servers
+have loaded.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
 
 @dataclass(frozen=True)
 class Servers:
-    """Several servers of one repository, which load in turn."""
+    """The running servers of a repository. They load a change one after another."""
 
     controls: Sequence[Control]
 
     def served(self) -> dict[str, list[int]]:
         """Model -> the versions that are ready on every server, ascending."""
-        first, *others = (each.served() for each in self.controls)
+        first, *others = (control.served() for control in self.controls)
         return {
-            name: [number for number in numbers if all(number in each.get(name, ()) for each in others)]
+            name: [number for number in numbers if all(number in other.get(name, ()) for other in others)]
             for name, numbers in first.items()
         }
 
@@ -37,12 +38,15 @@ class Servers:
 def connect(
     addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = (), key: str | None = None
 ) -> Servers | None:
-    """None if no server answers; raises Refused if one does not list its models.
+    """The servers at `addresses`, HOST:PORT of HTTP; None if a server does not answer.
 
-    `key` of all servers; by default each server's own, if this user has started it on this machine.
+    `headers`: of every request. `grpc`: HOST:PORT of gRPC for each server; by default guessed from the port of HTTP.
+    `key`: of all servers; by default the key of a server that this user has started on this machine. Raises Refused if
+    a server does not list its models.
     """
-    ports: Sequence[str | None] = grpc or [_grpc_of(each) for each in addresses]
-    servers = Servers([Control.at(each, port, headers, key) for each, port in zip(addresses, ports, strict=True)])
+    ports: Sequence[str | None] = grpc or [_grpc_of(address) for address in addresses]
+    controls = [Control.at(address, port, headers, key) for address, port in zip(addresses, ports, strict=True)]
+    servers = Servers(controls)
     try:
         servers.served()
     except Unreachable:
@@ -51,26 +55,27 @@ def connect(
 
 
 def _grpc_of(address: str) -> str | None:
+    """Address of gRPC of a server with the default ports; None for other ports."""
     host, _, port = address.rpartition(":")
     return f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None
 
 
 def served(model_dir: Path) -> list[int]:
-    """Ascending."""
+    """The versions that config.pbtxt serves, ascending. Raises PublishError."""
     return served_versions(read_config(model_dir), versions(model_dir))
 
 
 def fall_back(model_dir: Path) -> int:
-    """The newest older version, preferably served."""
-    now = served(model_dir)
-    older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
+    """The version to go back to: the newest that is older than the default, preferably served. Raises PublishError."""
+    numbers = served(model_dir)
+    older = numbers[:-1] or [number for number in versions(model_dir) if number < min(numbers, default=0)]
     if not older:
-        raise PublishError(f"{model_dir}: expected a version older than {max(now, default=0)}, found none")
+        raise PublishError(f"{model_dir}: expected a version older than {max(numbers, default=0)}, found none")
     return older[-1]
 
 
 def promote(model_dir: Path, number: int, server: Servers | None) -> list[int]:
-    """Serves version `number` and the version before it; returns those served until now. Raises as `activate`."""
+    """Serves version `number` and the version before it; returns what was served until now. Raises as `activate`."""
     present, before = versions_with(model_dir, number), served(model_dir)
     serve(model_dir, [version for version in present if version <= number][-SERVED_VERSIONS:])
     activate(model_dir, before, server)
@@ -78,7 +83,7 @@ def promote(model_dir: Path, number: int, server: Servers | None) -> list[int]:
 
 
 def versions_with(model_dir: Path, number: int) -> list[int]:
-    """Raises PublishError if `number` is none of them."""
+    """All versions on disk, ascending. Raises PublishError if `number` is not among them."""
     present = versions(model_dir)
     if number not in present:
         raise PublishError(f"{model_dir}: expected one of the versions {_listed(present)}, found {number}")
@@ -86,26 +91,26 @@ def versions_with(model_dir: Path, number: int) -> list[int]:
 
 
 def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> None:
-    """Makes the running server load a changed model.
+    """Makes the running servers load a changed model. `before`: the versions that were served; empty for a new model.
 
-    A refused load raises Refused: `before` is served again; a new model (empty `before`) is removed unless it has
-    gained a version since. Without model control it raises NotExplicit; the change stays.
+    Raises Refused if a server refuses to load: then `before` is served again, and a new model is removed unless it has
+    gained a version since. Raises NotExplicit for a server without model control; the change stays on disk.
     """
     if server is None:
         return
-    asked: list[Control] = []
+    changed: list[Control] = []
     try:
-        for each in server.controls:
-            asked.append(each)
-            each.load(model_dir.name)
+        for control in server.controls:
+            changed.append(control)
+            control.load(model_dir.name)
     except NotExplicit:
         raise
     except Refused:
         if before:
             serve(model_dir, before)
-            for each in asked:  # the refusing server's supervisor may have loaded the change meanwhile
+            for control in changed:  # also the refusing server, whose supervisor may have loaded the change meanwhile
                 with suppress(ControlFailed):
-                    each.load(model_dir.name)
+                    control.load(model_dir.name)
             raise
         with locked(model_dir.parent):
             if versions(model_dir) == [1]:
@@ -114,7 +119,7 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
-    """Keeps the newest `keep`, served and `loaded` versions; returns the removed."""
+    """Removes all versions but the newest `keep`, the served, and those `loaded` by a server; returns the removed."""
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}

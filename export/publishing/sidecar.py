@@ -1,4 +1,7 @@
-"""A model outside a repository: OUT.onnx, and beside it the manifest OUT.json and the sample OUT.npz of its version."""
+"""A model outside a repository: the file OUT.onnx with two sidecars, the manifest OUT.json and the sample OUT.npz.
+
+In: an artifact and the path of the model; or that path. Out: the files, written all or none; or the artifact.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,34 @@ from common.files import naming, writing
 from common.repository import SAMPLE_FILE
 from common.sample import is_sample
 from export.errors import PublishError
-from export.publishing.artifact import Artifact, checked
+from export.publishing.artifact import Artifact, artifact_of_files
 from export.publishing.manifest import read_manifest
 
 
-def read_beside(file: Path) -> Artifact:
-    """Raises PublishError."""
+def read_with_sidecars(file: Path) -> Artifact:
+    """Raises PublishError if a sidecar is missing, or a file has another hash than in the manifest."""
     manifest = read_manifest(file.with_suffix(".json"))
-    return checked(manifest, _places(file, manifest.file, manifest.files))
+    return artifact_of_files(manifest, _paths(file, manifest.file, manifest.files))
 
 
-def write_beside(file: Path, artifact: Artifact) -> None:
+def write_with_sidecars(file: Path, artifact: Artifact) -> None:
     with staged(file) as path:
-        lay(path, artifact)
+        write_contents(path, artifact)
 
 
-def lay(path: Path, artifact: Artifact) -> None:
-    """Writes what is not there yet: weights keep the place that the model names."""
-    places = _places(path, artifact.manifest.file, artifact.contents)
+def write_contents(path: Path, artifact: Artifact) -> None:
+    """Writes model, weights and sidecars, except files that are in their place already.
+
+    `path`: of the model. Weights are written under the names by which the model refers to them.
+    """
+    paths = _paths(path, artifact.manifest.file, artifact.contents)
     for place, content in artifact.contents.items():
-        put(content, places[place])
-    put(artifact.manifest.to_json(), path.with_suffix(".json"))
+        write_flushed(content, paths[place])
+    write_flushed(artifact.manifest.to_json(), path.with_suffix(".json"))
 
 
-def put(content: bytes | Path, path: Path) -> None:
-    """Writes and flushes."""
+def write_flushed(content: bytes | Path, path: Path) -> None:
+    """Writes bytes, or copies a file, readable by all users, and flushes to the disk."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True)
         path.parent.chmod(0o755)  # a server may run as another user, whatever the umask
@@ -57,18 +63,18 @@ def put(content: bytes | Path, path: Path) -> None:
 
 @contextmanager
 def staged(output: Path) -> Iterator[Path]:
-    """Yields the model's path in a new folder, whose files all move beside `output` if the block succeeds.
+    """Yields a path for the model in a staging folder, whose files all move to the folder of `output` on success.
 
-    A failure, Ctrl-C or SIGTERM leaves nothing; what SIGKILL left, the next run for `output` removes. Raises
-    FileExistsError if a file that is not of an export would be replaced by the manifest, the sample or the weights.
+    A failure, Ctrl-C or SIGTERM removes the staging folder; after SIGKILL the next run for `output` does. Raises
+    FileExistsError if manifest, sample or weights would replace a file that no export has written.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     _check_replaced(output)
     prefix = f".{output.name}.vitbn-"
-    for left in output.parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(FileNotFoundError), _locked(left) as stale:  # its own process may remove it just now
+    for staging in output.parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(FileNotFoundError), _locked(staging) as stale:  # the folder's process may remove it just now
             if stale:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(staging, ignore_errors=True)
     with _ended_by_sigterm():
         with naming(output):
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
@@ -82,26 +88,29 @@ def staged(output: Path) -> Iterator[Path]:
 
 
 def _check_replaced(output: Path) -> None:
-    """Raises FileExistsError for a device or a pipe in the model's place, or a stranger's file in another's."""
+    """Raises FileExistsError for a device or a pipe at `output`, and for other files that no export has written."""
     if output.exists() and not output.is_file():
         raise FileExistsError(f"{output}: expected a file or nothing, found something else")
     from export.compiler.graph.files import data_file
 
     manifest, sample, weights = output.with_suffix(".json"), output.with_suffix(".npz"), data_file(output)
-    known: Iterable[str] = ()
+    listed: Iterable[str] = ()
     if manifest.exists():
         try:
-            known = read_manifest(manifest).files
+            listed = read_manifest(manifest).files
         except PublishError as error:
             raise FileExistsError(f"{manifest}: expected nothing or the manifest of an export, found a file") from error
     if sample.exists() and not is_sample(sample):
         raise FileExistsError(f"{sample}: expected nothing or the sample of an export, found a file")
-    if weights.exists() and weights.name not in known and weights.resolve() not in _weights_of(output):
+    if weights.exists() and weights.name not in listed and weights.resolve() not in _weights_of(output):
         raise FileExistsError(f"{weights}: expected nothing or the weights of an export, found a file")
 
 
 def _weights_of(model: Path) -> list[Path]:
-    """Of an ONNX file that is replaced: they have no other use."""
+    """The files with weights that the ONNX file `model` refers to; none if it cannot be read.
+
+    They may be replaced with the model, because no other file uses them.
+    """
     from export.compiler.errors import ForeignError
     from export.compiler.graph.files import read_model, weight_files
 
@@ -113,35 +122,37 @@ def _weights_of(model: Path) -> list[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether no other process works in the folder."""
+    """Locks the folder within the block; yields False if another process has the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield _lock(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            locked = False
+        yield locked
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that it cleans up."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if ours:
+    """SIGTERM raises an exception in the block, as Ctrl-C does, so that the block cleans up.
+
+    Leaves another handler of SIGTERM as it is.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    handles = main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if handles:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        if ours:
+        if handles:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _places(file: Path, model: str, names: Iterable[str]) -> dict[str, Path]:
-    known = {model: file, SAMPLE_FILE: file.with_suffix(".npz")}
-    return {name: known.get(name, file.parent / name) for name in names}
+def _paths(file: Path, model: str, names: Iterable[str]) -> dict[str, Path]:
+    """Path in a version's folder -> path of the same file outside a repository, where the model is at `file`."""
+    renamed = {model: file, SAMPLE_FILE: file.with_suffix(".npz")}
+    return {name: renamed.get(name, file.parent / name) for name in names}

@@ -1,4 +1,4 @@
-"""The warm-up in config.pbtxt: requests that a server answers before users ask, for memory and GPU kernels.
+"""The warm-up in config.pbtxt: requests that a server answers at loading, to allocate memory and load GPU kernels.
 
 In: a configuration, and batch sizes or a version's sample. Out: entries of the warm-up, and the files that they name.
 """
@@ -16,33 +16,36 @@ if TYPE_CHECKING:
 
 
 def zeros(message: pb.ModelConfig, size: int) -> pb.ModelWarmup:
-    """A batch of black images, for a network of this project."""
+    """A warm-up with a batch of `size` black images, for a network that clients can ask for classes."""
     from tritonclient.grpc import model_config_pb2 as pb
 
-    whole = engine_of(message) == "openvino"  # its dims include the batch
-    dims = [size, *image_shape(message)] if whole else image_shape(message)
+    batch_in_dims = engine_of(message) == "openvino"
+    dims = [size, *image_shape(message)] if batch_in_dims else image_shape(message)
     image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
-    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
+    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if batch_in_dims else size, inputs={INPUT_NAME: image})
 
 
 def name_samples(message: pb.ModelConfig, number: int, inputs: Arrays | None) -> None:
-    """Names the files of version `number` in the warm-up; None: it has no sample."""
+    """Makes the warm-up read the files of version `number`. `inputs`: of the version's sample; None: it has none."""
     files = warm_up_files(message, number, inputs) if inputs is not None else {}
     for warmup in message.model_warmup:
         if warmup.name != WARMUP_NAME:
             continue  # added by the operator
-        for given, (file, array) in zip(message.input, files.items(), strict=False):
-            entry = warmup.inputs[given.name]
-            entry.data_type, entry.input_data_file = given.data_type, file
+        for tensor, (file, array) in zip(message.input, files.items(), strict=False):
+            entry = warmup.inputs[tensor.name]
+            entry.data_type, entry.input_data_file = tensor.data_type, file
             entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
 
 
 def warm_up_files(message: pb.ModelConfig, number: int, inputs: Arrays) -> Arrays:
-    """The files with a version's inputs that `message` names, in its order; none without a warm-up by samples."""
+    """Name of a file in the model's warm-up folder -> the array to write, in the order of the model's inputs.
+
+    `inputs`: of the sample of version `number`. Empty if the model has no warm-up by samples.
+    """
     if not any(warmup.name == WARMUP_NAME for warmup in message.model_warmup):
         return {}
     files = {}
-    for index, given in enumerate(message.input):
-        file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
-        files[file] = inputs[given.name][:1] if message.max_batch_size else inputs[given.name]
+    for index, tensor in enumerate(message.input):
+        file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor.name)
+        files[file] = inputs[tensor.name][:1] if message.max_batch_size else inputs[tensor.name]
     return files

@@ -9,12 +9,12 @@ from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PL
 from benchmarks.measure.foreign_networks import Foreign
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 from models.catalog import shipped
 
 
 def plain(folder: Path) -> Path:
-    write_beside(path := folder / "plain.onnx", export_checkpoint(shipped("vitbn-tiny"), Form("none")).artifact)
+    write_with_sidecars(path := folder / "plain.onnx", export_checkpoint(shipped("vitbn-tiny"), Form("none")).artifact)
     return path
 
 

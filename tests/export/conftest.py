@@ -6,7 +6,7 @@ import pytest
 
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 
 
 @pytest.fixture(scope="session")
@@ -26,5 +26,5 @@ def folder(three_versions: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(folder: Path, tmp_path: Path) -> Path:
-    write_beside(tmp_path / "vitbn.onnx", read_version(folder / "vitbn" / "1"))
+    write_with_sidecars(tmp_path / "vitbn.onnx", read_version(folder / "vitbn" / "1"))
     return tmp_path / "vitbn.onnx"

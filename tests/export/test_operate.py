@@ -13,7 +13,7 @@ from export.publishing.artifact import read_version
 from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, read_config, serve
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 from serving.control import Control, Refused
 
 
@@ -47,7 +47,7 @@ def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
     """int8 versions and engines also have the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")
     for added in ({"precision": "int8"}, {"precision": "fp16", "engine": Plan(Profile(1, 1, 1), 0.004)}):
-        publish(folder, "vitbn", artifact.telling(**added))
+        publish(folder, "vitbn", artifact.with_origin(**added))
     errors = [line.split()[4] for line in ok(folder, "list").splitlines()[1:-1]]
     assert errors == [*[f"{artifact.network.max_abs_error:.1e}"] * 3, "-", "4.0e-03"]
 
@@ -151,7 +151,7 @@ def test_verify_takes_names(folder: Path) -> None:
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
     file = exported.with_name("fast.plan")
-    write_beside(file, engine(1, 512))
+    write_with_sidecars(file, engine(1, 512))
     ok(folder, "publish", str(file))
     config = read_config(folder / "vitbn_trt")
     assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 512)

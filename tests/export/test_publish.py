@@ -11,7 +11,7 @@ from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish, read_config, serve, sweep
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 from models.networks.config import ModelConfig
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_named_and_leaves_no_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x.onnx'$"):
-        write_beside(tmp_path / "x.onnx", ARTIFACT)
+        write_with_sidecars(tmp_path / "x.onnx", ARTIFACT)
     assert not [*tmp_path.iterdir()]
 
 

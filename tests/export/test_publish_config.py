@@ -46,7 +46,7 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
 def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_probe(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         precision = "int8" if number == 3 else "fp32"
-        publish(tmp_path, "vitbn", artifact_of(answer=[float(number)] * 10).telling(precision=precision))
+        publish(tmp_path, "vitbn", artifact_of(answer=[float(number)] * 10).with_origin(precision=precision))
 
     def stored() -> dict[str, Any]:
         content: dict[str, Any] = json.loads(read_config(tmp_path / "vitbn").parameters["probe"].string_value)
@@ -189,7 +189,7 @@ def test_float32_means_float32_on_a_gpu_unless_tf32_is_asked_for(tmp_path: Path)
         return str(cuda.parameters["use_tf32"])
 
     for precision, expected in (("fp32", "0"), ("tf32", "1"), ("fp16", "1"), ("fp32", "0")):
-        publish(tmp_path, "vitbn", ARTIFACT.telling(precision=precision))
+        publish(tmp_path, "vitbn", ARTIFACT.with_origin(precision=precision))
         assert use_tf32() == expected
     serve(tmp_path / "vitbn", [1, 2])
     assert use_tf32() == "1", "the default version is the one that asked for TF32"
@@ -215,7 +215,7 @@ def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
 
 
 def test_the_temperature_of_the_served_version_is_in_the_config(tmp_path: Path) -> None:
-    calibrated = artifact_of(temperature=1.25).telling({"calibration_error": 0.004})
+    calibrated = artifact_of(temperature=1.25).with_origin({"calibration_error": 0.004})
     for artifact, expected in ((calibrated, "1.25"), (ARTIFACT, "")):
         publish(tmp_path, "vitbn", artifact)
         assert read_config(tmp_path / "vitbn").parameters["temperature"].string_value == expected

@@ -19,7 +19,7 @@ from export.errors import PublishError
 from export.publishing.artifact import read_version
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish, read_config, serve
-from export.publishing.sidecar import read_beside, write_beside
+from export.publishing.sidecar import read_with_sidecars, write_with_sidecars
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from serving.local_server import running_server
@@ -129,7 +129,7 @@ def test_inputs_of_the_user_s_own_are_the_sample(models: Path, tmp_path: Path) -
 def test_inputs_are_for_files_without_a_manifest(way: str, file: Path, models: Path, tmp_path: Path) -> None:
     np.savez(inputs := tmp_path / "given.npz", x=np.ones(4))
     if way == "a manifest":
-        write_beside(file, ARTIFACT)
+        write_with_sidecars(file, ARTIFACT)
     pictures = [way] if way == "--pictures" else []
     refused = operate(models, "publish", str(file), "--inputs", str(inputs), *pictures)
     assert refused.exit_code == 2
@@ -184,7 +184,7 @@ def test_what_the_operator_set_stays(file: Path, models: Path) -> None:
 
 def test_lengths_run_together_only_if_that_is_proved_of_each_served_version(file: Path, models: Path) -> None:
     plain = foreign_artifact(file)
-    joining = plain.telling(joined_lengths='{"mask": "x:0"}')
+    joining = plain.with_origin(joined_lengths='{"mask": "x:0"}')
     told = []
 
     def tell() -> None:
@@ -245,14 +245,14 @@ def test_what_clients_could_not_call_is_refused_by_its_field(file: Path, models:
 
 def test_a_manifest_of_another_file_is_refused(file: Path, models: Path) -> None:
     """Its proofs and rewrites are not this file's."""
-    write_beside(file, foreign_artifact(file).telling(rewrites=("read-rows",)))
-    publish(models, "sums", read_beside(file))
+    write_with_sidecars(file, foreign_artifact(file).with_origin(rewrites=("read-rows",)))
+    publish(models, "sums", read_with_sidecars(file))
     shown = ok(models, "show", "sums")
     assert json.loads(shown) == json.loads((models / "sums/1/manifest.json").read_text())
     assert json.loads(shown)["rewrites"] == ["read-rows"]
     network(file, axes=(1,), first="m")
     with pytest.raises(PublishError, match=r"sums.onnx: expected the SHA-256 .*, found"):
-        read_beside(file)
+        read_with_sidecars(file)
 
 
 def test_exports_keep_their_model_to_themselves(file: Path, models: Path) -> None:

@@ -20,7 +20,7 @@ from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, ch
 from export.equivalence import EquivalenceError, Images, Logits, in_parts
 from export.errors import ExportError, PublishError, Unavailable
 from export.publishing.manifest import Plan, Profile
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 from export.to_tensorrt import tensorrt
 from models.networks.config import ModelConfig
 
@@ -129,7 +129,7 @@ def test_an_inspector_that_says_nothing_only_warns(
 
 def test_a_plan_is_no_source(tmp_path: Path) -> None:
     for file, refused in (("model.onnx", False), ("model.plan", True)):
-        write_beside(tmp_path / "a.onnx", artifact_of(file=file))
+        write_with_sidecars(tmp_path / "a.onnx", artifact_of(file=file))
         with pytest.raises(PublishError, match="expected the manifest of an ONNX") if refused else nullcontext():
             assert to_tensorrt._source(tmp_path / "a.onnx", "vitbn").config == ModelConfig()
 
@@ -140,7 +140,7 @@ def test_a_plan_is_no_source(tmp_path: Path) -> None:
 )
 def test_precisions_that_do_not_lead_to_another(found: str, wanted: Any, usable: str) -> None:
     with pytest.raises(PublishError, match=f"expected {usable} to build {wanted} from, found {found}"):
-        export_engine(artifact_of().telling(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
+        export_engine(artifact_of().with_origin(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
 
 
 @pytest.mark.parametrize(

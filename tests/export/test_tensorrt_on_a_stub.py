@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
 from export.precision import lower
-from export.publishing.sidecar import write_beside
+from export.publishing.sidecar import write_with_sidecars
 from models.catalog import shipped
 from models.data import load_digits
 
@@ -39,8 +39,8 @@ def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("onnx")
     source = export_checkpoint(shipped("vitbn-tiny"), Form(rewrites="all")).artifact
     files = {precision: folder / f"{precision}.onnx" for precision in ("fp32", "fp16")}
-    write_beside(files["fp32"], source)
-    write_beside(files["fp16"], lower(source, "fp16", load_digits(), 100)[0])
+    write_with_sidecars(files["fp32"], source)
+    write_with_sidecars(files["fp16"], lower(source, "fp16", load_digits(), 100)[0])
     return files
 
 

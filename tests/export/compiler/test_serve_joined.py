@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
-from export.publishing.dynamic_batching import joining, prove_joined
+from export.publishing.dynamic_batching import prove_joined, prove_joining
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import read_config
 from export.publishing.row_independence import NotJoined
-from export.publishing.sidecar import read_beside
+from export.publishing.sidecar import read_with_sidecars
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.lengths import Lengths, is_proved
 from serving.local_server import running_server
@@ -57,7 +57,7 @@ JOINED = [("absolute", "mean", (), False), ("rotary", "last", (), True), ("absol
 def test_padding_stands_where_it_changes_no_answer(
     form: str, pool: str, reads: Sequence[str], left: bool, packed: Packed
 ) -> None:
-    proved = prove_joined(read_beside(packed(form, pool, *reads)), MASK)
+    proved = prove_joined(read_with_sidecars(packed(form, pool, *reads)), MASK)
     assert proved.error < 1e-5 < proved.tolerance
     assert proved.requests > 10
     outputs, features = (("y",), 2 + 16) if pool == "hidden" else ((), 2)
@@ -105,7 +105,7 @@ def show(lengths: Lengths, requests: Any, true: Callable[..., Any]) -> Any:
 def test_a_planted_fault_of_the_server_is_found(
     fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, packed: Packed
 ) -> None:
-    artifact = read_beside(packed("absolute", "mean"))
+    artifact = read_with_sidecars(packed("absolute", "mean"))
     true = Lengths.joined
     monkeypatch.setattr(Lengths, "joined", lambda self, requests: fault(self, requests, true))
     with pytest.raises(NotJoined, match="off by"):
@@ -128,7 +128,7 @@ def test_numbers_that_may_count_from_a_text_s_end_run_apart(packed: Packed, tmp_
 @pytest.mark.parametrize("mask", ["other", "y"])
 def test_a_mask_that_the_file_lacks_is_named(mask: str, packed: Packed) -> None:
     with pytest.raises(NotJoined, match=f"expected a mask '{mask}'"):
-        prove_joined(read_beside(packed("absolute", "mean")), mask)
+        prove_joined(read_with_sidecars(packed("absolute", "mean")), mask)
 
 
 def test_the_name_of_an_output_s_first_axis_does_not_count(packed: Packed, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_name_of_an_output_s_first_axis_does_not_count(packed: Packed, tmp_p
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "Gathery_dim_0"
     onnx.save(model, tmp_path / "other.onnx")
     artifact = foreign_artifact(tmp_path / "other.onnx")
-    told, lines = joining(artifact.telling(packed=MASK))
+    told, lines = prove_joining(artifact.with_origin(packed=MASK))
     assert told.origin.joined_rows
     assert len(lines) == 1
     assert "Requests of different lengths run together" in lines[0]

@@ -1,4 +1,4 @@
-"""Commands change the model repository, then make a running server load it; what the server refuses is undone."""
+"""Command line: operates a model repository and makes running servers load the change; undoes what they refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from export.pictures.options import PictureOptions, picture_options, read_pictures
-from export.repository_models import each_published, expect_no_problems, model_of, models_of, print_versions
+from export.repository_models import expect_no_problems, for_published, model_of, models_of, print_versions
 from export.repository_options import loading_options, repository_option, server_options
 from vitbn_packages import one_line_errors
 
@@ -36,7 +36,7 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], ke
     live = connect(servers, header, key=key)
     loaded = live.served() if live else None
     click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
-    problems = each_published(models, lambda model_dir: print_versions(model_dir, loaded))
+    problems = for_published(models, lambda model_dir: print_versions(model_dir, loaded))
     click.echo(
         f"served: by {_named(servers)}"
         if live
@@ -97,7 +97,7 @@ def publish(
     """
     from common.repository import ONNX_FILE
     from export.publishing import publish as publishing
-    from export.publishing.dynamic_batching import joining
+    from export.publishing.dynamic_batching import prove_joining
     from export.publishing.promote import activate, served
     from export.publishing.triton_config import Serving
 
@@ -106,19 +106,19 @@ def publish(
     if name is not None:
         publishing.check_name(name)
     with publishing.locked(repository, OPERATING):
-        artifact, default_name, most = read_pictures(file, pictures) if pictures else (*_read(file, inputs), None)
-        artifact, together = joining(artifact)
+        artifact, default_name, max_batch = read_pictures(file, pictures) if pictures else (*_read(file, inputs), None)
+        artifact, joining_lines = prove_joining(artifact)
         name = name or default_name
         engine: Any = None if artifact.manifest.file == ONNX_FILE else "tensorrt"
-        serving = Serving(engine, instances, threads, max_batch=most, goal=goal)
+        serving = Serving(engine, instances, threads, max_batch=max_batch, goal=goal)
         write = partial(publishing.publish, repository, name, artifact, serving, click.echo)
         model_dir = repository / name
         before = served(model_dir) if model_dir.is_dir() else []
         live = _connect(**server)  # refuses a wrong key before anything is written
         click.echo(f"Wrote {write()}")
-        for line in together:
+        for line in joining_lines:
             click.echo(line)
-        with _later(model_dir):
+        with _unreachable_reported(model_dir):
             activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
 
 
@@ -168,7 +168,7 @@ def prune(
     loaded = live.served() if live else {}
     for path in sweep(repository):
         click.echo(f"Removed {path}")
-    problems = each_published(chosen, prune_one)
+    problems = for_published(chosen, prune_one)
     expect_no_problems(repository, problems)
 
 
@@ -180,17 +180,18 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
     """Check every version against its manifest: hashes, config, graph, a sample answered as at its export."""
     from export.publishing.verify import verify_model
 
-    wrong: list[int] = []
+    problems: list[str] = []
 
     def verify_one(model_dir: Path) -> None:
         for verified in verify_model(model_dir):
-            what = verified.problem or verified.left_out or "ok"
-            click.echo(f"{model_dir.name:16} {verified.version:>7}  {what}", err=bool(verified.problem))
-            wrong.extend([verified.version] if verified.problem else [])
+            result = verified.problem or verified.left_out or "ok"
+            click.echo(f"{model_dir.name:16} {verified.folder:>7}  {result}", err=bool(verified.problem))
+            problems.extend([verified.problem] if verified.problem else [])
 
-    problems = each_published([model_of(repository, each) for each in models] or models_of(repository), verify_one)
-    if problems or wrong:
-        count = problems + len(wrong)
+    chosen = [model_of(repository, name) for name in models] or models_of(repository)
+    failures = for_published(chosen, verify_one)
+    if failures or problems:
+        count = failures + len(problems)
         raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")
 
 
@@ -198,19 +199,19 @@ OPERATING = ".operating"  # lock, held until the server has loaded or refused th
 
 
 def _read(file: Path, inputs: Path | None) -> tuple[Artifact, str]:
-    """With the name of its network, or of the file if its network is none of ours."""
+    """The artifact of a file, and the model's default name: that of the network, or of a foreign network's file."""
     from common.repository import ONNX_FILE
     from export.errors import PublishError
-    from export.publishing.sidecar import read_beside
+    from export.publishing.sidecar import read_with_sidecars
     from models.networks.config import ModelConfig
 
-    if not (beside := file.with_suffix(".json")).exists():
+    if not (manifest := file.with_suffix(".json")).exists():
         from export.publishing.foreign_artifact import foreign_artifact
 
         if file.suffix != ".onnx":
-            raise PublishError(f"{file}: expected an ONNX file, or an engine with {beside.name} beside it")
+            raise PublishError(f"{file}: expected an ONNX file, or an engine with {manifest.name} beside it")
         return foreign_artifact(file, inputs), file.stem
-    artifact = read_beside(file)
+    artifact = read_with_sidecars(file)
     config = artifact.manifest.config
     if not isinstance(config, ModelConfig):
         return artifact, file.stem
@@ -219,6 +220,7 @@ def _read(file: Path, inputs: Path | None) -> tuple[Artifact, str]:
 
 @one_line_errors()
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
+    """Serves the version that `choose` picks in the model's folder. `server`: the options of `loading_options`."""
     from export.errors import PublishError
     from export.publishing import promote
     from export.publishing.publish import locked
@@ -229,8 +231,8 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
         version = choose(model_dir)
         if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
             raise PublishError(problem)
-        promote.versions_with(model_dir, version)  # before a word about the server
-        with _later(model_dir):
+        promote.versions_with(model_dir, version)  # a wrong version is reported before an absent server
+        with _unreachable_reported(model_dir):
             live = _with_model(_connect(**server), model_dir, server["servers"])
             promote.promote(model_dir, version, live)
         click.echo(f"{model_dir.name}: version {version} is the default")
@@ -245,10 +247,11 @@ def _connect(servers: Sequence[str], header: dict[str, str], key: str | None, gr
 
 
 def _with_model(live: Servers | None, model_dir: Path, servers: Sequence[str]) -> Servers | None:
+    """`live` if its servers have the model; else None, and a line that says when the change is served."""
     if live and model_dir.name in live.served():
         return live
     missing = f"{_named(servers)} has no model {model_dir.name}"
-    _say_later(missing if live else f"no server at {', '.join(servers)}", model_dir)
+    _print_not_served(missing if live else f"no server at {', '.join(servers)}", model_dir)
     return None
 
 
@@ -257,16 +260,17 @@ def _named(servers: Sequence[str]) -> str:
 
 
 @contextmanager
-def _later(model_dir: Path) -> Iterator[None]:
+def _unreachable_reported(model_dir: Path) -> Iterator[None]:
+    """Prints a line, in place of an error, if a server cannot be reached or has no model control."""
     from serving.control import NotExplicit, Unreachable
 
     try:
         yield
     except (NotExplicit, Unreachable) as reason:
-        _say_later(str(reason), model_dir)
+        _print_not_served(str(reason), model_dir)
 
 
-def _say_later(why: str, model_dir: Path) -> None:
+def _print_not_served(why: str, model_dir: Path) -> None:
     click.echo(f"Not served yet: {why}. The next server that starts on {model_dir.parent} serves this change.")
 
 

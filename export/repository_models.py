@@ -1,4 +1,4 @@
-"""The models of a repository, for the commands on it: which there are, and their versions as rows of a table."""
+"""Helpers of the commands on a model repository: its models, and their versions as rows of a table."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ if TYPE_CHECKING:
 
 
 def print_versions(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
+    """Prints a row for each version. `loaded`: model -> versions that servers have ready; None: no server answers."""
     from common.repository import versions
     from export.publishing.promote import served
 
     configured = served(model_dir)
-    answering = configured if loaded is None else loaded.get(model_dir.name, [])
+    ready = configured if loaded is None else loaded.get(model_dir.name, [])
     for number in versions(model_dir):
-        state = "default" if number == max(answering, default=0) else "yes" if number in answering else "-"
-        click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
+        state = "default" if number == max(ready, default=0) else "yes" if number in ready else "-"
+        click.echo(f"{model_dir.name:16} {number:7} {state:8} {_figures(model_dir / str(number))}")
 
 
 def models_of(repository: Path) -> list[Path]:
+    """The models' folders, by name. Raises ClickException if there is no repository."""
     if not repository.is_dir():
         raise click.ClickException(f"{repository}: expected a model repository, found no such folder")
     return sorted(path for path in repository.iterdir() if path.is_dir())
 
 
 def model_of(repository: Path, name: str) -> Path:
+    """The model's folder. Raises ClickException if the repository does not have the model."""
     models = models_of(repository)
     if name not in {path.name for path in models}:
         names = ", ".join(path.name for path in models) or "none"
@@ -39,8 +42,11 @@ def model_of(repository: Path, name: str) -> Path:
     return repository / name
 
 
-def each_published(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Returns how many failed; names the folders of another origin, which Triton may serve, and leaves them alone."""
+def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
+    """Calls `action` for each folder that this project has published; prints its PublishError or OSError.
+
+    Folders of another origin, which Triton may serve, are named and left alone. Returns how many calls failed.
+    """
     from export.errors import PublishError
     from export.publishing.publish import is_published
 
@@ -64,7 +70,8 @@ def expect_no_problems(repository: Path, problems: int) -> None:
         raise click.ClickException(f"{repository}: expected every model as published, found {problems} that are not")
 
 
-def _worth(version_dir: Path) -> str:
+def _figures(version_dir: Path) -> str:
+    """Accuracy, error, size and rewrites of a version as columns; for a damaged version the error."""
     from common.repository import SAMPLE_FILE
     from export.errors import PublishError
     from export.publishing.artifact import read_version
@@ -83,7 +90,7 @@ def _worth(version_dir: Path) -> str:
 
 
 def _measured_error(origin: Origin, network: Network) -> str:
-    """The published file's own error; the network's belongs to its float32 source."""
+    """The error of the published file: an engine's, or a float32 file's; "-" if it was not measured."""
     if origin.engine:
         return f"{origin.engine.max_abs_error:.1e}"
     return f"{network.max_abs_error:.1e}" if origin.precision == "fp32" else "-"

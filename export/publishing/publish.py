@@ -1,7 +1,7 @@
-"""The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
+"""Writes the model repository: MODEL/config.pbtxt, MODEL/labels.txt, VERSION/model.onnx and VERSION/manifest.json.
 
-In: an artifact. Out: a new version, published by a rename: readers see all of it or nothing. An ONNX file first answers
-its sample from there. A version never changes.
+In: an artifact. Out: a new version. It is written into a staging folder, where an ONNX file must answer its sample, and
+published by a rename, so that readers see all of it or nothing. A version never changes afterwards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from export.publishing.manifest import Manifest
 from export.publishing.new_config import engine_of, image_shape, new_config, to_text
 from export.publishing.picture_config import PictureConfig
 from export.publishing.replay import replay
-from export.publishing.sidecar import put
+from export.publishing.sidecar import write_flushed
 from export.publishing.triton_config import Model, Serving, config_pbtxt
 from export.publishing.warm_up import warm_up_files
 from models.networks.config import ModelConfig
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 LOCK_FILE = ".lock"
 STAGING = ".publishing-"
 MOST_LETTERS = 200  # of a model's name; a file system takes 255
-WARMUP = "warmup"  # Triton's folder of inputs
+WARMUP = "warmup"  # the folder in which Triton looks for the inputs of a warm-up
+OTHER_NAME = "publish it under another --name"
 
 
 def publish(
@@ -63,56 +64,58 @@ def publish(
     serving: Serving | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Publishes the next version and serves it beside the former default; returns its folder.
-
-    `say` is told if the file ends ONNX Runtime's process on inputs without elements.
+    """Publishes the next version of a model; config.pbtxt then serves it and the former default. Returns its folder.
 
     An existing config.pbtxt keeps what `serving` does not set, except TF32 and TensorRT's batch sizes, which follow the
-    served versions. Raises PublishError, also for an ONNX file that does not answer its sample.
+    served versions. `say`: gets a line if inputs without elements crash ONNX Runtime. Raises PublishError, also for an
+    ONNX file that does not answer its sample.
     """
     check_name(name)
     model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
     with locked(repository), writing(model_dir):
-        engine, held, present, default = str(serving.engine or "onnxruntime"), None, list[int](), list[int]()
+        engine, config, present, default = str(serving.engine or "onnxruntime"), None, list[int](), list[int]()
         if model_dir.is_dir():
-            held, present = read_config(model_dir), versions(model_dir)
-            engine, default = engine_of(held), served_versions(held, present)[-1:]
-            _check_next(model_dir, held, manifest, serving)
+            config, present = read_config(model_dir), versions(model_dir)
+            engine, default = engine_of(config), served_versions(config, present)[-1:]
+            _check_next(model_dir, config, manifest, serving)
         _check_kind(model_dir, engine, manifest)
         present.append(1 + max(present, default=0))
         model = _model(model_dir, engine, present, default, Version(manifest, artifact.sample))
-        return _add(model_dir, artifact, model, config_pbtxt(model, serving, held), say)
+        return _add(model_dir, artifact, model, config_pbtxt(model, serving, config), say)
 
 
-def _check_next(model_dir: Path, held: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
-    check_same_contract(model_dir, held, manifest)
-    if serving.engine and serving.engine != engine_of(held):
-        raise PublishError(
-            f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(held)}; "
-            "publish it under another --name"
-        )
+def _check_next(model_dir: Path, config: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
+    """Raises PublishError if a version with this manifest cannot be the next of the model."""
+    try:
+        check_same_contract(model_dir, config, manifest)
+    except PublishError as error:
+        raise PublishError(f"{error}; {OTHER_NAME}") from error
+    if serving.engine and serving.engine != engine_of(config):
+        engines = f"expected a model for {serving.engine}, found a model for {engine_of(config)}"
+        raise PublishError(f"{model_dir}: {engines}; {OTHER_NAME}")
 
 
 def _model(
     model_dir: Path, engine: str, present: Sequence[int], served: Sequence[int], new: Version | None = None
 ) -> Model:
-    """`new`: the last of `present`, served beside `served`.
+    """The model with versions `present`, of which `served` are served, and `new`, which is the last of `present`.
 
-    A broken version is left out: it must not stop a new version. Raises PublishError for a broken default, and for any
-    broken TensorRT engine, as the batch sizes of all count.
+    A damaged version is left out, because it must not prevent a new version. Raises PublishError for a damaged default,
+    and for any damaged TensorRT engine, because the batch sizes of all engines count.
     """
     numbers = sorted({*served, *(present[-1:] if new else ())})
-    found: dict[int, Version] = {}
+    readable: dict[int, Version] = {}
     for number in numbers:
         try:
-            found[number] = new if new and number == present[-1] else _version(model_dir / str(number))
+            readable[number] = new if new and number == present[-1] else _version(model_dir / str(number))
         except PublishError:
             if engine == "tensorrt" or number == numbers[-1]:
                 raise
-    return Model(model_dir.name, present, numbers, found)
+    return Model(model_dir.name, present, numbers, readable)
 
 
 def _version(folder: Path) -> Version:
+    """Manifest and sample; None for a damaged sample. Raises PublishError for a damaged manifest."""
     artifact, sample = open_version(folder), None
     with suppress(PublishError):
         sample = artifact.sample
@@ -122,36 +125,41 @@ def _version(folder: Path) -> Version:
 def _add(
     model_dir: Path, artifact: Artifact, model: Model, message: pb.ModelConfig, say: Callable[[str], None]
 ) -> Path:
-    """The version first: Triton refuses a config that names a missing version."""
+    """Writes the last version of `model`, then config.pbtxt: Triton refuses a config that names a missing version.
+
+    Returns the version's folder.
+    """
     number, text = model.present[-1], to_text(message).encode()
+    version_dir = model_dir / str(number)
 
     def write_config(folder: Path) -> None:
         if number == 1 and artifact.manifest.config:
             write_atomically(folder / LABELS_FILE, labels_text(artifact.manifest.config.labels).encode())
         for file, array in warm_up_files(message, number, artifact.sample.inputs).items():
-            put(np.ascontiguousarray(array).tobytes(), folder / WARMUP / file)
+            write_flushed(np.ascontiguousarray(array).tobytes(), folder / WARMUP / file)
         write_atomically(folder / CONFIG_FILE, text)
 
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
             (staging / "1").chmod(0o755)  # as `staging`, whatever the umask
-            _write_version(staging / "1", artifact, text, say)
+            _write_version(staging / "1", version_dir, artifact, text, say)
             write_config(staging)
             _rename(staging, model_dir)
-        return model_dir / "1"
+        return version_dir
     with _staging(model_dir) as staging:
-        _write_version(staging, artifact, text, say)
-        _rename(staging, model_dir / str(number))
+        _write_version(staging, version_dir, artifact, text, say)
+        _rename(staging, version_dir)
     try:
         write_config(model_dir)
-    except BaseException:  # the policy in config.pbtxt may serve it already
+    except BaseException:  # the policy in the old config.pbtxt may serve the new version already
         remove_version(model_dir, number)
         raise
-    return model_dir / str(number)
+    return version_dir
 
 
 def check_name(name: str) -> None:
+    """Raises PublishError for a name of a model that is no safe name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}: --name gives another")
     if len(name) > MOST_LETTERS:
@@ -159,16 +167,19 @@ def check_name(name: str) -> None:
 
 
 def serve(model_dir: Path, served: Sequence[int]) -> None:
-    """Serves exactly these versions; the highest is the default."""
+    """Rewrites config.pbtxt so that exactly these versions are served; the highest is the default."""
     with locked(model_dir.parent):
-        held = read_config(model_dir)
-        model = _model(model_dir, engine_of(held), versions(model_dir), served)
-        message = config_pbtxt(model, Serving(), held)
+        config = read_config(model_dir)
+        model = _model(model_dir, engine_of(config), versions(model_dir), served)
+        message = config_pbtxt(model, Serving(), config)
         write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
 
 
 def is_published(model_dir: Path) -> bool:
-    """Whether this project has written it; an ensemble or a foreign model has neither manifest nor `model_config`."""
+    """Whether this project has written the model: a version has a manifest, or config.pbtxt the parameter model_config.
+
+    Ensembles, and models that others have put into the repository, have neither.
+    """
     try:
         return is_ours(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
     except OSError:
@@ -176,7 +187,7 @@ def is_published(model_dir: Path) -> bool:
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Renames first: no server sees half a version. Of a symlink, removes only the link."""
+    """Renames the version before deleting files, so that no server sees half of it. Of a symlink, removes the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -185,34 +196,38 @@ def remove_version(model_dir: Path, number: int) -> None:
 
 
 def remove_model(model_dir: Path) -> None:
+    """Renames the model before deleting files, so that no server sees half of it."""
     with _staging_beside(model_dir.parent) as staging:
         _rename(model_dir, staging)
 
 
 def sweep(repository: Path) -> list[Path]:
-    """Removes the leftovers of killed publishers."""
+    """Removes the files that killed publishers left, and returns their paths."""
     with locked(repository):
-        whole = repository.resolve()
-        left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
-        left += whole.glob(f"*/.{CONFIG_FILE}.*")  # left by write_atomically
-        for path in left:
+        real = repository.resolve()
+        leftovers = [*real.parent.glob(f"{STAGING}{real.name}-????????"), *real.glob(f"*/{STAGING}*")]
+        leftovers += real.glob(f"*/.{CONFIG_FILE}.*")  # of write_atomically
+        for path in leftovers:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return left
+    return leftovers
 
 
 @contextmanager
-def no_file(repository: Path) -> Iterator[None]:
-    """Turns the system's errors of a file in the place of `repository`, or above it, into PublishError."""
+def expecting_repository(path: Path) -> Iterator[None]:
+    """Turns the system's errors about a file at `path`, or in place of one of its parents, into PublishError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
-        raise PublishError(f"{repository}: expected a model repository, found a file") from error
+        raise PublishError(f"{path}: expected a model repository, found a file") from error
 
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """The lock ends with its process. Creates a missing repository."""
-    with no_file(repository):
+    """Waits until no other process has this lock of the repository, and creates a missing repository.
+
+    `name`: of the lock's file. The system frees the lock if the process dies.
+    """
+    with expecting_repository(repository):
         repository.mkdir(parents=True, exist_ok=True)
     with naming(repository):
         file = (repository / name).open("wb")
@@ -222,7 +237,7 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    """Raises PublishError."""
+    """The message in config.pbtxt. Raises PublishError if it is damaged, or has no input or output."""
     path = model_dir / CONFIG_FILE
     try:
         message = repository_config(path)
@@ -234,7 +249,10 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 
 
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
-    """Raises PublishError for other tensors, other classes or another kind of file: clients read these once."""
+    """Raises PublishError if a version with this manifest differs from its model in what clients read only once.
+
+    That is the tensors, or the classes and the image's shape, and the kind of file.
+    """
     if manifest.config is None:
         _check_same_tensors(model_dir, message, manifest)
     else:
@@ -242,41 +260,41 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Mani
     _check_kind(model_dir, engine_of(message), manifest)
 
 
-def _check_same_tensors(model_dir: Path, held: pb.ModelConfig, manifest: Manifest) -> None:
-    if "model_config" in held.parameters:
-        raise PublishError(f"{model_dir}: expected a foreign model, found exports; publish it under another --name")
-    message = new_config(held.name, manifest, engine_of(held))
+def _check_same_tensors(model_dir: Path, config: pb.ModelConfig, manifest: Manifest) -> None:
+    if "model_config" in config.parameters:
+        raise PublishError(f"{model_dir}: expected a foreign model, found exports")
+    message = new_config(config.name, manifest, engine_of(config))
     for kind in ("input", "output"):
-        old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(each, kind)] for each in (held, message))
+        old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(model, kind)] for model in (config, message))
         if old != new:
-            raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}; publish it under another --name")
-    if bool(held.max_batch_size) != bool(message.max_batch_size):
-        raise PublishError(
-            f"{model_dir}: expected max_batch_size {held.max_batch_size}, found {message.max_batch_size}; "
-            "publish it under another --name"
-        )
+            raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}")
+    if bool(config.max_batch_size) != bool(message.max_batch_size):
+        sizes = f"expected max_batch_size {config.max_batch_size}, found {message.max_batch_size}"
+        raise PublishError(f"{model_dir}: {sizes}")
 
 
 def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
-    """The file's shape; clients see `dims`."""
+    """The shape that the file has; `dims` is the shape that clients see."""
     return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
 def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig | PictureConfig) -> None:
+    path = model_dir / LABELS_FILE
     try:
         labels = read_labels(model_dir)
     except (OSError, UnicodeDecodeError) as error:
-        path = model_dir / LABELS_FILE
         raise PublishError(f"{path}: expected the classes of a published model, found {reason(error)}") from error
-    shape = image_shape(message)
-    if (shape, labels) != (config.input_shape, config.labels):
+    if (shape := image_shape(message)) != config.input_shape:
         raise PublishError(
             f"{model_dir}: expected a model for {config.input_shape} images and classes {_shown(config.labels)}, "
-            f"found {shape} and {_shown(labels)}; publish it under another --name"
+            f"found {shape} and {_shown(labels)}"
         )
+    if labels != config.labels:
+        raise PublishError(f"{path}: expected the classes {_shown(config.labels)}, found {_shown(labels)}")
 
 
 def _shown(labels: Sequence[str]) -> str:
+    """The labels for an error message, without control characters."""
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
@@ -286,23 +304,30 @@ def _check_kind(model_dir: Path, engine: str, manifest: Manifest) -> None:
         raise PublishError(f"{model_dir}: expected a {expected}, found a {manifest.file}")
 
 
-def _write_version(folder: Path, artifact: Artifact, config: bytes, say: Callable[[str], None]) -> None:
-    """With the model's `config`, which a supervisor reads if the model's own is broken."""
-    write_atomically(folder / CONFIG_FILE, config)
+def _write_version(
+    staging: Path, version_dir: Path, artifact: Artifact, config: bytes, say: Callable[[str], None]
+) -> None:
+    """Writes the version into `staging`, and checks there that an ONNX file answers its sample.
+
+    `version_dir`: the folder that it gets afterwards. `config`: a copy of the model's config.pbtxt, which a supervisor
+    reads if the model's is damaged. Raises PublishError.
+    """
+    write_atomically(staging / CONFIG_FILE, config)
     for place, content in artifact.contents.items():
-        put(content, folder / place)
-    write_atomically(folder / MANIFEST_FILE, artifact.manifest.to_json())
-    written = read_version(folder)
+        write_flushed(content, staging / place)
+    write_atomically(staging / MANIFEST_FILE, artifact.manifest.to_json())
+    written = read_version(staging)
     if written.manifest.file == ONNX_FILE:
-        replay(written)
-        if never := never_empty(written):
-            write_atomically(folder / MANIFEST_FILE, artifact.telling(never_empty=never).manifest.to_json())
-            say(as_line(never))
+        source = artifact.contents[ONNX_FILE]
+        replay(written, version_dir / ONNX_FILE if isinstance(source, bytes) else source)
+        if axes := never_empty(written):
+            write_atomically(staging / MANIFEST_FILE, artifact.with_origin(never_empty=axes).manifest.to_json())
+            say(as_line(axes))
 
 
 @contextmanager
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
-    """A folder on the repository's file system."""
+    """Yields a new folder in `parent`, which must be on the repository's file system; removes it afterwards."""
     with naming(parent):
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     path.chmod(0o755)  # mkdtemp makes it private; the server may be another user
@@ -313,16 +338,20 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """Outside the repository: Triton takes every folder in it for a model. Beside a link no rename may reach it."""
+    """A staging folder next to the repository: within it, Triton would take every folder for a model.
+
+    Of a link, next to its target: from the link's parent a rename may have to cross file systems.
+    """
     return _staging(repository.resolve().parent, f"{STAGING}{repository.resolve().name}-")
 
 
 def _rename(source: Path, target: Path) -> None:
+    """Renames and flushes the folder. Raises PublishError."""
     try:
         source.rename(target)
     except OSError as error:
-        found = "something there already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error.strerror
-        raise PublishError(f"{target}: expected to rename {source.name} to it, found {found}") from error
+        obstacle = "something there already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error.strerror
+        raise PublishError(f"{target}: expected to rename {source.name} to it, found {obstacle}") from error
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

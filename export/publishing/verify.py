@@ -1,7 +1,11 @@
-"""Checks a published model: hashes, config and answer. Changes nothing."""
+"""Checks a published model: names of versions, hashes, config, labels, and the answer to the sample.
+
+In: a model's folder. Out: a `Verified` for each version. Changes nothing.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +19,18 @@ from export.publishing.replay import replay
 
 @dataclass(frozen=True)
 class Verified:
-    """`left_out`: a check that this machine cannot make."""
+    """The result for a version. `folder`: its name. `problem`: None if all is as published.
 
-    version: int
+    `left_out`: a check that this machine cannot make; None if all were made.
+    """
+
+    folder: str
     problem: str | None = None
     left_out: str | None = None
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
+    """Checks all versions. Raises PublishError if config.pbtxt is wrong, or serves a version that is missing."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -33,16 +41,22 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
         raise PublishError(f"{model_dir}: expected {named}, which config.pbtxt serves, found {present}")
     for number in present:
         yield verify_version(model_dir, number)
+    numbers = {str(number) for number in present}
+    for path in sorted(model_dir.iterdir()):
+        if path.is_dir() and re.fullmatch("[0-9]+", path.name) and path.name not in numbers:
+            expected = "a version number below 2^63 without leading zeros"
+            yield Verified(path.name, f"{path}: expected {expected}, found {path.name}: servers ignore the folder")
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
+    folder = model_dir / str(number)
     try:
-        artifact = read_version(model_dir / str(number))
+        artifact = read_version(folder)
         check_same_contract(model_dir, read_config(model_dir), artifact.manifest)
         file = artifact.manifest.file
         if file != ONNX_FILE:
-            return Verified(number, left_out=f"no answer asked of {file}, which only its own GPU runs")
-        replay(artifact)
+            return Verified(folder.name, left_out=f"no answer asked of {file}, which only its own GPU runs")
+        replay(artifact, artifact.path)
     except PublishError as error:
-        return Verified(number, problem=str(error))
-    return Verified(number)
+        return Verified(folder.name, problem=str(error))
+    return Verified(folder.name)

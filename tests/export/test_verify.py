@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from export.errors import PublishError
 from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish
+from export.publishing.sidecar import read_with_sidecars
 from export.publishing.verify import verify_version
 from export.sample_images import embedded_sample
 from models.networks.config import ModelConfig
@@ -93,7 +95,10 @@ CLASS_ALONE = {"logits": None}
         (_republish(sample=_sample([0.0] * 9 + [1e9]), sample_tolerance=CLASS_ALONE), "expected class [9]"),
         (_republish(sample=_sample([0.0] * 9)), "expected float32 (1, 9) for the sample, found float32 (1, 10)"),
         (_republish(sample=Sample({}, {})), "expected the file to run on its inputs, found"),
-        (_manifest(lambda manifest: manifest["model_config"].update(channels=3)), "publish it under another --name"),
+        (
+            _manifest(lambda manifest: manifest["model_config"].update(channels=3)),
+            "vitbn: expected a model for (3, 28, 28) images and classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, found (1, 28",
+        ),
         (_republish(b"no graph"), "expected a file that ONNX Runtime runs, found"),
     ],
 )
@@ -128,6 +133,25 @@ def test_verify_finds_a_config_that_is_wrong(folder: Path, old: str, new: str, e
     assert expected in result.output
 
 
+def test_verify_names_the_labels_file_if_that_differs(folder: Path) -> None:
+    path = folder / "vitbn" / "labels.txt"
+    path.write_text(path.read_text().replace("9", "nine"))
+    result = operate(folder, "verify")
+    assert result.exit_code == 1
+    assert f"{path}: expected the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, found 0, 1," in result.output
+    assert "--name" not in result.output
+
+
+@pytest.mark.parametrize("name", ["01", "0", str(1 << 63)])
+def test_verify_names_a_version_folder_that_servers_ignore(name: str, folder: Path) -> None:
+    (folder / "vitbn" / "3").rename(folder / "vitbn" / name)
+    shutil.copytree(folder / "vitbn" / name, folder / "vitbn" / "3")
+    result = operate(folder, "verify")
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
+    assert f"{folder / 'vitbn' / name}: expected a version number below 2^63 without leading zeros" in result.output
+    assert result.output.splitlines()[-1].endswith("expected every version as published, found 1 wrong")
+
+
 def test_nan_is_no_class(tmp_path: Path) -> None:
     nan = artifact_of(answer=[float("nan")] * 10)
     half = replace(nan, manifest=replace(nan.manifest, sample_tolerance=CLASS_ALONE))
@@ -145,9 +169,21 @@ def test_a_file_that_does_not_answer_its_sample_is_not_published(existing: bool,
     contents = {**other.contents, "sample.npz": artifact_of().contents["sample.npz"]}
     hashes = {place: sha256(content) for place, content in contents.items()}
     wrong = Artifact(replace(other.manifest, files=hashes), contents)
-    with pytest.raises(PublishError, match=r"expected the sample's answer to 1.00e-04, found an error of 1.00e-03"):
+    version = tmp_path / "vitbn" / ("2" if existing else "1")
+    with pytest.raises(PublishError, match=r"expected the sample's answer to 1.00e-04, found an error") as caught:
         publish(tmp_path, "vitbn", wrong)
+    assert str(caught.value).startswith(f"{version / 'model.onnx'}: logits: ")
     assert [path.name for path in tmp_path.glob("vitbn/[0-9]*")] == (["1"] if existing else [])
+
+
+def test_publishing_names_the_users_file_that_does_not_answer_its_sample(folder: Path, exported: Path) -> None:
+    artifact = read_with_sidecars(exported)
+    files = {**artifact.contents, "sample.npz": exported.with_name("other.npz")}
+    files["sample.npz"].write_bytes(_sample([0.0] * 10).to_bytes())
+    hashes = {place: sha256(file) for place, file in files.items()}
+    with pytest.raises(PublishError) as caught:
+        publish(folder, "vitbn", Artifact(replace(artifact.manifest, files=hashes), files))
+    assert str(caught.value).startswith(f"{exported}: logits: expected the sample's answer")
 
 
 def test_publish_of_a_file_that_is_damaged(folder: Path, exported: Path) -> None:

@@ -153,7 +153,7 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 
     Returns the model's folder.
     """
-    from export.pictures.picture_artifact import make
+    from export.pictures.picture_artifact import make_picture_artifact
     from export.pictures.processor import from_options
     from export.publishing.publish import publish as publish_artifact
 

@@ -1,1 +1,1 @@
-"""Anybody's network of pictures -> a version that the clients ask as those of this project."""
+"""Makes any ONNX classifier of pictures a version that clients can ask like the networks of this project."""

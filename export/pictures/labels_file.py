@@ -1,7 +1,7 @@
-"""The names of classes, in the order of a network's scores.
+"""Reads the names of classes, in the order of a network's scores.
 
-In: the user's `--labels` file: a class a line; or JSON, a list of names or the config.json of transformers (`id2label`)
-or timm (`label_names`). Out: names; PublishError for other files.
+In: the user's `--labels` file: a class a line; or JSON: a list of names, or the config.json of transformers
+(`id2label`) or timm (`label_names`). Out: the names; PublishError for other files.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from export.errors import PublishError
 
 
 def read_labels(file: Path) -> list[str]:
-    """Without the empty lines at the end. Raises PublishError."""
+    """The names in the file; empty lines at its end do not count. Raises PublishError."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PublishError(f"{file}: expected a class a line, found {reason(error)}") from error
     try:
-        held = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        held = None
-    return _of_json(file, held) if isinstance(held, dict | list) else _of_lines(file, text)
+        content = None
+    return _from_json(file, content) if isinstance(content, dict | list) else _from_lines(file, text)
 
 
-def _of_lines(file: Path, text: str) -> list[str]:
+def _from_lines(file: Path, text: str) -> list[str]:
     names = [line.strip() for line in text.rstrip().splitlines()]
     if "" in names:
         raise PublishError(f"{file}: expected a class a line, found line {names.index('') + 1} empty")
@@ -37,8 +37,8 @@ def _of_lines(file: Path, text: str) -> list[str]:
 
 
 def _check_order(file: Path, names: list[str]) -> None:
-    """Raises PublishError for lines that number themselves in another order."""
-    numbers = [int(found[1]) for name in names if (found := re.match(r"(\d{1,6})[\s:;,.]+\S", name))]
+    """Raises PublishError if all lines begin with their number, such as "3: cat", and are in another order."""
+    numbers = [int(match[1]) for name in names if (match := re.match(r"(\d{1,6})[\s:;,.]+\S", name))]
     ordered = sorted(numbers)
     if (
         len(numbers) == len(names)
@@ -51,11 +51,11 @@ def _check_order(file: Path, names: list[str]) -> None:
         )
 
 
-def _of_json(file: Path, held: dict[str, Any] | list[Any]) -> list[str]:
-    names = held
-    if isinstance(held, dict):
-        numbered = held.get("id2label")
-        names = held.get("label_names", [])
+def _from_json(file: Path, content: dict[str, Any] | list[Any]) -> list[str]:
+    names = content
+    if isinstance(content, dict):
+        numbered = content.get("id2label")
+        names = content.get("label_names", [])
         if isinstance(numbered, dict) and {*numbered} == {str(number) for number in range(len(numbered))}:
             names = [numbered[str(number)] for number in range(len(numbered))]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -1,8 +1,8 @@
-"""Another's ONNX network of pictures -> an `Artifact` that clients ask as a network of this project.
+"""Makes an `Artifact` of any ONNX classifier of pictures, which clients ask like a network of this project.
 
-In: a file, how it wants its pictures, and the classes' names. Out: `Made`; or an ExportError and nothing written. The
-compiler's passes fold the processor's numbers into the first linear layer and rewrite the rest. Where they do not
-apply, the network stays as it is behind Cast, Mul and Add, and `left` says why.
+In: a file, its processor, and the names of its classes. Out: `MadeArtifact`; or an ExportError. The compiler's passes
+fold the processor's numbers into the first linear layer and rewrite the other layers. If they do not apply, the network
+stays as it is, after Cast, Mul and Add, and `not_rewritten` says why.
 """
 
 from __future__ import annotations
@@ -25,46 +25,54 @@ from export.compiler.proof.compare import Proof, Proved
 from export.compiler.proof.original import Original
 from export.errors import PublishError
 from export.pictures.processor import Processor
-from export.pictures.proof import Source, prove_bytes, smooth
-from export.pictures.uint8_input import Interface, behind_bytes, interface
+from export.pictures.proof import Source, prove_bytes, ramps
+from export.pictures.uint8_input import Interface, interface, with_uint8_input
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin
 from export.publishing.picture_config import PictureConfig
 from export.rewrite_file import clean, source_facts
 from models.networks.config import OUTPUT_NAME, ConfigError
 
-LARGEST = 2_000_000_000  # bytes of weights that a file holds
+LARGEST = 2_000_000_000  # bytes of weights; a protobuf file takes no more
 NORMALISING = ("Cast", "Gather", "Mul", "Add")
-SUM_TOLERANCE = 1e-3  # of the rows of probabilities
+SUM_TOLERANCE = 1e-3  # scores that are positive and sum to 1 within this are probabilities
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Made:
-    """`normalises`: the nodes that still do so before the network; None: it reads bytes. `left`: why no pass ran."""
+class MadeArtifact:
+    """An artifact and what was done for it.
+
+    `rewritten`: None if no pass ran; then `not_rewritten` says why. `normalising`: operators that still normalise
+    before the first layer; None for a network that reads bytes.
+    """
 
     artifact: Artifact
     rewritten: Rewritten | None
     proofs: tuple[Proof, ...]
-    normalises: tuple[str, ...] | None
-    left: str
+    normalising: tuple[str, ...] | None
+    not_rewritten: str
 
 
-def make(
+def make_picture_artifact(
     file: Path,
     choose: Callable[[Interface], Processor],
     labels: Sequence[str] | None,
     temperature: float | None = None,
     say: Say = lambda _: None,
-) -> Made:
-    """`choose` gets the network's interface. `labels`: default "class 0" and so on. Raises ExportError."""
+) -> MadeArtifact:
+    """Makes the artifact of the network in `file`.
+
+    `choose`: returns the processor for the network's interface. `labels`: by default "class 0" and so on.
+    `temperature`: divides the logits. `say`: gets a line at every step. Raises ExportError or OSError.
+    """
     original = Original(file)
     try:
         return _make(original, choose, labels, temperature, say)
     except (PublishError, OSError):
         raise
-    except ForeignError as error:  # its hints are another command's
+    except ForeignError as error:  # its hint names options of `vitbn rewrite`
         raise type(error)(error.reason) from error
     except ConfigError as error:
         raise PublishError(f"{file}: {error}") from error
@@ -79,49 +87,54 @@ def _make(
     labels: Sequence[str] | None,
     temperature: float | None,
     say: Say,
-) -> Made:
+) -> MadeArtifact:
     file, plain = original.path, original.plain
     if "model_config" in original.model.metadata_props:
         raise PublishError(f"{file}: expected a network of another origin, found ours: publish it without --pictures")
     if (size := weight_bytes(plain)) > LARGEST:
         raise PublishError(f"{file}: expected at most {LARGEST / 1e9:g} GB of weights, found {size / 1e9:.1f} GB")
-    found = _interface(file, plain, labels is not None)
-    processor = choose(found)
-    _check_fits(file, processor, found)
-    wrapped = behind_bytes(plain, processor, labels is not None)
+    network = _interface(file, plain, labels is not None)
+    processor = choose(network)
+    _check_fits(file, processor, network)
+    wrapped = with_uint8_input(plain, processor, labels is not None)
     with TemporaryDirectory() as folder:
-        source = Source(original, found, processor, Path(folder))
-        model, rewritten, proved, left = _proved(source, wrapped, original.dtype, say)
-        proto = onnx.load(source.served)  # with the weights of files beside it
+        source = Source(original, network, processor, Path(folder))
+        model, rewritten, proved, not_rewritten = _rewritten(source, wrapped, original.dtype, say)
+        proto = onnx.load(source.served)  # includes weights in files next to it
     scores = np.asarray(proved.answers[OUTPUT_NAME])
     _check_scores(file, scores)
     names = _names(file, labels, scores.shape[1])
-    config = PictureConfig(processor.size, found.channels, names, processor.framing)
+    config = PictureConfig(processor.size, network.channels, names, processor.framing)
     proof = proved.proofs[-1]
     largest = float(np.abs(scores).max())
-    network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
+    manifest_network = Network(config, sha256(file), {}, proof.error * largest, proof.tolerance * largest, temperature)
     origin = Origin(
         rewritten.applied if rewritten else (),
         "fp32" if original.dtype == "float32" else "fp16",
         facts={
             **source_facts(original, proved),
             "processor": asdict(processor),
-            **({"not_rewritten": left} if left else {}),
+            **({"not_rewritten": not_rewritten} if not_rewritten else {}),
         },
     )
-    artifact = onnx_artifact(_described(proto, len(names)), smooth(config.input_shape)[np.newaxis], network, origin)
-    return Made(artifact, rewritten, proved.proofs, None if found.reads_bytes else _normalises(model), left)
+    image = ramps(config.input_shape)[np.newaxis]
+    artifact = onnx_artifact(_with_interface(proto, len(names)), image, manifest_network, origin)
+    normalising = None if network.reads_bytes else _normalising(model)
+    return MadeArtifact(artifact, rewritten, proved.proofs, normalising, not_rewritten)
 
 
 def _interface(file: Path, plain: ir.Model, named: bool) -> Interface:
+    """As `interface`, whose errors get the file's name."""
     try:
         return interface(plain, named)
     except PublishError as error:
         raise PublishError(f"{file}: {error}") from error
 
 
-def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir.Model, Rewritten | None, Proved, str]:
-    """The model that is served, and why the passes did not change it."""
+def _rewritten(
+    source: Source, wrapped: ir.Model, dtype: str, say: Say
+) -> tuple[ir.Model, Rewritten | None, Proved, str]:
+    """The proved model, rewritten if that can be done and proved; and why it was not. `dtype`: of the original."""
     try:
         say("rewriting the graph")
         ready = prepared(wrapped)
@@ -132,19 +145,19 @@ def _proved(source: Source, wrapped: ir.Model, dtype: str, say: Say) -> tuple[ir
         return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), error.reason
 
 
-def _check_fits(file: Path, processor: Processor, found: Interface) -> None:
+def _check_fits(file: Path, processor: Processor, network: Interface) -> None:
     """Raises PublishError if the processor makes other pictures than the network takes."""
     for numbers in (processor.mean, processor.std):
-        if len(numbers) not in (1, found.channels) and len(set(numbers)) > 1:
-            raise PublishError(f"{file}: expected numbers for {found.channels} channels, found {len(numbers)}")
-    if processor.bgr and found.reads_bytes:
+        if len(numbers) not in (1, network.channels) and len(set(numbers)) > 1:
+            raise PublishError(f"{file}: expected numbers for {network.channels} channels, found {len(numbers)}")
+    if processor.bgr and network.reads_bytes:
         raise PublishError(f"{file}: expected no do_flip_channel_order beside a network that reads bytes")
-    if processor.bgr and found.channels != 3:
-        raise PublishError(f"{file}: expected three channels to flip, found {found.channels}")
-    if found.size not in (None, processor.size):
-        made, taken = (f"{width}x{height}" for height, width in (processor.size, found.size or processor.size))
+    if processor.bgr and network.channels != 3:
+        raise PublishError(f"{file}: expected three channels to flip, found {network.channels}")
+    if network.size not in (None, processor.size):
+        made, wanted = (f"{width}x{height}" for height, width in (processor.size, network.size or processor.size))
         hint = "--mean, --std, --crop and --resize say it without --processor"
-        raise PublishError(f"{file}: expected a processor for the network's {taken} pixels, found {made}; {hint}")
+        raise PublishError(f"{file}: expected a processor for the network's {wanted} pixels, found {made}; {hint}")
 
 
 def _names(file: Path, labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
@@ -164,8 +177,9 @@ def _check_scores(file: Path, scores: object) -> None:
         raise PublishError(f"{file}: expected scores before the softmax, found probabilities")
 
 
-def _described(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
-    del proto.metadata_props[:]  # of its origin
+def _with_interface(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
+    """Drops the notes of the original's exporter, and declares the shape of the output: (batch, classes)."""
+    del proto.metadata_props[:]
     batch = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     shape = proto.graph.output[0].type.tensor_type.shape
     del shape.dim[:]
@@ -174,8 +188,8 @@ def _described(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
     return proto
 
 
-def _normalises(model: ir.Model) -> tuple[str, ...]:
-    """The arithmetic between the bytes and the network."""
+def _normalising(model: ir.Model) -> tuple[str, ...]:
+    """The Mul and Add between the input and the network's first layer, by name of the operator."""
     value, nodes = model.graph.inputs[0], list[str]()
     while len(readers := [use.node for use in value.uses() if not reads_shape_alone(use.node)]) == 1:
         if readers[0].op_type not in NORMALISING:

@@ -1,7 +1,7 @@
-"""Proves that a network behind bytes answers as its original does to a processor's floats.
+"""Proves that a network with uint8 input answers as its original does to the floats of a processor.
 
-In: the original file and graph, and the new graph. Out: `Proved`, against the original in float64 and in its own
-precision, for one, two and three drawn pictures; or an ExportError. The normalisation of the reference is numpy's.
+In: the original file, and the new graph. Out: `Proved`, for batches of one, two and three drawn pictures; or an
+ExportError. The reference normalises with numpy, and runs the original in its own precision and in float64.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ from export.pictures.uint8_input import FIRST_TO_LAST, Interface
 from models.networks.config import INPUT_NAME
 
 BATCHES = (1, 2, 3)
-ALONE = 1e-3  # of the scores, by which rounding may move a picture's beside others
+ALONE = 1e-3  # relative to the scores: rounding may move a picture's scores so far if the batch has other pictures
 
 Images = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Source:
-    """`folder`: for files in between."""
+    """The original of a proof. `folder`: for temporary files."""
 
     original: Original
-    found: Interface
+    network: Interface
     processor: Processor
     folder: Path
 
     def rounds(self, double: bool, say: Callable[[str], None]) -> Iterator[Round]:
-        """Raises PublishError if the network does not take every batch, or answers otherwise in it."""
+        """The original's answers to each batch, with those in float64 if `double`. `say`: gets a line for each batch.
+
+        Raises PublishError if the network refuses a batch, or a picture's scores depend on the other pictures in it.
+        """
         alone: Arrays = []
         for size in BATCHES:
-            images = drawn((self.found.channels, *self.processor.size), size)
+            images = drawn_pictures((self.network.channels, *self.processor.size), size)
             say(f"the original, {size} pictures")
             try:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]
@@ -58,23 +61,26 @@ class Source:
                 ) from error
             alone = alone or [answers]
             if answers.shape[:1] != (size,) or not relative_error(alone[0][:1], answers[:1]) <= ALONE:
-                what = "answers that do not depend on the other pictures of a batch"
+                expected = "answers that do not depend on the other pictures of a batch"
                 raise PublishError(
-                    f"{self.original.path}: expected {what}, found others; was it exported in eval mode?"
+                    f"{self.original.path}: expected {expected}, found others; was it exported in eval mode?"
                 )
             exact = double_answers(self._scores, self._feeds(images, np.float64)) if double else None
             yield Round(f"{size} drawn pictures", {INPUT_NAME: images}, [answers], exact)
 
     def _feeds(self, images: Images, dtype: type[np.floating[Any]]) -> Feeds:
-        half = self.found.given.dtype == ir.DataType.FLOAT16 and dtype is np.float32
-        given: NDArray[np.generic] = images
-        if not self.found.reads_bytes:
-            given = self.processor.apply(images, dtype).astype(np.float16 if half else dtype)
-        return {str(self.found.given.name): given.transpose(FIRST_TO_LAST) if self.found.channels_last else given}
+        """What the original reads for `images`, normalised in `dtype`."""
+        half = self.network.pictures.dtype == ir.DataType.FLOAT16 and dtype is np.float32
+        pixels: NDArray[np.generic] = images
+        if not self.network.reads_bytes:
+            pixels = self.processor.apply(images, dtype).astype(np.float16 if half else dtype)
+        if self.network.channels_last:
+            pixels = pixels.transpose(FIRST_TO_LAST)
+        return {str(self.network.pictures.name): pixels}
 
     @property
     def served(self) -> Path:
-        """The file that was proved last."""
+        """The path of the file with uint8 input that was proved last."""
         return self.folder / "served.onnx"
 
     @cached_property
@@ -82,14 +88,15 @@ class Source:
         """The original with its scores as the only output."""
         model = self.original.plain.clone()
         names = {value.name: value for node in model.graph for value in node.outputs}
-        scores = names[self.found.scores.name]
+        scores = names[self.network.scores.name]
         scores.type = scores.type or ir.TensorType(ir.DataType.FLOAT)
         model.graph.outputs[:] = [scores]
         return model
 
     @cached_property
     def _runner(self) -> Runner:
-        if any(value is self.found.scores for value in self.original.plain.graph.outputs):
+        """Runs `_scores` in ONNX Runtime."""
+        if any(value is self.network.scores for value in self.original.plain.graph.outputs):
             return self.original.runner
         path = self.folder / "scores.onnx"
         save_model(self._scores.clone(), path)
@@ -97,19 +104,22 @@ class Source:
 
 
 def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool, say: Callable[[str], None]) -> Proved:
-    """`double`: in float64, too. Raises ProofFailed, NotSupported or PublishError."""
+    """Writes `model`, the graph with uint8 input, to `source.served` and proves it.
+
+    `dtype`: of the original. `double`: also compares in float64. Raises ProofFailed, NotSupported or PublishError.
+    """
     save_model(model, source.served)
-    own = Errors(dtype, "the original in float64" if double else "the original")
-    return prove(source.rounds(double, say), model if double else None, Runner(source.served), own, say)
+    errors = Errors(dtype, "the original in float64" if double else "the original")
+    return prove(source.rounds(double, say), model if double else None, Runner(source.served), errors, say)
 
 
-def smooth(shape: tuple[int, int, int]) -> Images:
-    """Ramps, which a config holds in few bytes: uint8 (C, H, W)."""
+def ramps(shape: tuple[int, int, int]) -> Images:
+    """A picture of ramps, which compresses to the few bytes that config.pbtxt can hold: uint8 (C, H, W)."""
     channels, rows, columns = np.ogrid[: shape[0], : shape[1], : shape[2]]
     return np.asarray((80 * channels + 2 * rows + 3 * columns) % 256, np.uint8)
 
 
-def drawn(shape: tuple[int, int, int], count: int) -> Images:
-    """The ramps, then noise."""
+def drawn_pictures(shape: tuple[int, int, int], count: int) -> Images:
+    """Ramps and `count` - 1 pictures of noise: uint8 (count, C, H, W)."""
     noise = np.random.default_rng(count).integers(0, 256, (count - 1, *shape), np.uint8)
-    return np.concatenate((smooth(shape)[np.newaxis], noise))
+    return np.concatenate((ramps(shape)[np.newaxis], noise))

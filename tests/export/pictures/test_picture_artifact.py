@@ -15,7 +15,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.pipeline import Prepared, Rewritten
 from export.errors import ExportError, PublishError
-from export.pictures.picture_artifact import Made, make
+from export.pictures.picture_artifact import MadeArtifact, make_picture_artifact
 from export.pictures.processor import Processor, from_options
 from export.pictures.uint8_input import Interface
 from export.publishing.picture_config import PictureConfig
@@ -29,13 +29,13 @@ def usual(found: Interface) -> Processor:
     return from_options(MEAN[: found.channels], STD[: found.channels], 0.9, "bicubic", sizes)
 
 
-def made(path: Path, processor: Any = usual, labels: list[str] | None = None, **variation: Any) -> Made:
-    return make(network(path / "net.onnx", **variation), processor, labels)
+def made(path: Path, processor: Any = usual, labels: list[str] | None = None, **variation: Any) -> MadeArtifact:
+    return make_picture_artifact(network(path / "net.onnx", **variation), processor, labels)
 
 
 def check(
     path: Path,
-    found: Made,
+    found: MadeArtifact,
     processor: Processor,
     output: str = "scores",
     dtype: Any = np.float32,
@@ -51,7 +51,7 @@ def check(
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def shape_of(found: Made) -> tuple[int, int, int]:
+def shape_of(found: MadeArtifact) -> tuple[int, int, int]:
     config = found.artifact.network.config
     assert isinstance(config, PictureConfig)
     return config.input_shape
@@ -59,8 +59,8 @@ def shape_of(found: Made) -> tuple[int, int, int]:
 
 def test_the_processor_folds_into_the_patch_embedding(tmp_path: Path) -> None:
     found = made(tmp_path)
-    assert found.normalises == ()
-    assert found.left == ""
+    assert found.normalising == ()
+    assert found.not_rewritten == ""
     assert [proof.precision for proof in found.proofs] == ["float64", "float32"]
     assert found.proofs[0].error < 1e-13
     operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
@@ -72,7 +72,7 @@ def test_the_processor_folds_into_the_patch_embedding(tmp_path: Path) -> None:
 def test_what_takes_no_shift_keeps_it_before_the_network(variation: dict[str, Any], tmp_path: Path) -> None:
     """Zeros of a padded convolution are zeros of normalised levels: folded, the border would be wrong."""
     found = made(tmp_path, **variation)
-    assert found.normalises == ("Mul", "Add")
+    assert found.normalising == ("Mul", "Add")
     assert found.proofs[0].error < 1e-13
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
 
@@ -90,7 +90,7 @@ def test_a_reader_of_the_batch_hides_no_normalisation(tmp_path: Path, monkeypatc
     model.graph.node.extend([sizes, fill, column, helper.make_node("Add", ["head_out", "column"], ["scores"])])
     onnx.save(model, tmp_path / "net.onnx")
     monkeypatch.setattr("export.pictures.picture_artifact.optimise", prepared_alone)
-    assert make(tmp_path / "net.onnx", usual, None).normalises == ("Mul", "Add")
+    assert make_picture_artifact(tmp_path / "net.onnx", usual, None).normalising == ("Mul", "Add")
 
 
 def prepared_alone(ready: Prepared, sizes: Any) -> Rewritten:
@@ -116,7 +116,7 @@ def test_a_wrong_fold_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 1 + 1e-7)
-    assert made(tmp_path).left.startswith("float64: output 0: expected an error of at most 1e-10")
+    assert made(tmp_path).not_rewritten.startswith("float64: output 0: expected an error of at most 1e-10")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -128,8 +128,8 @@ def test_grey_and_colour(channels: int, tmp_path: Path) -> None:
 def test_channels_behind_the_sides(tmp_path: Path) -> None:
     """As tf2onnx writes a network of Keras."""
     found = made(tmp_path, channels_last=True)
-    assert found.normalises == ()
-    assert found.left == ""
+    assert found.normalising == ()
+    assert found.not_rewritten == ""
     operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
     assert operators[:2] == ["Cast", "Conv"]
     processor = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE))
@@ -210,10 +210,10 @@ def test_what_the_passes_do_not_read_stays_as_it_is(tmp_path: Path) -> None:
         model.graph.node.insert(len(model.graph.node) - 1, node)
     model.graph.node[-1].input[0] = "chosen"
     onnx.save(model, tmp_path / "net.onnx")
-    found = make(tmp_path / "net.onnx", usual, None)
-    assert "expected no graph within the graph, found If" in found.left
+    found = make_picture_artifact(tmp_path / "net.onnx", usual, None)
+    assert "expected no graph within the graph, found If" in found.not_rewritten
     assert found.rewritten is None
-    assert found.normalises == ("Mul", "Add")
+    assert found.normalising == ("Mul", "Add")
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
 
 
@@ -278,7 +278,7 @@ def test_a_network_whose_answers_depend_on_the_batch_is_refused(tmp_path: Path) 
     model.graph.node.extend([mean, helper.make_node("Sub", ["head_out", "mean_of_all"], ["scores"])])
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(PublishError, match="do not depend on the other pictures of a batch"):
-        make(tmp_path / "net.onnx", usual, None)
+        make_picture_artifact(tmp_path / "net.onnx", usual, None)
 
 
 @pytest.mark.parametrize("rewritten", [True, False])
@@ -292,8 +292,8 @@ def test_weights_beside_the_file_travel_in_it(rewritten: bool, tmp_path: Path, m
     )
     if not rewritten:
         monkeypatch.setattr("export.pictures.picture_artifact.optimise", refuse)
-    found = make(tmp_path / "net.onnx", usual, None)
-    assert bool(found.left) != rewritten
+    found = make_picture_artifact(tmp_path / "net.onnx", usual, None)
+    assert bool(found.not_rewritten) != rewritten
     (tmp_path / "w").rename(tmp_path / "elsewhere")
     images = np.zeros((1, 3, SIDE, SIDE), np.uint8)
     assert answers(found.artifact.data, OUTPUT_NAME, image=images).shape == (1, CLASSES)
@@ -306,4 +306,4 @@ def refuse(*given: object, **named: object) -> None:
 def test_a_file_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ours.onnx").write_bytes(made(tmp_path).artifact.data)
     with pytest.raises(PublishError, match="expected a network of another origin, found ours: publish it without"):
-        make(tmp_path / "ours.onnx", usual, None)
+        make_picture_artifact(tmp_path / "ours.onnx", usual, None)

@@ -70,7 +70,7 @@ class Form:
 class Exported:
     """A checkpoint as a float32 ONNX file.
 
-    `work`: multiply-accumulates of one image before any rewrite. `steps`: what each pass changed. `comparisons`: of the
+    `work`: multiply-accumulates of an image before any rewrite. `steps`: what each pass changed. `comparisons`: of the
     logits on `images`.
     """
 
@@ -140,7 +140,7 @@ def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages
 def rewrite(plain: onnx.ModelProto, form: Form) -> Rewritten:
     """Runs the form's passes on the plain graph.
 
-    Raises RewriteError if a BatchNormalization stays that was to be folded: no linear layer is beside it.
+    Raises RewriteError if a BatchNormalization that was to be folded stays: no linear layer is next to it.
     """
     rewritten = optimise(plain, passes=form.passes, sizes=ONE_IMAGE)
     unfolded = [node.name for node in rewritten.model.graph if node.op_type == "BatchNormalization"]

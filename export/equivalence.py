@@ -53,9 +53,10 @@ class Comparison:
         return self.relative * self.largest
 
     def __str__(self) -> str:
-        beside = "" if self.float32_error is None else f" where the network's own is {self.float32_error:.2e}"
+        rounding = "" if self.float32_error is None else f" where the network's own is {self.float32_error:.2e}"
         limit = f"tolerance {self.tolerance:.2e} ({self.relative:.0e} of the largest logit)"
-        return f"{self.stages}: max |error| {self.max_abs_error:.2e}{beside}, {limit}, same class, {self.images} images"
+        error = f"max |error| {self.max_abs_error:.2e}{rounding}"
+        return f"{self.stages}: {error}, {limit}, same class, {self.images} images"
 
 
 def compare(

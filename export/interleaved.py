@@ -1,6 +1,6 @@
 """Interleaved timing: contestants take turns in rounds, so a drift of the machine affects all of them.
 
-In: a function for each contestant, which times a turn, and a `Schedule`. Out: the times of each contestant, one a
+In: a function for each contestant, which times a turn, and a `Schedule`. Out: for each contestant the time in every
 round. `export/intervals.py` makes the ratio of two contestants and its interval from them.
 """
 
@@ -31,7 +31,7 @@ class Schedule:
 
 
 def interleaved(turns: Sequence[Callable[[], float]], schedule: Schedule) -> list[list[float]]:
-    """What the turns return: a list for each contestant, a value for each round.
+    """What the turns return: for each contestant a list with a value for every round.
 
     Every other round has the reverse order, so that no contestant always follows the same neighbour.
     """
@@ -69,7 +69,7 @@ def turn_ns(run: Callable[[], object], turn_s: float = 0.0) -> list[int]:
 
 
 def time_ns(run: Callable[[], object]) -> int:
-    """Duration of one call, in ns."""
+    """Duration of a call, in ns."""
     start = time.perf_counter_ns()
     run()
     return time.perf_counter_ns() - start

@@ -21,7 +21,7 @@ class Ratio:
 
 
 def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
-    """The ratio of the medians of two contestants, whose samples at one index are of one round.
+    """The ratio of the medians of two contestants, whose samples with the same index are of the same round.
 
     Resamples rounds, not samples, because a slow round is slow for both contestants; and blocks of n^(1/3) neighbouring
     rounds, because a slow round has slow neighbours. Seeded. Raises ValueError if the numbers of samples differ or are

@@ -43,7 +43,7 @@ def model_of(repository: Path, name: str) -> Path:
 
 
 def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Calls `action` for each folder that this project has published; prints its PublishError or OSError.
+    """Calls `action` for the folders that this project has published; prints its PublishError or OSError.
 
     Folders of another origin, which Triton may serve, are named and left alone. Returns how many calls failed.
     """

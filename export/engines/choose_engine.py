@@ -67,7 +67,7 @@ ALTERNATIVES = tuple(
 class Row:
     """A setting and its measurement.
 
-    `accuracy`: share of test images with the right class. `call_ms`: time of one call in one instance.
+    `accuracy`: share of test images with the right class. `call_ms`: time of a call.
     `of_quickest`: 95 % interval of this row's time divided by the quickest row's. `left_out`: why it is rejected.
     """
 
@@ -142,7 +142,7 @@ def choose(files: Files, dataset: Dataset, goal: Goal, max_drop_points: float) -
 
 
 def _sharings(setting: Setting, goal: Goal) -> Iterator[Setting]:
-    """One instance on all cores; and instances of a single thread: one for latency, one for every core otherwise."""
+    """An instance on all cores; and instances of a single thread: as many as cores, but a single instance for latency."""
     yield setting
     if (cores := _cores()) > 1:
         yield replace(setting, instances=1 if goal == "latency" else cores, threads=1)

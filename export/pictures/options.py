@@ -29,7 +29,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 class PictureOptions:
     """The values of the options; None: not given.
 
-    `mean`, `std`: of levels from 0 to 1, one for all channels or one for each.
+    `mean`, `std`: of levels from 0 to 1, a number for all channels or a number for each channel.
     """
 
     mean: tuple[float, ...] | None

@@ -27,7 +27,7 @@ BYTE = 1 / 255
 class Processor:
     """A level x from 0 to 255 of a channel becomes (factor * x - mean) / std.
 
-    `mean` and `std`: a number for each channel, or one for all. `framing`: how a picture is resized. `size`: height and
+    `mean` and `std`: a number for each channel, or for all. `framing`: how a picture is resized. `size`: height and
     width that are cut from the middle of the resized picture. `bgr`: the network reads blue first. Raises PublishError
     for numbers that are not finite, and for `std` or `factor` that is not positive.
     """
@@ -110,7 +110,7 @@ class ProcessorJson:
         return float(value)
 
     def numbers(self, key: str, above: float = -math.inf) -> tuple[float, ...]:
-        """One number for all channels or three, each finite and above `above`."""
+        """A number for all channels or three numbers, all finite and above `above`."""
         value = self.values.get(key)
         items = value if isinstance(value, list) else [value]
         numbers = [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]

@@ -130,7 +130,7 @@ class Origin:
         return trained
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object: the facts, the fields of this class that are set, and the network's fields."""
+        """A flat object: the facts, the fields of this class that are set, and the network's fields."""
         fields: dict[str, Any] = {**self.facts, "rewrites": [*self.rewrites], "precision": self.precision}
         fields |= {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
         if self.network:
@@ -170,7 +170,7 @@ class Manifest:
         return self.origin.network.config if self.origin.network else None
 
     def to_json(self) -> bytes:
-        """One flat JSON object: the fields of the origin, then the others."""
+        """A flat JSON object: the fields of the origin, then the others."""
         fields = {name: value for name, value in asdict(self).items() if name != "origin"}
         return json.dumps({**self.origin.to_json(), **fields}, indent=2).encode()
 

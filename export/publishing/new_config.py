@@ -104,7 +104,7 @@ def _tensor_fields(tensors: Mapping[str, Tensor], without_batch: bool) -> Iterat
     for name, tensor in tensors.items():
         dims = [size if isinstance(size, int) else -1 for size in tensor.shape[1 if without_batch else 0 :]]
         fields = {"name": name, "data_type": pb.DataType.Value(TYPES[tensor.dtype]), "dims": dims or [1]}
-        yield fields if dims else {**fields, "reshape": pb.ModelTensorReshape()}  # one number in every row
+        yield fields if dims else {**fields, "reshape": pb.ModelTensorReshape()}  # every row is a single number
 
 
 def engine_of(message: pb.ModelConfig) -> str:

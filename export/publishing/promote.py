@@ -22,7 +22,7 @@ DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
 
 @dataclass(frozen=True)
 class Servers:
-    """The running servers of a repository. They load a change one after another."""
+    """The running servers of a repository. They load a change in turn."""
 
     controls: Sequence[Control]
 

@@ -214,7 +214,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def expecting_repository(path: Path) -> Iterator[None]:
-    """Turns the system's errors about a file at `path`, or in place of one of its parents, into PublishError."""
+    """Turns the system's errors about a file at `path`, or in place of a parent folder, into PublishError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:

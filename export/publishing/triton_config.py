@@ -71,7 +71,7 @@ def config_pbtxt(model: Model, serving: Serving, current: pb.ModelConfig | None 
     """The configuration of a model. `current`: the configuration until now; None for a new model.
 
     What neither `serving` nor the versions set stays as in `current`, also what an operator has written there. The
-    steps set different fields and do not depend on one another. Raises PublishError.
+    steps set different fields and do not depend on each other. Raises PublishError.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 

@@ -142,7 +142,7 @@ def choose(files: Files, dataset: Dataset, goal: Goal, max_drop_points: float) -
 
 
 def _sharings(setting: Setting, goal: Goal) -> Iterator[Setting]:
-    """An instance on all cores; and instances of a single thread: as many as cores, but a single instance for latency."""
+    """An instance on all cores; and instances of a single thread: one for latency, else as many as cores."""
     yield setting
     if (cores := _cores()) > 1:
         yield replace(setting, instances=1 if goal == "latency" else cores, threads=1)

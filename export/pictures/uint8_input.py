@@ -134,7 +134,7 @@ def with_uint8_input(model: ir.Model, processor: Processor, named: bool) -> ir.M
 
 
 def _normalisation(model: ir.Model, image: ir.Value, processor: Processor, network: Interface) -> list[ir.Node]:
-    """The nodes from `image`, uint8 (batch, C, H, W), to the network's input; none if both have the same type and layout."""
+    """The nodes from `image`, uint8 (batch, C, H, W), to the network's input; none if both are the same."""
     constants, floats = Constants(model.graph), ir.DataType.FLOAT
     nodes = Nodes(constants, "pixels")
     pixels = image

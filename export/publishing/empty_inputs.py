@@ -40,7 +40,7 @@ def as_line(never_empty: Mapping[str, Sequence[int]]) -> str:
 
 
 def _trials(inputs: Mapping[str, Tensor]) -> list[Axes]:
-    """The axes to empty at once: all axes with the same symbol, as in a valid request; then single axes, as in an invalid."""
+    """The axes to empty at once: all axes with the same symbol, as a valid request has it; then single axes."""
     by_symbol: dict[Hashable, list[tuple[str, int]]] = defaultdict(list)
     for name, tensor in inputs.items():
         for axis, size in enumerate(tensor.shape):

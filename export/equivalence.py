@@ -110,6 +110,7 @@ def float32_error(stages: str, exact: Classifier, single: Classifier, images: Im
 
 
 def _float32_error(stages: str, exact: Logits, single: Logits) -> float:
+    """As `float32_error`, of logits."""
     if not (error := relative_error(exact, single)) <= WORST["float32"]:  # NaN fails too
         limit = f"expected the network itself within {WORST['float32']:.0e} of its answers in float64"
         raise EquivalenceError(f"{stages}: {limit}, found {error:.1e} of the largest logit")
@@ -124,6 +125,7 @@ def check(stages: str, expected: Logits, actual: Logits, tolerance: float) -> fl
 
 
 def _check_form(stages: str, expected: Logits, actual: Logits, where: str = "") -> None:
+    """Raises EquivalenceError for another shape or dtype. `where`: added to the message."""
     if expected.shape != actual.shape:
         raise EquivalenceError(f"{stages}: expected logits {expected.shape}{where}, found {actual.shape}")
     if expected.dtype != actual.dtype:

@@ -96,6 +96,7 @@ def engine_accuracy(
 def _gate(
     what: str, engine: str | None, lossy: Classifier, reference: Classifier, dataset: Dataset, max_drop_points: float
 ) -> Accuracies:
+    """Measures both. `what`: named in the error. `engine`: as of Accuracies. Raises AccuracyError."""
     measured = Accuracies(accuracy(lossy, dataset), accuracy(reference, dataset), len(dataset.test_labels), engine)
     if not 100 * (measured.reference - measured.accuracy) <= max_drop_points:  # NaN fails too
         raise AccuracyError(f"{what}: expected a drop of at most {max_drop_points} points, found {measured}")

@@ -145,7 +145,8 @@ ELSEWHERE = {
     "vitbn export --checkpoint FILE --rewrites all": "tests/test_own_pictures.py::test_from_a_folder_to_answers",
     "vitbn export --rewrites all --backend openvino": "tests/export/test_to_onnx.py::"
     "test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own",
-    "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::test_engines",
+    "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::"
+    "test_the_command_builds_and_publishes_an_engine",
     "vitbn export --rewrites all --precision int8": "tests/export/test_precision.py::"
     "test_the_command_stores_both_accuracies",
     "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choose_engine.py::"

@@ -19,6 +19,8 @@ LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorr
 
 @dataclass(frozen=True)
 class Gpu:
+    """`compute_capability`: major and minor version, such as "9.0"."""
+
     name: str
     compute_capability: str
 

@@ -163,9 +163,9 @@ def _check_fits(file: Path, processor: Processor, network: Interface) -> None:
 def _names(file: Path, labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     if labels is not None and len(labels) != classes:
         raise PublishError(f"--labels: expected {classes} names, as {file} has {classes} classes, found {len(labels)}")
-    given = labels or [f"class {number}" for number in range(classes)]
-    # ImageNet has two cranes.
-    return tuple(f"{name} ({number})" if given.count(name) > 1 else name for number, name in enumerate(given))
+    names = labels or [f"class {number}" for number in range(classes)]
+    # ImageNet has two classes "crane".
+    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names))
 
 
 def _check_scores(file: Path, scores: object) -> None:

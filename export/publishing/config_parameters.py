@@ -65,9 +65,9 @@ def probe(versions: Mapping[int, Version], bfloat16: bool) -> str | None:
         logits = sample.outputs[OUTPUT_NAME][0].tolist()
         answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
         if not np.array_equal(sample.inputs[INPUT_NAME], image):
-            answers[str(number)]["image"] = _packed(sample.inputs[INPUT_NAME])
-    return json.dumps({"image": _packed(image), "answers": answers})
+            answers[str(number)]["image"] = _compressed(sample.inputs[INPUT_NAME])
+    return json.dumps({"image": _compressed(image), "answers": answers})
 
 
-def _packed(image: NDArray[np.generic]) -> str:
+def _compressed(image: NDArray[np.generic]) -> str:
     return base64.b64encode(zlib.compress(image[0].tobytes(), 9)).decode()

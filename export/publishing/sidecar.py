@@ -32,6 +32,7 @@ def read_with_sidecars(file: Path) -> Artifact:
 
 
 def write_with_sidecars(file: Path, artifact: Artifact) -> None:
+    """Writes all files or none. Raises FileExistsError as `staged`."""
     with staged(file) as path:
         write_contents(path, artifact)
 

@@ -49,6 +49,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
+    """Checks a version. Only an ONNX file is also run on its sample."""
     folder = model_dir / str(number)
     try:
         artifact = read_version(folder)

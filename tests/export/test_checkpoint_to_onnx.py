@@ -33,13 +33,13 @@ def test_no_folder_of_this_machine_is_in_the_file() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("opset", "config"), [(18, VARIANT), (20, ModelConfig(depth=1)), (21, VARIANT)])
-def test_opsets(opset: int, config: ModelConfig) -> None:
+def test_the_file_has_the_opset_that_was_asked_for(opset: int, config: ModelConfig) -> None:
     exported = export(checkpoint(config), Form(opset=opset))
     assert onnx.load_from_string(exported.onnx).opset_import[0].version == opset
 
 
 @pytest.mark.slow
-def test_other_images_than_digits() -> None:
+def test_a_network_of_colour_rectangles_is_compared_on_noise() -> None:
     config = ModelConfig(
         depth=1, channels=3, image_size=(16, 24), patch_size=(8, 8), num_classes=3, labels=("a", "b", "c")
     )
@@ -66,7 +66,7 @@ def test_an_empty_batch_gets_an_empty_answer(config: ModelConfig, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_metadata_tells_the_story() -> None:
+def test_the_metadata_repeats_the_origin_in_the_manifest() -> None:
     exported = folded(ModelConfig(depth=1))
     metadata = {entry.key: entry.value for entry in onnx.load_from_string(exported.onnx).metadata_props}
     assert ModelConfig.from_json(metadata["model_config"]) == ModelConfig(depth=1)
@@ -77,7 +77,7 @@ def test_the_metadata_tells_the_story() -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rewrite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint_to_onnx.rewrite
 
     def forgets_a_bias(plain: onnx.ModelProto, form: Form) -> Rewritten:
@@ -93,7 +93,7 @@ def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_a_wrong_graph_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint_to_onnx.to_onnx
 
     def another(served: nn.Module, *arguments: object) -> onnx.ModelProto:

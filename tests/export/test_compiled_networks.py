@@ -29,7 +29,7 @@ NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
     suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=settings.default.max_examples // 5
 )
 @given(geometries(), st.integers(0, 1000))
-def test_any_geometry_in_every_form(config: ModelConfig, seed: int) -> None:
+def test_networks_of_any_geometry_answer_alike_after_every_rewrite(config: ModelConfig, seed: int) -> None:
     """An export takes 20 times as long as a rewrite and its proof."""
     for form in FORMS:
         done = rewrite(plain(config, seed), form)

@@ -63,7 +63,9 @@ def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], 
     return made
 
 
-def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_loses_accuracy_is_refused(
+    graph: bytes, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = digits.first(test=100)
     monkeypatch.setattr(openvino_engine, "openvino_classifier", wrong(openvino_classifier))
     with pytest.raises(AccuracyError, match=r"OpenVINO: expected a drop of at most 1\.0 points, found test accuracy 7"):

@@ -83,7 +83,7 @@ def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> No
     assert server.asked == [[1, 2], before]
 
 
-def test_show(folder: Path) -> None:
+def test_show_prints_the_manifest_of_the_served_version(folder: Path) -> None:
     assert json.loads(ok(folder, "show", "vitbn")) == json.loads((folder / "vitbn/3/manifest.json").read_text())
 
 

@@ -230,7 +230,9 @@ def tensorrt_gpu() -> None:
 @pytest.mark.usefixtures("tensorrt_gpu")
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("model", ["vitbn-tiny", "vit", "cnn"])
-def test_engines(model: str, precision: str, mnist_dir: Path, tmp_path: Path) -> None:
+def test_the_command_builds_and_publishes_an_engine(
+    model: str, precision: str, mnist_dir: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     arguments = ["--model", model, "--precision", precision, "--data-dir", mnist_dir, "--timing-cache", cache]
     result = ok(tensorrt, *arguments, "--repository", tmp_path / "repository")

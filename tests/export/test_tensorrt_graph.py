@@ -29,7 +29,7 @@ def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelP
 @pytest.mark.parametrize(
     ("model", "rewrites"), [*((model, "none") for model in MODEL_NAMES), *((model, "all") for model in FAMILIES)]
 )
-def test_every_exported_graph_is_taken(model: str, rewrites: str) -> None:
+def test_the_parser_takes_every_network(model: str, rewrites: str) -> None:
     proto = exported(CONFIGS[model], rewrites)
     prepared = prepared_and_checked(proto)
     assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]
@@ -41,13 +41,13 @@ def test_every_exported_graph_is_taken(model: str, rewrites: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize("rewrites", ["bn", "all"])
-def test_of_every_opset_and_option(opset: int, rewrites: str) -> None:
+def test_the_parser_takes_every_opset_and_rewrite(opset: int, rewrites: str) -> None:
     prepared_and_checked(exported(VARIANT, rewrites, opset))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
-def test_and_in_float16(model: str) -> None:
+def test_the_parser_takes_float16_graphs(model: str) -> None:
     lowered = to_fp16(exported(CONFIGS[model], "all"))
     prepared = prepared_and_checked(lowered)
     casts = [node for node in prepared.graph.node if "image" in node.input]
@@ -104,7 +104,7 @@ MEAN = helper.make_node("ReduceMean", ["x", "axes"], ["logits"], "mean")
     ],
     ids=["opset", "operator", "uint8 first reshaped", "axes"],
 )
-def test_what_is_refused(proto: onnx.ModelProto, message: str) -> None:
+def test_graphs_that_the_parser_refuses(proto: onnx.ModelProto, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         check(proto)
 

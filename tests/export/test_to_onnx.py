@@ -24,7 +24,7 @@ from serving.local_server import running_server
 run = partial(invoke, export)
 
 
-def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
+def test_the_command_proves_and_publishes_a_version(trained: Path, tmp_path: Path) -> None:
     result = ok(export, "--fuse-bn", "--checkpoint", trained, "--repository", tmp_path / "repo")
     assert "rewritten, float64: max |error|" in result.output
     assert "(1e-10 of the largest logit)" in result.output
@@ -123,7 +123,7 @@ def test_openvino_that_costs_too_much_is_not_published(
     assert not (tmp_path / "repo").exists()
 
 
-def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> None:
+def test_a_version_for_another_engine_is_refused(trained: Path, repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
     result = run("--checkpoint", trained, "--repository", tmp_path, "--backend", "openvino", "--name", "vitbn")
     assert result.exit_code == 1

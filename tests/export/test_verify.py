@@ -22,7 +22,7 @@ from export.sample_images import embedded_sample
 from models.networks.config import ModelConfig
 
 
-def test_verify(folder: Path) -> None:
+def test_verify_says_ok_for_each_version(folder: Path) -> None:
     assert ok(folder, "verify").count("  ok\n") == 3
 
 

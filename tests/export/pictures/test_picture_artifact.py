@@ -69,7 +69,9 @@ def test_the_processor_folds_into_the_patch_embedding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variation", [{"padding": 1}, {"first": "LayerNormalization"}, {"first": "Relu"}])
-def test_what_takes_no_shift_keeps_it_before_the_network(variation: dict[str, Any], tmp_path: Path) -> None:
+def test_layers_that_take_no_shift_leave_the_normalisation_before_the_network(
+    variation: dict[str, Any], tmp_path: Path
+) -> None:
     """Zeros of a padded convolution are zeros of normalised levels: folded, the border would be wrong."""
     found = made(tmp_path, **variation)
     assert found.normalising == ("Mul", "Add")
@@ -120,12 +122,12 @@ def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_grey_and_colour(channels: int, tmp_path: Path) -> None:
+def test_grey_and_colour_networks_answer_as_their_originals(channels: int, tmp_path: Path) -> None:
     found = made(tmp_path, channels=channels)
     check(tmp_path, found, from_options(MEAN[:channels], STD[:channels], 1, "bicubic", (SIDE, SIDE)))
 
 
-def test_channels_behind_the_sides(tmp_path: Path) -> None:
+def test_a_network_with_channels_last_answers_as_its_original_and_folds(tmp_path: Path) -> None:
     """As tf2onnx writes a network of Keras."""
     found = made(tmp_path, channels_last=True)
     assert found.normalising == ()
@@ -136,7 +138,7 @@ def test_channels_behind_the_sides(tmp_path: Path) -> None:
     check(tmp_path, found, processor, order=(0, 2, 3, 1))
 
 
-def test_bytes_with_channels_behind_the_sides(tmp_path: Path) -> None:
+def test_a_network_of_bytes_with_channels_last_answers_as_its_original(tmp_path: Path) -> None:
     found = made(tmp_path, channels_last=True, dtype=TensorProto.UINT8)
     images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
     expected = answers(tmp_path / "net.onnx", "scores", pixels=images.transpose(0, 2, 3, 1))
@@ -155,13 +157,13 @@ def test_sizes_that_paddle_leaves_free_are_free(tmp_path: Path) -> None:
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
 
 
-def test_blue_first(tmp_path: Path) -> None:
+def test_a_processor_that_flips_channels_is_built_into_the_graph(tmp_path: Path) -> None:
     framing = from_options(MEAN, STD, 1, "box", (SIDE, SIDE)).framing
     processor = Processor(MEAN, STD, framing, (SIDE, SIDE), bgr=True)
     check(tmp_path, made(tmp_path, lambda found: processor), processor)
 
 
-def test_float16_keeps_its_own_precision(tmp_path: Path) -> None:
+def test_a_float16_network_stays_in_float16(tmp_path: Path) -> None:
     found = made(tmp_path, dtype=TensorProto.FLOAT16)
     assert found.artifact.origin.precision == "fp16"
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), dtype=np.float16)
@@ -184,7 +186,7 @@ def test_a_softmax_at_the_end_is_left_to_the_clients(tmp_path: Path) -> None:
     np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), expected, atol=1e-6)
 
 
-def test_of_several_outputs_logits_are_the_scores(tmp_path: Path) -> None:
+def test_the_output_logits_is_taken_from_several_outputs(tmp_path: Path) -> None:
     found = made(tmp_path, outputs=("logits", "features"))
     check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), "logits")
 

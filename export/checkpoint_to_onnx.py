@@ -125,13 +125,8 @@ def export(checkpoint: Checkpoint, form: Form | None = None, images: NamedImages
     stages = "ONNX, float32", torch_classifier(trained), onnx_classifier(proto.SerializeToString())
     # PyTorch and ONNX Runtime round in other orders: on few images the error of one may be a third of the other's.
     rounding = float32_error("ONNX, float32", before, onnx_classifier(plain.SerializeToString()), images.images)
-    comparison = compare(
-        *stages,
-        images.images,
-        TOLERANCES["float32"],
-        exact=torch_classifier(exact),
-        float32_error=rounding,
-    )
+    tolerance, reference = TOLERANCES["float32"], torch_classifier(exact)
+    comparison = compare(*stages, images.images, tolerance, exact=reference, float32_error=rounding)
     network, origin = _describe(checkpoint, rewritten.applied, form.opset, comparison, images.of)
     artifact = onnx_artifact(proto, embedded.images[:1], network, origin)
     return Exported(checkpoint, artifact, rewritten.work, rewritten.steps, (*comparisons, comparison), images)
@@ -185,16 +180,9 @@ def _describe(
     checkpoint: Checkpoint, applied: tuple[str, ...], opset: int, comparison: Comparison, images: str
 ) -> tuple[Network, Origin]:
     """The manifest's fields. `applied`: names of the passes. `images`: the source of the compared images."""
-    metrics = checkpoint.metrics
-    network = Network(
-        checkpoint.config,
-        checkpoint.sha256,
-        metrics,
-        comparison.max_abs_error,
-        comparison.tolerance,
-        metrics.get("temperature"),
-        metrics.get("evidence_limit"),
-    )
+    metrics, errors = checkpoint.metrics, (comparison.max_abs_error, comparison.tolerance)
+    calibration = metrics.get("temperature"), metrics.get("evidence_limit")
+    network = Network(checkpoint.config, checkpoint.sha256, metrics, *errors, *calibration)
     facts = {
         "opset": opset,
         "proved_on": images,

@@ -131,13 +131,8 @@ def _for_goal(exported: Exported, goal: Goal, dataset: Dataset, max_drop_points:
     best = choice.best.setting
     artifact, accuracies = candidates[file_precision(best.precision, best.engine)]
     artifact = artifact.with_origin({"choice": choice.manifest()}, test_accuracy=choice.best.accuracy)
-    serving = Serving(
-        best.engine,
-        best.instances,
-        best.threads,
-        bfloat16=best.precision == "bf16",
-        goal=goal if best.engine == "onnxruntime" else None,
-    )
+    served_goal = goal if best.engine == "onnxruntime" else None  # for the second session of our backend
+    serving = Serving(best.engine, best.instances, best.threads, best.precision == "bf16", goal=served_goal)
     return Ready(exported, artifact, serving, accuracies, choice)
 
 

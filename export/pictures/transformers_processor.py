@@ -38,7 +38,7 @@ IGNORED = (
     "image_seq_length",
     "_valid_processor_keys",
 )
-# Steps that clients do not make: the value must be absent, null, false or the value here.
+# Steps that clients do not make: a field must be absent, null, false or as here.
 NOT_SUPPORTED: Mapping[str, object] = {
     **dict.fromkeys(("do_pad", "pad_size", "size_divisor", "rescale_offset", "include_top")),
     **dict.fromkeys(("return_tensors", "input_data_format", "device", "disable_grouping", "do_thumbnail")),

@@ -48,8 +48,7 @@ class Artifact:
     @property
     def config(self) -> ModelConfig:
         """Raises PublishError for a network that this project has not trained."""
-        config = self.network.config
-        if not isinstance(config, ModelConfig):
+        if not isinstance(config := self.network.config, ModelConfig):
             raise PublishError(f"{self.manifest.file}: expected a network of this project, found another")
         return config
 

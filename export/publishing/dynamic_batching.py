@@ -53,7 +53,7 @@ class Joined:
 def prove_joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
     """The artifact, whose origin says which requests a server may join; and lines about that for its publisher.
 
-    Networks of this project, and networks without a free batch dimension, stay as they are.
+    Networks that clients can ask for classes, and networks without a free batch dimension, stay as they are.
     """
     manifest, sample = artifact.manifest, artifact.sample
     if manifest.config is not None or not has_free_rows(manifest):
@@ -123,20 +123,19 @@ def _lengths(
     if mask not in inputs or len(inputs[mask].shape) != 2 or isinstance(inputs[mask].shape[1], int):
         raise NotJoined(f"expected a mask {mask!r} of (texts, tokens), both free, found none")
     tokens = sample.inputs[mask].shape[1]
-    by_token = [
-        [
-            name
-            for name, tensor in tensors.items()
-            if len(tensor.shape) > 1 and not isinstance(tensor.shape[1], int) and arrays[name].shape[1] == tokens
-        ]
-        for tensors, arrays in ((inputs, sample.inputs), (outputs, sample.outputs))
-    ]
-    positions = [name for name, tensor in inputs.items() if name not in by_token[0] and "int" in tensor.dtype.lower()]
-    if positions:
-        raise NotJoined(f"{positions[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
-    shapes = [tensors[name].shape for tensors, names in zip((inputs, outputs), by_token, strict=True) for name in names]
+    token_inputs = _with_token_axis(inputs, sample.inputs, tokens)
+    token_outputs = _with_token_axis(outputs, sample.outputs, tokens)
+    others = [name for name, tensor in inputs.items() if name not in token_inputs and "int" in tensor.dtype.lower()]
+    if others:
+        raise NotJoined(f"{others[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
+    shapes = [*(inputs[name].shape for name in token_inputs), *(outputs[name].shape for name in token_outputs)]
     features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
-    return Lengths(mask, tuple(by_token[0]), tuple(by_token[1]), left, features)
+    return Lengths(mask, token_inputs, token_outputs, left, features)
+
+
+def _with_token_axis(tensors: Mapping[str, Tensor], arrays: Arrays, tokens: int) -> tuple[str, ...]:
+    free = [name for name, tensor in tensors.items() if len(tensor.shape) > 1 and not isinstance(tensor.shape[1], int)]
+    return tuple(name for name in free if arrays[name].shape[1] == tokens)
 
 
 def _drawn(sample: Sample, lengths: Lengths) -> list[Arrays]:

@@ -117,6 +117,7 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
 
     Raises Failed if joined requests would not get the answers of single requests.
     """
+    from export.publishing.dynamic_batching import prove_joining
     from export.publishing.foreign_artifact import foreign_artifact
     from export.publishing.new_config import to_text
     from export.publishing.publish import publish as publish_artifact
@@ -125,7 +126,7 @@ def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
 
     artifact = foreign_artifact(file)
     if joined:
-        artifact, reasons = joining(artifact.telling(packed=MASK))
+        artifact, reasons = prove_joining(artifact.with_origin(packed=MASK))
         if artifact.origin.joined_lengths is None:
             raise Failed("; ".join(reasons))
     publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))

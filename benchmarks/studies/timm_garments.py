@@ -158,7 +158,7 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
     from export.publishing.publish import publish as publish_artifact
 
     processor = from_options((MEAN,), (STD,), 1.0, "bicubic", (SIDE, SIDE))
-    artifact = make(file, lambda interface: processor, labels).artifact
+    artifact = make_picture_artifact(file, lambda interface: processor, labels).artifact
     return publish_artifact(repository, "garments", artifact).parent
 
 

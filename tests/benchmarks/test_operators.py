@@ -7,6 +7,7 @@ from benchmarks.measure.network import shipped_network
 from benchmarks.presets import operators as module
 from benchmarks.presets.operators import flops, group_nodes, node_rows, profile_graph
 from export.checkpoint_to_onnx import Form
+from export.checkpoint_to_version import export_checkpoint
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:

@@ -60,12 +60,12 @@ def test_rounding_is_judged_by_the_size_of_the_answers_and_the_networks_own(
     rewrites: str, largest: float, sharp: Checkpoint
 ) -> None:
     double, single = exported(with_logits(sharp, largest), rewrites).comparisons
-    assert single.own is not None
-    assert single.own > 1e-4, "so two float32 programs of this network differ by more than the old tolerance"
+    assert single.float32_error is not None
+    assert single.float32_error > 1e-4, "so two float32 programs of this network differ by more than the old tolerance"
     assert single.max_abs_error <= single.tolerance
     assert single.relative < 1e-4
     assert double.max_abs_error < 1e-12 * double.largest
-    assert f"where the network's own is {single.own:.2e}, tolerance {single.tolerance:.2e}" in str(single)
+    assert f"where the network's own is {single.float32_error:.2e}, tolerance {single.tolerance:.2e}" in str(single)
     if largest == 2e4:
         assert double.max_abs_error > 1e-10
 
@@ -81,8 +81,8 @@ def test_the_own_error_counts_in_onnx_runtime_where_pytorch_rounds_less(monkeypa
 
     monkeypatch.setattr(checkpoint_to_onnx, "torch_classifier", hardly_rounding)
     single = exported(sharpened(2), "all").comparisons[-1]
-    assert single.own is not None
-    assert single.own > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
+    assert single.float32_error is not None
+    assert single.float32_error > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
 
 
 def forgotten_row(array: np.ndarray) -> np.ndarray:

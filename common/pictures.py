@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common import decoding
-from common.decoding import DECODED_SIDE, FORMATS, UnreadablePicture
+from common import picture_formats
+from common.picture_formats import DECODED_SIDE, FORMATS, UnreadablePicture
 
 DRAFTED = "drafted"  # key in a picture's info: whether it was decoded at a reduced size
 _GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "F"))
@@ -40,7 +40,7 @@ def read_picture(
     name = str(getattr(source, "name", "image")) if hasattr(source, "read") else _path(source)
     try:
         with Image.open(source, formats=_decodable()) as picture:
-            if picture.width * picture.height > decoding.MOST_PIXELS:
+            if picture.width * picture.height > picture_formats.MOST_PIXELS:
                 raise _too_large(name, f"{picture.width}x{picture.height}")
             if _has_more_pages(picture):
                 noted("several pages or frames; the first is read")
@@ -57,7 +57,7 @@ def read_picture(
 
 
 def _too_large(name: str, found: str) -> UnreadablePicture:
-    return UnreadablePicture(f"{name}: expected at most {decoding.MOST_PIXELS} pixels, found {found}")
+    return UnreadablePicture(f"{name}: expected at most {picture_formats.MOST_PIXELS} pixels, found {found}")
 
 
 def _draft(name: str, picture: Image.Image, most_pixels: int | None, whole: bool) -> None:

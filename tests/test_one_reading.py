@@ -18,8 +18,8 @@ from clients.errors import InvalidImage
 from clients.images.pictures import Pictures
 from clients.images.prepare import Preparation
 from clients.web.decoding import Decoder
-from common import decoding, pictures
-from common.decoding import FORMATS, SUFFIXES
+from common import picture_formats, pictures
+from common.picture_formats import FORMATS, SUFFIXES
 from models.data import DataError, folder
 from models.data.folder import load_folder
 
@@ -261,11 +261,11 @@ def test_all_refuse_a_file_with_the_same_line(tmp_path: Path, name: str) -> None
 
 
 def test_there_is_one_limit(tmp_path: Path, page: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decoding.MOST_PIXELS == Image.MAX_IMAGE_PIXELS
+    assert picture_formats.MOST_PIXELS == Image.MAX_IMAGE_PIXELS
     place = written("RGB png", saved("RGB"), tmp_path)
-    monkeypatch.setattr(decoding, "MOST_PIXELS", 60 * 40)
+    monkeypatch.setattr(picture_formats, "MOST_PIXELS", 60 * 40)
     np.testing.assert_array_equal(by_infer(place / "a/0.png", (3, *SIZE)), trained(place))
-    monkeypatch.setattr(decoding, "MOST_PIXELS", 60 * 40 - 1)
+    monkeypatch.setattr(picture_formats, "MOST_PIXELS", 60 * 40 - 1)
     said = r"/0\.png: expected at most 2399 pixels, found 60x40"
     with pytest.raises(DataError, match=said):
         load_folder(place, SIZE)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from clients.errors import InvalidImage
 from common import pictures
-from common.decoding import UnreadablePicture
+from common.picture_formats import UnreadablePicture
 
 
 @contextmanager

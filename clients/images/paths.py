@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from common.decoding import SUFFIXES
+from common.picture_formats import SUFFIXES
 
 STANDARD_INPUT = "-"
 SORTED = 50_000  # names; more come unsorted, to bound memory

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.decoding import UnreadablePicture
+from common.picture_formats import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, left_out, pictures, shown

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
 
-from common.decoding import SUFFIXES
 from common.files import sha256
+from common.picture_formats import SUFFIXES
 from models.data.dataset import DataError
 
 TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clients.preprocess import BlankImage, InvalidImage, read_image, to_model_input
-from common import decoding
+from common import picture_formats
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
 
@@ -44,7 +44,7 @@ def refusal(content):
     except InvalidImage as error:
         text = str(error)
     else:
-        assert found.width * found.height <= decoding.MOST_PIXELS
+        assert found.width * found.height <= picture_formats.MOST_PIXELS
         return None
     assert "\n" not in text
     assert text.startswith("image: expected")
@@ -91,7 +91,7 @@ def test_flipped_anywhere(name, changes):
 @example(0, 0, 8, 0)
 def test_png_of_any_size_and_kind(width, height, depth, colour):
     found = refusal(png(width, height, depth, colour))
-    if width * height > decoding.MOST_PIXELS:
+    if width * height > picture_formats.MOST_PIXELS:
         assert found is not None
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.framing import Background
-from common.looks import DARK, LIGHT, border_levels, fills
+from common.photo_statistics import DARK, LIGHT, border_levels, fill_shares
 
 _OF_LEAST = 0.9  # of `Looks.fill` is enough
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fills."""
+    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fill_shares."""
 
     background: Background
     fill: float
@@ -41,7 +41,7 @@ def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
     if background != looks.background:
         pixels = np.invert(pixels)
         note = f"inverted: its background is {background}, that of the model's training pictures {looks.background}"
-    if (share := float(fills(pixels[np.newaxis])[0])) < _OF_LEAST * looks.fill:
+    if (share := float(fill_shares(pixels[np.newaxis])[0])) < _OF_LEAST * looks.fill:
         usual = f"{100 * looks.fill:.0f} % or more" if looks.fill < 0.995 else "all of it"
         shares = f"{100 * share:.0f} % of the frame, in the training pictures {usual}"
         unlike = "unlike the model's training pictures, so the answer may mean nothing"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.framing import Preprocessing
-from common.looks import looks
+from common.photo_statistics import background_and_fill
 from models.networks.config import ModelConfig, ModelName
 
 DIGITS = tuple("0123456789")
@@ -82,7 +82,7 @@ class Dataset:
             depth=depth,
             labels=self.labels,
             preprocessing=self.preprocessing,
-            **(looks(self.train_images) if self.preprocessing == "photo" else {}),
+            **(background_and_fill(self.train_images) if self.preprocessing == "photo" else {}),
         )
 
 

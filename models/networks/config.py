@@ -57,7 +57,7 @@ class ModelConfig:
     """The defaults are the published study's.
 
     CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`.
-    `background` and `fill` say how the training pictures look; common/looks.py measures them.
+    `background` and `fill` say how the training pictures look; common/photo_statistics.py measures them.
     """
 
     model: ModelName = "vitbn"

@@ -13,7 +13,7 @@ from clients.images.looks import Looks, background_of, suited
 from clients.images.pictures import Picture
 from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare
-from common.looks import looks
+from common.photo_statistics import background_and_fill
 from models.data import load_idx_part
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -157,19 +157,19 @@ def test_a_small_thing_is_named() -> None:
 def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
     """Also that garments are taken for garments."""
     images, _ = load_idx_part("fashion-mnist", fashion_mnist_dir, "test")
-    measured = looks(images)
+    measured = background_and_fill(images)
     assert measured == {"background": "dark", "fill": pytest.approx(0.93, abs=0.011)}
     backgrounds = [background_of(each) for each in images]
     assert backgrounds.count("dark") >= 9990
     assert backgrounds.count("light") == 0
     noted = [not suited(each, Looks(**measured)).suits for each in images[:2000]]
     assert np.mean(noted) < 0.005
-    assert looks(255 - images) == measured | {"background": "light"}
+    assert background_and_fill(255 - images) == measured | {"background": "light"}
 
 
 def test_pictures_with_other_backgrounds_are_not_described() -> None:
     images = np.concatenate([np.stack([thing(level, 128, 2) for _ in range(50)]) for level in (0, 255)])
-    assert looks(images) == {}
+    assert background_and_fill(images) == {}
 
 
 @pytest.fixture

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 DARK, LIGHT = 64, 191  # levels of a border: below is dark, above is light, between is neither
 CONTRAST = 32  # levels between a thing and its border
-SHARE = 0.99  # of the training photos must have the same kind of border
-LEAST = 0.5  # percent of the training photos fill less than `fill`
-MEASURED = 4000  # training photos, evenly chosen
+SAME_BACKGROUND_SHARE = 0.99  # of the training photos must have the same kind of border
+FILL_PERCENTILE = 0.5  # percent of the training photos fill less than `fill`
+MEASURED_IMAGES = 4000  # training photos, evenly chosen
 
 
-def looks(images: NDArray[np.uint8]) -> dict[str, Any]:
+def background_and_fill(images: NDArray[np.uint8]) -> dict[str, Any]:
     """`background` and `fill` of training photos; empty if their backgrounds differ."""
-    chosen = images[:: -(-len(images) // MEASURED)]
+    chosen = images[:: -(-len(images) // MEASURED_IMAGES)]
     level = border_levels(chosen)
     dark, light = float((level < DARK).mean()), float((level > LIGHT).mean())
-    if max(dark, light) < SHARE:
+    if max(dark, light) < SAME_BACKGROUND_SHARE:
         return {}
-    least = float(np.percentile(fills(chosen), LEAST))
+    least = float(np.percentile(fill_shares(chosen), FILL_PERCENTILE))
     return {"background": "dark" if dark > light else "light", "fill": round(least, 2)}
 
 
@@ -35,7 +35,7 @@ def border_levels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     return _border_levels(_grey(images))
 
 
-def fills(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+def fill_shares(images: NDArray[np.uint8]) -> NDArray[np.float64]:
     """The share of its image's height or width that each thing fills, the larger of the two (n,)."""
     grey = _grey(images)
     things = np.abs(grey - _border_levels(grey)[:, None, None]) > CONTRAST

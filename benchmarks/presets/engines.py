@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.equivalence import Classifier, Images
     from serving.backends.batching import Array
-    from serving.backends.contract import Tensor
+    from serving.backends.config_check import Tensor
 
 SIZES = (1, 16, 128)  # images per call
 REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend

@@ -26,7 +26,7 @@ from export.publishing.manifest import Manifest, Tensor
 from export.publishing.new_config import has_free_rows
 from export.publishing.row_independence import NotJoined, prove_rows
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
-from serving.backends.contract import Tensor as Served
+from serving.backends.config_check import Tensor as Served
 from serving.backends.lengths import Lengths
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file need not take all lengths

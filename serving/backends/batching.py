@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from serving.backends.contract import Tensor
+from serving.backends.config_check import Tensor
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, Array]

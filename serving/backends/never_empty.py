@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.repository import MANIFEST_FILE, Damaged, is_axes, read_manifest
 from serving.backends.batching import Array, Engine, RunFailed
-from serving.backends.contract import ModelRefused
+from serving.backends.config_check import ModelRefused
 
 FIELD = "never_empty"
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
-from serving.backends.contract import Config, ModelRefused, check_features, check_tensors, parameter
+from serving.backends.config_check import Config, ModelRefused, check_features, check_tensors, parameter
 from serving.backends.lengths import PARAMETER, Lengths, is_proved
 from serving.backends.never_empty import guarded
 

@@ -19,8 +19,8 @@ from export.publishing.empty_inputs import never_empty
 from export.publishing.manifest import read_manifest as typed_manifest
 from export.repository import repository as command
 from serving.backends.batching import Array, RunFailed
-from serving.backends.contract import ModelRefused
-from serving.backends.contract import Tensor as Served
+from serving.backends.config_check import ModelRefused
+from serving.backends.config_check import Tensor as Served
 from serving.backends.never_empty import Guarded, guarded
 from serving.local_server import running_server
 

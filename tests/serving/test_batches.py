@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.backends.batching import Array, Call, EqualShapes, RunFailed, answer
-from serving.backends.contract import Tensor
+from serving.backends.config_check import Tensor
 
 X = {"x": Tensor("TYPE_INT64", (-1, -1))}
 

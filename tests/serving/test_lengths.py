@@ -11,7 +11,7 @@ import pytest
 
 from serving.backends import lengths as lengths_module
 from serving.backends.batching import Array, Call, RunFailed, answer
-from serving.backends.contract import Tensor
+from serving.backends.config_check import Tensor
 from serving.backends.lengths import Lengths
 
 TOKENS = {"ids": Tensor("TYPE_INT64", (-1, -1)), "mask": Tensor("TYPE_INT64", (-1, -1))}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from backends import imported
 
-from serving.backends.contract import ModelRefused
+from serving.backends.config_check import ModelRefused
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from serving.backends.batching import Array, RunFailed
-from serving.backends.contract import Config, ModelRefused, Tensor, parameter
+from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
 from serving.backends.stand_in import StandIn, in_utf8
 
 # ONNX Runtime's errors have no common base class.

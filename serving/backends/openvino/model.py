@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Array, RunFailed
-from serving.backends.contract import Config, ModelRefused, Tensor, parameter
+from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
 from serving.backends.stand_in import StandIn, in_utf8
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ _OF_LEAST = 0.9  # of `Looks.fill` is enough
 
 @dataclass(frozen=True)
 class Looks:
-    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fill_shares."""
+    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fills."""
 
     background: Background
     fill: float

@@ -27,7 +27,7 @@ from export.publishing.new_config import has_free_rows
 from export.publishing.row_independence import NotJoined, prove_rows
 from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
 from serving.backends.config_check import Tensor as Served
-from serving.backends.lengths import Lengths
+from serving.backends.length_padding import LengthPadding
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file need not take all lengths
 
@@ -40,7 +40,7 @@ class Joined:
     most `tolerance`. `requests`: how many were compared.
     """
 
-    lengths: Lengths
+    lengths: LengthPadding
     error: float
     tolerance: float
     requests: int
@@ -114,7 +114,7 @@ class _Engine:
 
 def _lengths(
     inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], sample: Sample, mask: str, left: bool
-) -> Lengths:
+) -> LengthPadding:
     """The inputs and outputs with a token axis: their second axis is free, and as long as the mask in the sample.
 
     `left`: whether padding comes before the text. Raises NotJoined for another mask, and for whole numbers without a
@@ -130,7 +130,7 @@ def _lengths(
         raise NotJoined(f"{others[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
     shapes = [*(inputs[name].shape for name in token_inputs), *(outputs[name].shape for name in token_outputs)]
     features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
-    return Lengths(mask, token_inputs, token_outputs, left, features)
+    return LengthPadding(mask, token_inputs, token_outputs, left, features)
 
 
 def _with_token_axis(tensors: Mapping[str, Tensor], arrays: Arrays, tokens: int) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _with_token_axis(tensors: Mapping[str, Tensor], arrays: Arrays, tokens: int)
     return tuple(name for name in free if arrays[name].shape[1] == tokens)
 
 
-def _drawn(sample: Sample, lengths: Lengths) -> list[Arrays]:
+def _drawn(sample: Sample, lengths: LengthPadding) -> list[Arrays]:
     """Requests of tokens that are drawn from the sample: for each length a text, and a batch of two padded texts."""
     rng = np.random.default_rng(0)
     requests = []
@@ -184,7 +184,7 @@ def _tolerances(manifest: Manifest, sample: Sample) -> dict[str, float]:
 
 def _compare(
     engine: _Engine,
-    lengths: Lengths,
+    lengths: LengthPadding,
     requests: Sequence[Arrays],
     alone: Sequence[Arrays],
     tolerances: Mapping[str, float],

@@ -42,10 +42,10 @@ class Joining(Protocol):
     def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
         """Positions of requests that run together."""
 
-    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+    def join(self, requests: Sequence[Inputs]) -> Inputs:
         """A group's inputs as those of one request."""
 
-    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+    def unpad(self, request: Inputs, outputs: Outputs) -> Outputs:
         """A request's outputs, from its rows of the joint outputs."""
 
 
@@ -58,10 +58,10 @@ class EqualShapes:
             like[tuple(sorted((name, value.shape[1:]) for name, value in inputs.items()))].append(position)
         return list(like.values())
 
-    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+    def join(self, requests: Sequence[Inputs]) -> Inputs:
         return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}
 
-    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+    def unpad(self, request: Inputs, outputs: Outputs) -> Outputs:
         return outputs
 
 
@@ -105,7 +105,7 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     if joining is None:
         return [dict(zip(names, engine.run(names, call.inputs), strict=True)) for call in calls]
     inputs = [call.inputs for call in calls]
-    values = engine.run(names, joining.joined(inputs) if len(calls) > 1 else inputs[0])
+    values = engine.run(names, joining.join(inputs) if len(calls) > 1 else inputs[0])
     rows = [call.rows for call in calls]
     for name, value in zip(names, values, strict=True):
         if len(value) != sum(rows):
@@ -115,6 +115,6 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     ends = [*accumulate(rows)][:-1]
     pieces = {name: np.split(value, ends) for name, value in zip(names, values, strict=True)}
     return [
-        joining.own(call.inputs, {name: piece[i] for name, piece in pieces.items() if name in call.requested})
+        joining.unpad(call.inputs, {name: piece[i] for name, piece in pieces.items() if name in call.requested})
         for i, call in enumerate(calls)
     ]

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
 from serving.backends.config_check import Config, ModelRefused, check_features, check_tensors, parameter
-from serving.backends.lengths import PARAMETER, Lengths, is_proved
+from serving.backends.length_padding import PARAMETER, LengthPadding, is_proved
 from serving.backends.never_empty import guarded
 
 
@@ -82,13 +82,13 @@ class StandIn(ABC):
         del self.engine
 
 
-def joined_lengths(config: Config) -> Lengths | None:
+def joined_lengths(config: Config) -> LengthPadding | None:
     """What a publication wrote of a model's lengths, None without it. Raises ModelRefused for anything else."""
     text = parameter(config, PARAMETER)
     if text is None or not config["max_batch_size"]:
         return None
     try:
-        lengths = Lengths.from_json(text)
+        lengths = LengthPadding.from_json(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelRefused(f"parameter '{PARAMETER}': expected what a publication writes, found {error}") from error
     tensors = {entry["name"] for entry in (*config["input"], *config["output"])}

@@ -28,7 +28,7 @@ from export.publishing.publish import read_config
 from export.publishing.row_independence import NotJoined
 from export.publishing.sidecar import read_with_sidecars
 from export.rewrite_file import Request, rewrite_file
-from serving.backends.lengths import Lengths, is_proved
+from serving.backends.length_padding import LengthPadding, is_proved
 from serving.local_server import running_server
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_padding_stands_where_it_changes_no_answer(
     assert proved.error < 1e-5 < proved.tolerance
     assert proved.requests > 10
     outputs, features = (("y",), 2 + 16) if pool == "hidden" else ((), 2)
-    assert proved.lengths == Lengths(MASK, ("input_ids", MASK), outputs, left, features)
+    assert proved.lengths == LengthPadding(MASK, ("input_ids", MASK), outputs, left, features)
 
 
 def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(packed: Packed, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(p
 def test_a_version_joins_only_what_its_own_publication_proved(packed: Packed, tmp_path: Path) -> None:
     ok(tmp_path / "models", "publish", str(packed("absolute", "mean")), *AS_ENCODER)
     version = tmp_path / "models" / "encoder" / "1"
-    told = Lengths.from_json(read_config(version.parent).parameters["joined_lengths"].string_value)
+    told = LengthPadding.from_json(read_config(version.parent).parameters["joined_lengths"].string_value)
     assert is_proved(told, version)
     assert not is_proved(replace(told, left=True), version)
     manifest = json.loads((version / "manifest.json").read_text())
@@ -91,12 +91,12 @@ def test_a_file_that_reads_its_padding_is_found_out(tmp_path: Path) -> None:
         prove_joined(artifact, MASK)
 
 
-def swap(lengths: Lengths, requests: Any, true: Callable[..., Any]) -> Any:
+def swap(lengths: LengthPadding, requests: Any, true: Callable[..., Any]) -> Any:
     """The rows of two requests change places."""
     return {name: array[::-1] for name, array in true(lengths, requests).items()}
 
 
-def show(lengths: Lengths, requests: Any, true: Callable[..., Any]) -> Any:
+def show(lengths: LengthPadding, requests: Any, true: Callable[..., Any]) -> Any:
     """Padding is not hidden."""
     return {name: np.maximum(array, 1) for name, array in true(lengths, requests).items()}
 
@@ -106,8 +106,8 @@ def test_a_planted_fault_of_the_server_is_found(
     fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, packed: Packed
 ) -> None:
     artifact = read_with_sidecars(packed("absolute", "mean"))
-    true = Lengths.joined
-    monkeypatch.setattr(Lengths, "joined", lambda self, requests: fault(self, requests, true))
+    true = LengthPadding.join
+    monkeypatch.setattr(LengthPadding, "join", lambda self, requests: fault(self, requests, true))
     with pytest.raises(NotJoined, match="off by"):
         prove_joined(artifact, MASK)
 

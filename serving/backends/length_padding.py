@@ -24,7 +24,7 @@ MOST_PADDED = 1 << 23
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthPadding:
     """`inputs` and `outputs` are (texts, tokens, ...); `mask` (texts, tokens) is one of `inputs`.
 
     `left`: padding stands before a text. `features`: numbers per token, in `inputs` and `outputs` together. Raises
@@ -44,7 +44,7 @@ class Lengths:
             raise ValueError(f"left {self.left!r}, features {self.features!r}")
 
     @classmethod
-    def from_json(cls, text: str) -> Lengths:
+    def from_json(cls, text: str) -> LengthPadding:
         """Reads the parameter. Raises ValueError, KeyError or TypeError for other JSON."""
         held = json.loads(text)
         lists = {name: tuple(held[name]) for name in ("inputs", "outputs")}
@@ -64,7 +64,7 @@ class Lengths:
                 alone.append([position])
         return alone + [group for positions in like.values() for group in self._bounded(requests, positions)]
 
-    def joined(self, requests: Sequence[Inputs]) -> Inputs:
+    def join(self, requests: Sequence[Inputs]) -> Inputs:
         """The requests' inputs in one batch, padded with zeros to the longest request."""
         longest = max(map(self._length, requests))
         return {
@@ -72,7 +72,7 @@ class Lengths:
             for name in requests[0]
         }
 
-    def own(self, request: Inputs, outputs: Outputs) -> Outputs:
+    def unpad(self, request: Inputs, outputs: Outputs) -> Outputs:
         """The request's outputs, from its rows of the joint outputs, without the outputs for padding."""
         length = self._length(request)
         return {
@@ -127,10 +127,10 @@ class Lengths:
         return groups
 
 
-def is_proved(lengths: Lengths, version_dir: Path) -> bool:
+def is_proved(lengths: LengthPadding, version_dir: Path) -> bool:
     """Whether the publication of this version proved it: config.pbtxt may tell of other versions of the model."""
     try:
         told = read_manifest(version_dir / MANIFEST_FILE).get(PARAMETER)
-        return told is not None and Lengths.from_json(told) == lengths
+        return told is not None and LengthPadding.from_json(told) == lengths
     except (Damaged, ValueError, KeyError, TypeError):
         return False

@@ -12,7 +12,7 @@ import pytest
 from serving.backends import lengths as lengths_module
 from serving.backends.batching import Array, Call, RunFailed, answer
 from serving.backends.config_check import Tensor
-from serving.backends.lengths import Lengths
+from serving.backends.length_padding import LengthPadding
 
 TOKENS = {"ids": Tensor("TYPE_INT64", (-1, -1)), "mask": Tensor("TYPE_INT64", (-1, -1))}
 
@@ -34,13 +34,13 @@ class Adder:
         return [made[name] for name in names]
 
 
-def lengths(**changed: Any) -> Lengths:
-    return Lengths(
+def lengths(**changed: Any) -> LengthPadding:
+    return LengthPadding(
         **{"mask": "mask", "inputs": ("ids", "mask"), "outputs": ("doubled",), "left": False, "features": 2, **changed}
     )
 
 
-def ask(engine: Adder, joining: Lengths, *requests: tuple[Any, Any]) -> list[Any]:
+def ask(engine: Adder, joining: LengthPadding, *requests: tuple[Any, Any]) -> list[Any]:
     calls = [
         Call({"ids": np.array(ids), "mask": np.array(mask)}, frozenset({"sum", "doubled"})) for ids, mask in requests
     ]
@@ -119,7 +119,7 @@ def test_padded_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_parameter_reads_as_it_was_written() -> None:
-    assert Lengths.from_json(lengths(left=True).to_json()) == lengths(left=True)
+    assert LengthPadding.from_json(lengths(left=True).to_json()) == lengths(left=True)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_parameter_reads_as_it_was_written() -> None:
 def test_another_parameter_is_refused(changed: dict[str, Any], said: str) -> None:
     held = json.loads(lengths().to_json()) | changed
     with pytest.raises((ValueError, TypeError), match=said):
-        Lengths.from_json(json.dumps(held))
+        LengthPadding.from_json(json.dumps(held))
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_another_parameter_is_refused(changed: dict[str, Any], said: str) -> Non
 )
 def test_other_json_is_refused(text: str, said: str) -> None:
     with pytest.raises((ValueError, TypeError, KeyError), match=said):
-        Lengths.from_json(text)
+        LengthPadding.from_json(text)

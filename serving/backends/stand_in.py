@@ -15,8 +15,8 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Call, Engine, EqualShapes, Joining, RunFailed, answer
 from serving.backends.config_check import Config, ModelRefused, check_features, check_tensors, parameter
+from serving.backends.empty_axis_guard import guard_empty_axes
 from serving.backends.length_padding import PARAMETER, LengthPadding, is_proved
-from serving.backends.never_empty import guarded
 
 
 def in_utf8(path: Path) -> str:
@@ -57,7 +57,7 @@ class StandIn(ABC):
             check_features(config)
             if not path.exists():
                 raise ModelRefused("the model file does not exist")
-            self.engine = guarded(self.load(path, config, args), version)
+            self.engine = guard_empty_axes(self.load(path, config, args), version)
             lengths = joined_lengths(config)
             check_tensors(config, self.engine.inputs, self.engine.outputs, lengths.inputs if lengths else ())
         except ModelRefused as refusal:

@@ -21,7 +21,7 @@ from export.repository import repository as command
 from serving.backends.batching import Array, RunFailed
 from serving.backends.config_check import ModelRefused
 from serving.backends.config_check import Tensor as Served
-from serving.backends.never_empty import Guarded, guarded
+from serving.backends.empty_axis_guard import EmptyAxisGuard, guard_empty_axes
 from serving.local_server import running_server
 
 # ONNX Runtime's GRU divides by the numbers of steps and of rows. Triton joins requests of `rows`, not of `whole`.
@@ -94,7 +94,7 @@ class Counting:
 
 def test_only_the_named_axes_are_refused() -> None:
     engine = Counting()
-    held = Guarded(engine, {"x": [0, 2], "absent": [0]})
+    held = EmptyAxisGuard(engine, {"x": [0, 2], "absent": [0]})
     for shape in [(1, 0, 2), (3,), ()]:
         held.run([], {"x": np.zeros(shape), "other": np.zeros((0, 0, 0))})
     assert engine.runs == 3
@@ -109,10 +109,10 @@ def test_another_form_is_refused(told: object, printed: tuple[Path, Mapping[str,
     whole = json.loads((printed[0] / "sound" / "1" / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(whole | {"never_empty": told}))
     with pytest.raises(ModelRefused, match=r"manifest\.json, 'never_empty': expected the axes of inputs, found"):
-        guarded(Counting(), tmp_path)
+        guard_empty_axes(Counting(), tmp_path)
     with pytest.raises(Exception, match="expected the manifest of an export, found never_empty"):
         typed_manifest(tmp_path / "manifest.json")
     (tmp_path / "manifest.json").write_text(json.dumps(whole))
     engine = Counting()
-    assert guarded(engine, tmp_path) is engine
-    assert guarded(engine, tmp_path / "none") is engine
+    assert guard_empty_axes(engine, tmp_path) is engine
+    assert guard_empty_axes(engine, tmp_path / "none") is engine

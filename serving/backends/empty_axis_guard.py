@@ -17,7 +17,7 @@ from serving.backends.config_check import ModelRefused
 FIELD = "never_empty"
 
 
-class Guarded:
+class EmptyAxisGuard:
     """`never_empty`: input -> axes, the first is 0."""
 
     def __init__(self, engine: Engine, never_empty: Mapping[str, Sequence[int]]) -> None:
@@ -33,7 +33,7 @@ class Guarded:
         return self.engine.run(names, feeds)
 
 
-def guarded(engine: Engine, version_dir: Path) -> Engine:
+def guard_empty_axes(engine: Engine, version_dir: Path) -> Engine:
     """The engine itself for a version without such axes, and for a file without a manifest. Raises ModelRefused."""
     try:
         told = read_manifest(version_dir / MANIFEST_FILE).get(FIELD)
@@ -43,4 +43,4 @@ def guarded(engine: Engine, version_dir: Path) -> Engine:
         return engine
     if not is_axes(told):
         raise ModelRefused(f"{MANIFEST_FILE}, '{FIELD}': expected the axes of inputs, found {told!r}")
-    return Guarded(engine, told)
+    return EmptyAxisGuard(engine, told)

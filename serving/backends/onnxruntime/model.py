@@ -16,7 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
-from serving.backends.stand_in import StandIn, in_utf8
+from serving.backends.python_backend import PythonBackend, in_utf8
 
 # ONNX Runtime's errors have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = tuple(
@@ -88,7 +88,7 @@ class OnnxRuntime:
         return [np.concatenate(each) for each in zip(*(self.session.run(names, part) for part in parts), strict=True)]
 
 
-class TritonPythonModel(StandIn):
+class TritonPythonModel(PythonBackend):
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:

@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
-from serving.backends.stand_in import StandIn, in_utf8
+from serving.backends.python_backend import PythonBackend, in_utf8
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -59,7 +59,7 @@ class OpenVino:
         return [values[name] for name in names]
 
 
-class TritonPythonModel(StandIn):
+class TritonPythonModel(PythonBackend):
     default_file = "model.xml"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:

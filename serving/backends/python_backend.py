@@ -1,6 +1,6 @@
 """A Triton backend in Python, which stands in for a missing native backend.
 
-Engines subclass `StandIn` in `serving/backends/<engine>/model.py`, which Triton's stub imports.
+Engines subclass `PythonBackend` in `serving/backends/<engine>/model.py`, which Triton's stub imports.
 """
 
 import json
@@ -24,7 +24,7 @@ def in_utf8(path: Path) -> str:
     return os.fsencode(path).decode(errors="replace")
 
 
-class StandIn(ABC):
+class PythonBackend(ABC):
     """A model's instance; Triton's stub calls it from one thread."""
 
     default_file: ClassVar[str]  # the native backend's default

@@ -18,7 +18,7 @@ from serving.arguments import ServerOptions, listening, parse
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
-from serving.loading import Loading, lost
+from serving.load_watch import LoadWatch, lost_process
 from serving.loop import Loop, NotInTime, Result, Stopping
 from serving.ports import TAKEN, is_taken
 from serving.prober import Failure, Prober, Verdict
@@ -84,7 +84,7 @@ class Supervisor(Loop):
     def _load_model(self, server: TritonServer, name: str, config: str | None, seconds: float) -> None:
         """Raises ControlFailed, ServerLost."""
         load = partial(self._control.load, name, config, seconds)
-        self._call(load, seconds, Loading(server, self._versions).check)
+        self._call(load, seconds, LoadWatch(server, self._versions).check)
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -190,10 +190,10 @@ class Supervisor(Loop):
             self._load_newest(server, name, first)
 
     def _wait_for_index(self, server: TritonServer) -> dict[str, dict[int, str]]:
-        deadline, loading = time.monotonic() + START_S, Loading(server, self._versions)
+        deadline, watch = time.monotonic() + START_S, LoadWatch(server, self._versions)
         while True:
             server.check()
-            loading.check()  # also sees the processes: one that dies before would never be missed
+            watch.check()  # also sees the processes: one that dies before would never be missed
             try:
                 return self._control.index()
             except NotReady as error:  # for good: Triton could not follow an option, and its log says why
@@ -229,7 +229,7 @@ class Supervisor(Loop):
                 for stub in judge.lame(stubs, replaced):
                     state = self._state(stub)
                     if state == "LOADING" or not stub.model:
-                        raise lost(stub, self._versions)
+                        raise lost_process(stub, self._versions)
                     if state in ("UNLOADING", "UNAVAILABLE"):  # its processes had to end; another load may come
                         replaced[stub] = math.inf
                     if state == "READY":

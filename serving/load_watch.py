@@ -13,7 +13,7 @@ from serving.triton_server import TritonServer
 LOST_S = 1.5  # a process that stands still for less goes on
 
 
-class Loading:
+class LoadWatch:
     """Processes that were there before the load do not count: they are ended by it, or healed after it."""
 
     def __init__(self, server: TritonServer, versions: Versions) -> None:
@@ -23,10 +23,10 @@ class Loading:
     def check(self) -> None:
         """Raises ServerLost."""
         for stub in self._lame.among(each for each in self._server.stubs() if each not in self._old):
-            raise lost(stub, self._versions)
+            raise lost_process(stub, self._versions)
 
 
-def lost(stub: Stub, versions: Versions) -> ServerLost:
+def lost_process(stub: Stub, versions: Versions) -> ServerLost:
     """The error for `stub`, dead while it was loaded. `versions` gives its version up the second time."""
     which = f"model {stub.model}, version {stub.version}," if stub.model else "a model"
     if stub.model:

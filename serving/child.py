@@ -29,7 +29,7 @@ from typing import IO
 
 import psutil
 
-WITH_PARENT = Path(__file__).with_name("pdeathsig.py")
+WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 POLL_S, KILL_S = 0.05, 1.0
 
 

@@ -28,7 +28,7 @@ LISTED = subprocess.run(
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
 OF_THEIR_DAY = ("benchmarks/results/studies/", "benchmarks/results/report.md")  # commands as they were given
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
-NO_COMMANDS = ("serving/launcher.py", "serving/pdeathsig.py")  # take what they pass on
+NO_COMMANDS = ("serving/launcher.py", "serving/end_with_parent.py")  # take what they pass on
 TOOLS = {"source", "curl", "cd", "docker", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 
 

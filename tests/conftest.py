@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from kept import kept
+from made_once import make_once
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -162,7 +162,7 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def made_once(shared_dir: Path) -> Callable[[str, Callable[[Path], object]], Path]:
-    return lambda name, make: kept(shared_dir / name, make)
+    return lambda name, make: make_once(shared_dir / name, make)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
-from kept import kept
+from made_once import make_once
 from torch import nn
 from torch._export import utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -49,10 +49,10 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
             path.write_bytes(traced.model_proto.SerializeToString())
 
         def write_whole(path: Path) -> None:
-            proto = with_weights(onnx.load(kept(graph, write_graph)), model)
+            proto = with_weights(onnx.load(make_once(graph, write_graph)), model)
             path.write_bytes(proto.SerializeToString())
 
-        return SimpleNamespace(model_proto=onnx.load(kept(whole, write_whole)))
+        return SimpleNamespace(model_proto=onnx.load(make_once(whole, write_whole)))
 
     return remembered
 
@@ -62,7 +62,7 @@ def of_a_test(model: nn.Module, options: dict[str, Any], export: Callable[[], on
     if not FOLDERS:
         return export()
     path = FOLDERS[0] / f"{key(model, (), options, weights=True)}.onnx"
-    return onnx.load(kept(path, lambda path: path.write_bytes(export().SerializeToString())))
+    return onnx.load(make_once(path, lambda path: path.write_bytes(export().SerializeToString())))
 
 
 def with_weights(proto: onnx.ModelProto, model: nn.Module) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def kept(path: Path, make: Callable[[Path], object]) -> Path:
+def make_once(path: Path, make: Callable[[Path], object]) -> Path:
     """What one process makes while the others wait; nobody changes it."""
     path.parent.mkdir(exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:

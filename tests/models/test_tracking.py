@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trainings
 from commands import failure, ok
-from searching import SEARCH
 from trainings import TINY, first_digits, silent
+from tune_runs import SEARCH
 
 from benchmarks.studies.study import study
 from benchmarks.studies.tune import part_of, run_trial

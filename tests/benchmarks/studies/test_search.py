@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from searching import SEARCH, SPACE, failure
+from tune_runs import SEARCH, SPACE, failure
 
 from benchmarks.studies.search import (
     FIRST_TRIALS,

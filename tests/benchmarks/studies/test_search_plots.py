@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from searching import SEARCH, pixels
+from tune_runs import SEARCH, pixels
 
 from benchmarks.studies.search import Trial
 from benchmarks.studies.search_plots import convergence, plane

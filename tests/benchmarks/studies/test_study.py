@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from studying import carried_out, failure, rows_of, run
+from study_runs import carried_out, failure, rows_of, run
 
 import benchmarks.studies.study as module
 from benchmarks.studies.grids import FOLDING, STUDIES

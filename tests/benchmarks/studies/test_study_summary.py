@@ -3,7 +3,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from studying import rows_of
+from study_runs import rows_of
 
 from benchmarks.studies import study_files, summary
 from benchmarks.studies.grids import STUDIES

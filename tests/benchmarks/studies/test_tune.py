@@ -10,7 +10,7 @@ from pathlib import Path
 import commands
 import pytest
 from commands import invoke, ok
-from searching import QUICK, SEARCH, failure, outcomes, run
+from tune_runs import QUICK, SEARCH, failure, outcomes, run
 
 import vitbn
 from benchmarks.studies.search import Trial

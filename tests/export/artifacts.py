@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from graphs import parsed
+from onnx_text import parsed
 
 from common.sample import Sample
 from export.publishing.artifact import Artifact, classifier_artifact

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import tritonclient.http as http
 from commands import ok
-from graphs import parsed
+from onnx_text import parsed
 
 from common.repository import read_manifest
 from export.publishing.artifact import read_version

@@ -8,9 +8,9 @@ import pytest
 import tritonclient.http as http
 from artifacts import ARTIFACT
 from google.protobuf import text_format
-from graphs import parsed
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
+from onnx_text import parsed
 from operating import error, ok, operate
 from tritonclient.grpc import model_config_pb2 as pb
 

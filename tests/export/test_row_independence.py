@@ -4,7 +4,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from graphs import parsed
+from onnx_text import parsed
 from operating import ok
 
 from export.publishing.publish import read_config

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import tritonclient.http as http
-from graphs import parsed
+from onnx_text import parsed
 
 WEIGHTS = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32)
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from graphs import parsed
 from idx_files import idx_bytes
 from onnx import helper
+from onnx_text import parsed
 from PIL import Image
 
 from clients.bulk.app import _job

@@ -18,8 +18,8 @@ import onnxruntime as ort
 import torch
 import torch.nn.functional as F
 from commands import invoke, ok
-from graphs import parsed
 from numpy.typing import NDArray
+from onnx_text import parsed
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from damages import published
+from published_models import published
 
 from benchmarks.drills import hostile
 from clients.probing.asking import probe_server

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import ok
-from damages import published
+from published_models import published
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from damages import SAMPLE, published
 from monitoring import PROGRAMS, ROOT, monitoring, needs
+from published_models import SAMPLE, published
 from tiny_models import expected_logits
 from waiting import wait_until
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from damages import published
+from published_models import published
 
 from serving import supervisor
 from serving.arguments import ServerOptions, parse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from damages import published
+from published_models import published
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.bench import triton

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from damages import published
+from published_models import published
 from waiting import wait_until
 
 from benchmarks.drills.bench import lives, triton

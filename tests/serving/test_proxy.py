@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc
-from damages import SAMPLE, published
 from proxies import running_proxy
+from published_models import SAMPLE, published
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until

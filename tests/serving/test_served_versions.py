@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 from background import meanwhile
-from damages import SAMPLE, published, with_samples
+from published_models import SAMPLE, published, with_samples
 from server_state import right
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from damages import DAMAGES, published, truncate
+from published_models import DAMAGES, published, truncate
 from server_state import right
 from waiting import HEAL_S, wait_until
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damages import DAMAGES, foreign, published, truncate
+from published_models import DAMAGES, foreign, published, truncate
 
 from serving.version_plan import Plan, Problem, plan
 

@@ -1,4 +1,4 @@
-"""How much a network's logits speak for any of its classes."""
+"""The evidence of logits: how much a network's answer supports any of its classes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 
 def evidence(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """(n, classes) -> (n,): log(sum(exp(logits - their mean))), low for pictures that show none of the classes.
+    """Returns log(sum(exp(logits - their mean))) of each picture: logits (n, classes) -> (n,).
 
-    Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, less the mean, which a training by softmax
-    leaves open: a number that is added to all logits of a picture changes no probability.
+    It is low for pictures that show none of the classes. Source: Liu et al., "Energy-based Out-of-distribution
+    Detection", NeurIPS 2020. The mean is subtracted because softmax ignores a constant added to all logits of a
+    picture, so training leaves that constant arbitrary.
     """
-    exact = logits.astype(np.float64)
-    return np.asarray(np.logaddexp.reduce(exact - exact.mean(axis=1, keepdims=True), axis=1))
+    logits64 = logits.astype(np.float64)
+    return np.asarray(np.logaddexp.reduce(logits64 - logits64.mean(axis=1, keepdims=True), axis=1))

@@ -17,7 +17,7 @@ from typing import IO
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes an OSError name `path` in place of the temporary file beside it."""
+    """Makes an OSError name `path`, in place of a temporary file that the error may name."""
     try:
         yield
     except OSError as error:
@@ -26,8 +26,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Makes an OSError that names no file, such as that of a full disk, name `path`."""
+def naming_if_unnamed(path: Path) -> Iterator[None]:
+    """Makes an OSError that names no file, such as the error of a full disk, name `path`."""
     try:
         yield
     except OSError as error:
@@ -37,40 +37,40 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Writes `data` as the content of `path`, as `appearing` does. Raises OSError."""
-    with appearing(path, mode) as file:
+    """Writes `data` to `path` as `atomic_file` does: completely or not at all. Raises OSError."""
+    with atomic_file(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
-def appearing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """Yields a temporary file beside `path`; at the end of the block flushes it to disk and renames it to `path`.
+def atomic_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yields a temporary file next to `path`; the end of the block flushes it to disk and renames it to `path`.
 
-    `mode`: the file's permissions, whatever the umask. A failure leaves `path` as it was and no temporary file. Raises
-    OSError.
+    `mode`: the file's permissions, whatever the umask. After a failure `path` is as before, and no temporary file is
+    left. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with naming(path), os.fdopen(_new_file(beside, mode), "wb") as file:
+        with naming(path), os.fdopen(_new_file(temporary, mode), "wb") as file:
             os.fchmod(file.fileno(), mode)  # a server may run as another user
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if not beside.exists():
+            if not temporary.exists():
                 link = f"/proc/self/fd/{file.fileno()}"
-                os.link(link, beside, src_dir_fd=file.fileno())  # only with src_dir_fd does Python follow the link
-            beside.replace(path)
+                os.link(link, temporary, src_dir_fd=file.fileno())  # only with src_dir_fd does Python follow the link
+            temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 
 def _new_file(path: Path, mode: int) -> int:
-    """Opens a new file without a name, so that a kill leaves nothing, or at `path` where that cannot be."""
+    """Opens a new file without a name, which a kill leaves no trace of; at `path` if the file system needs a name."""
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, mode)
     except OSError as error:
@@ -80,8 +80,8 @@ def _new_file(path: Path, mode: int) -> int:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises OSError if `folder`, or the first folder above it that is there, takes no file. Writes nothing."""
-    nearest = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    """Raises OSError if no file can be created in `folder`, or in its nearest existing parent. Leaves no file."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     with naming(folder):
         TemporaryFile(dir=nearest).close()
 
@@ -95,7 +95,7 @@ def sha256(content: bytes | Path) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, in one line without Python's class names."""
+    """The error's reason in one line without Python's class names, for a message that names the file itself."""
     if isinstance(error, KeyError):
         return f"no {error}"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -103,7 +103,7 @@ def reason(error: Exception) -> str:
 
 
 def typed_command() -> str:
-    """This process's command line as a user types it: an absolute program, as of `python -m`, becomes its name."""
+    """This process's command line as a user types it: an absolute path of the program is cut to the program's name."""
     program, *arguments = sys.argv
     if Path(program).is_absolute():
         words = [Path(program).stem]

@@ -1,7 +1,6 @@
-"""How a picture becomes a model's image: plain data, which training and the exporter write and clients read.
+"""How a picture is resized and cropped to a model's input: data that training and the exporter write and clients read.
 
-In: what the exporter has read from a model's processor, or the JSON object in a model's configuration. Out: a checked
-`Framing`.
+In: the settings of a model's processor, or the JSON object in a model's configuration. Out: a checked `Framing`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Preprocessing = Literal["ink", "photo"]
-"""The ink of a picture, laid out as MNIST's digits, or the picture as it is."""
+"""ink: the drawing alone, scaled and centred as MNIST's digits are. photo: the picture as it is."""
 Background = Literal["dark", "light"]
-"""Of the training photos."""
+"""The background of the training photos."""
 Fit = Literal["short side", "squash", "cover", "contain", "none"]
 Like = Literal["timm", "transformers"]
 FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")  # Pillow's
@@ -21,12 +20,15 @@ FILTERS = ("bicubic", "bilinear", "lanczos", "box", "hamming", "nearest")  # Pil
 
 @dataclass(frozen=True)
 class Framing:
-    """How a picture is resized before the model's height and width are cut from its middle.
+    """How a picture is resized before the model's height and width are cropped from its middle.
 
-    fit: "short side" makes the shorter side `size[0]`, "squash" makes the picture `size`, "cover" and "contain" keep
-    its proportions around or within `size`, "none" does not resize. size: height, width. resample: one of FILTERS.
-    like: the library whose rounding is repeated. fill: grey or red, green and blue levels (0 to 255) beside a smaller
-    picture; empty: no padding.
+    fit:      "short side" resizes to a shorter side of `size[0]`, "squash" to `size` without regard to proportions,
+              "cover" and "contain" to the smallest picture around or the largest within `size`, "none" not at all.
+    size:     (height, width) in pixels.
+    resample: the filter, from FILTERS.
+    like:     the library whose rounding is repeated.
+    fill:     levels (0 to 255) that pad a picture smaller than the crop: one, or red, green, blue; empty: no padding.
+    Raises ValueError for other values.
     """
 
     fit: Fit
@@ -41,8 +43,8 @@ class Framing:
             raise ValueError(f"the framing {vars(self)}")
 
     @classmethod
-    def of(cls, held: Mapping[str, Any]) -> Framing:
-        """Reads a JSON object. Raises ValueError, LookupError or TypeError if it holds something else."""
-        height, width = (int(side) for side in held["size"])
-        fill = tuple(int(level) for level in held["fill"])
-        return cls(held["fit"], (height, width), str(held["resample"]), held["like"], fill)
+    def of(cls, settings: Mapping[str, Any]) -> Framing:
+        """Reads a JSON object with the class's fields. Raises ValueError, LookupError, TypeError for another object."""
+        height, width = (int(side) for side in settings["size"])
+        fill = tuple(int(level) for level in settings["fill"])
+        return cls(settings["fit"], (height, width), str(settings["resample"]), settings["like"], fill)

@@ -1,4 +1,4 @@
-"""Headers that a user gives as NAME:VALUE."""
+"""Parses and checks HTTP headers that a user gives as NAME:VALUE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def parse_headers(texts: Sequence[str]) -> dict[str, str]:
-    """Texts NAME:VALUE -> value by name. Raises ValueError."""
+    """Returns name -> value for texts NAME:VALUE. Raises ValueError."""
     headers = {}
     for text in texts:
         name, colon, value = (part.strip() for part in text.partition(":"))

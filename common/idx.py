@@ -30,6 +30,7 @@ _PORTION = 1 << 18  # bytes of a block while iterating
 
 
 def is_idx(path: str) -> bool:
+    """Whether the file, gzipped or not, begins as an idx file of 1 to 4 dimensions does; False if it is unreadable."""
     try:
         with Path(path).open("rb") as raw, _unzipped(raw) as data:
             start = data.read(4)
@@ -39,11 +40,12 @@ def is_idx(path: str) -> bool:
 
 
 class IdxFile:
-    """A file of images (`dimensions` 2) or labels (0); iterating gives uint8 items of `item_shape`.
+    """An open idx file; iterating yields items uint8 of `item_shape`.
 
-    raw:    an open file; `path` then names it in errors.
-    count:  the number of items that the header claims.
-    header: the header's bytes.
+    dimensions: of an item: 2 for images, 0 for labels.
+    raw:        an open file to read instead of opening `path`, which then only names it in errors.
+    count:      the number of items that the header claims.
+    header:     the header's bytes.
     Raises the class's `error`, also while iterating, for another format, missing bytes and extra bytes.
     """
 
@@ -77,7 +79,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """Whether the file is gzipped: to read a row, all rows before it must be read."""
+        """Whether the file is gzipped: reading an item then costs the reading of all items before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
@@ -87,19 +89,21 @@ class IdxFile:
     def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """Yields items `start` to `stop`, exclusive, as uint8 arrays (n, ...) of at most `most_bytes`, or of one item.
 
-        Call it once and do not iterate as well: reading goes on where it stopped.
+        Call it once, and do not iterate as well: the file's position moves on and is never reset.
         """
         item_bytes = math.prod(self.item_shape)
-        at_once = max(1, most_bytes // item_bytes)
+        block_items = max(1, most_bytes // item_bytes)
         self._skip(start * item_bytes)
-        for first in range(start, stop, at_once):
-            wanted = min(at_once, stop - first)
-            data = self._read(wanted * item_bytes)
+        for first in range(start, stop, block_items):
+            expected_items = min(block_items, stop - first)
+            data = self._read(expected_items * item_bytes)
             items = len(data) // item_bytes
             yield np.frombuffer(data, np.uint8, items * item_bytes).reshape(items, *self.item_shape)
-            if items < wanted:
-                passed = first == start > 0 and not data  # seeking goes beyond the end without an error
-                found = f"at most {start}" if passed else f"{first + items} and {len(data) % item_bytes} bytes"
+            if items < expected_items:
+                starts_behind_end = first == start > 0 and not data  # a seek beyond the end raises no error
+                found = (
+                    f"at most {start}" if starts_behind_end else f"{first + items} and {len(data) % item_bytes} bytes"
+                )
                 raise self.error(f"{self.name}: expected {self._expected()}, found {found}")
         if stop == self.count and self._read(1):  # reading a zipped file's end also compares its checksum
             raise self.error(f"{self.name}: expected {self._expected()}, found more bytes")

@@ -1,13 +1,13 @@
-"""Which picture files training and clients read. The reading itself is in common/pictures.py, which needs Pillow."""
+"""Formats of picture files that training and clients read, and limits; common/pictures.py reads the files."""
 
-# Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
+# No others: Pillow's other decoders are rarely maintained, and its PostScript decoder starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
     (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
-MOST_PIXELS = 89_478_485  # of a picture; Pillow warns of more
-DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
+MOST_PIXELS = 89_478_485  # in a picture; above this Pillow warns
+DECODED_SIDE = 1024  # pixels; a JPEG is decoded at the smallest reduced size with sides of at least this
 
 
 class UnreadablePicture(Exception):
-    """The file is no picture, or none that is read here. The message names the file."""
+    """The file is no picture of a supported format. The message names the file."""

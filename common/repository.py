@@ -1,7 +1,7 @@
-"""The model repository on disk: MODEL/config.pbtxt, MODEL/labels.txt, VERSION/manifest.json and the files it lists.
+"""Reads the model repository: MODEL/config.pbtxt, MODEL/labels.txt, MODEL/VERSION/manifest.json and the files it lists.
 
-In: a model's or a version's folder. Out: its versions, the versions that its policy serves, its files with their
-hashes, its labels; `Damaged` for a file that is not as published. export/publishing/ writes them.
+In: the folder of a model or of a version. Out: the model's versions, the versions that its policy serves, the hashes
+of a version's files, the labels; `Damaged` for a file that is not as published. export/publishing/ writes the files.
 Source: triton-inference-server/server, docs/user_guide/model_repository.md.
 """
 
@@ -24,7 +24,7 @@ MANIFEST_FILE, SAMPLE_FILE, ONNX_FILE, PLAN_FILE = "manifest.json", "sample.npz"
 
 
 class Damaged(Exception):
-    """A file is missing or not as published; `found` says what is there instead."""
+    """A file is missing or not as published; `found` describes the file that is there."""
 
     def __init__(self, path: Path | str, expected: str, found: str) -> None:
         super().__init__(f"{path}: expected {expected}, found {found}")
@@ -32,11 +32,12 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
-class Listed:
-    """What a manifest says of its version's files.
+class VersionFiles:
+    """A version's files, as its manifest lists them.
 
-    `file`: path of the file that Triton loads, in the version's folder. `files`: path in this folder -> SHA-256.
-    `labels`: None for a network that this project has not trained.
+    file:   path of the file that Triton loads, relative to the version's folder.
+    files:  path relative to the version's folder -> SHA-256.
+    labels: None for a network that this project has not trained.
     """
 
     file: str
@@ -44,38 +45,39 @@ class Listed:
     labels: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> Listed:
+    def of(cls, manifest: Mapping[str, Any]) -> VersionFiles:
         """Reads a manifest. Raises ValueError, LookupError, TypeError or AttributeError for other JSON."""
         file, files = manifest["file"], manifest["files"]
-        for place, digest in files.items():
-            if not isinstance(digest, str) or Path(place).is_absolute() or ".." in Path(place).parts:
-                raise ValueError(f"files {place!r}: {digest!r}")
+        for path, digest in files.items():
+            if not isinstance(digest, str) or Path(path).is_absolute() or ".." in Path(path).parts:
+                raise ValueError(f"files {path!r}: {digest!r}")
         if not isinstance(file, str):
             raise TypeError(f"file {file!r}")
         if file not in files:
             raise KeyError(file)
-        described = manifest.get("model_config")
-        return cls(file, files, None if described is None else tuple(str(label) for label in described["labels"]))
+        model_config = manifest.get("model_config")
+        labels = None if model_config is None else tuple(str(label) for label in model_config["labels"])
+        return cls(file, files, labels)
 
 
 def model_dir(repositories: Iterable[Path], model: str) -> Path | None:
-    """The model's folder in the first repository that has the model, as in Triton; None if none has."""
-    return next((each / model for each in repositories if (each / model).is_dir()), None)
+    """The model's folder in the first repository that has the model, as Triton chooses; None without such a folder."""
+    return next((folder / model for folder in repositories if (folder / model).is_dir()), None)
 
 
 def versions(model_dir: Path) -> list[int]:
-    """Version numbers, ascending. Like Triton, it ignores other names, leading zeros and numbers of over 63 bits."""
+    """The version numbers, ascending. Like Triton, ignores folders of other names, leading zeros and over 63 bits."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
-def is_ours(model_dir: Path, present: Iterable[int]) -> bool:
-    """Whether this project has published one of the versions `present`."""
+def has_manifest(model_dir: Path, present: Iterable[int]) -> bool:
+    """Whether a version of `present` has a manifest: this project published the model."""
     return any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present)
 
 
 def read_config(path: Path) -> pb.ModelConfig:
-    """Raises Damaged."""
+    """Parses config.pbtxt. Raises Damaged."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -86,7 +88,7 @@ def read_config(path: Path) -> pb.ModelConfig:
 
 
 def wanted_versions(config: pb.ModelConfig, present: Collection[int]) -> list[int]:
-    """The versions that the version policy asks for, ascending, also those that are missing."""
+    """The versions that the version policy names, ascending, including missing versions."""
     policy, ascending = config.version_policy, sorted(present)
     kind = policy.WhichOneof("policy_choice")
     if kind == "specific":
@@ -100,42 +102,43 @@ def served_versions(config: pb.ModelConfig, present: Collection[int]) -> list[in
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A JSON object that `Listed.of` accepts. Raises Damaged."""
+    """Reads manifest.json. Raises Damaged for JSON that `VersionFiles.of` does not accept."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         if not isinstance(manifest, dict):
             raise TypeError("no JSON object")
-        Listed.of(manifest)
+        VersionFiles.of(manifest)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(path, "the manifest of an export", reason(error)) from error
     return manifest
 
 
-def is_axes(told: Any) -> bool:
-    """Whether `told` of a manifest, such as `never_empty`, maps names to lists of axes."""
-    lists = told.values() if isinstance(told, dict) else [None]
+def is_axes_by_name(value: Any) -> bool:
+    """Whether a value of a manifest, such as `never_empty`, maps names to lists of axes."""
+    lists = value.values() if isinstance(value, dict) else [None]
     return all(isinstance(axes, list) and all(isinstance(axis, int) and axis >= 0 for axis in axes) for axes in lists)
 
 
-def read_listed(folder: Path) -> Listed:
+def read_version_files(folder: Path) -> VersionFiles:
     """Reads the manifest in a version's folder. Raises Damaged."""
-    return Listed.of(read_manifest(folder / MANIFEST_FILE))
+    return VersionFiles.of(read_manifest(folder / MANIFEST_FILE))
 
 
 def check_hash(path: Path, expected: str, what: str) -> None:
-    """Raises Damaged unless the file has the SHA-256 `expected`; `what` says what a missing file should have been."""
+    """Raises Damaged unless the file has the SHA-256 `expected`; `what` names the file's role if it is missing."""
     try:
-        found = sha256(path)
+        digest = sha256(path)
     except OSError as error:
         raise Damaged(path, what, reason(error)) from error
-    if found != expected:
-        raise Damaged(path, f"the SHA-256 {expected}", found)
+    if digest != expected:
+        raise Damaged(path, f"the SHA-256 {expected}", digest)
 
 
 def labels_text(labels: Sequence[str]) -> str:
+    """The content of labels.txt: a label a line."""
     return "".join(f"{label}\n" for label in labels)
 
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
-    """Raises OSError and UnicodeDecodeError."""
+    """Reads labels.txt. Raises OSError and UnicodeDecodeError."""
     return tuple((model_dir / LABELS_FILE).read_text().splitlines())

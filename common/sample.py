@@ -1,4 +1,4 @@
-"""sample.npz beside every model: inputs, and the outputs that the model's file gave for them when it was published."""
+"""sample.npz of a published version: inputs, and the outputs that the model computed from them at its publication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Sample:
-    """Arrays by the names of the model's tensors."""
+    """Inputs and outputs: name of the model's tensor -> array."""
 
     inputs: Arrays
     outputs: Arrays
@@ -34,25 +34,26 @@ class Sample:
 
     @classmethod
     def read(cls, content: bytes | Path) -> Sample:
-        """Raises Damaged."""
+        """Reads sample.npz, from its bytes or its path. Raises Damaged."""
         where = content if isinstance(content, Path) else "sample"
         try:
             data = io.BytesIO(content if isinstance(content, bytes) else content.read_bytes())
-            with np.load(data, allow_pickle=False) as held:
-                arrays = {name: held[name] for name in held.files}
+            with np.load(data, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise Damaged(where, "the sample of a model", reason(error)) from error
-        parts = [
-            {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
-            for part in ("in:", "out:")
-        ]
-        return cls(*parts)
+        inputs, outputs = (
+            {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            for prefix in ("in:", "out:")
+        )
+        return cls(inputs, outputs)
 
 
 def is_sample(file: Path) -> bool:
-    """Whether the file is a sample, judged by its arrays' names alone."""
+    """Whether the file is a sample, judged by the names of its arrays."""
     try:
-        with zipfile.ZipFile(file) as held:
-            return bool(held.namelist()) and all(name.startswith(("in:", "out:")) for name in held.namelist())
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            return bool(names) and all(name.startswith(("in:", "out:")) for name in names)
     except (OSError, zipfile.BadZipFile):
         return False

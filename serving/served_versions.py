@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.repository import Damaged, is_ours, versions
+from common.repository import Damaged, has_manifest, versions
 from serving.arguments import ServerOptions
 from serving.events import Events
 from serving.healing import ServerLost
@@ -152,7 +152,7 @@ class Versions:
         """Compares a version's files with their hashes. Returns the failure, if any."""
         name, number = which
         folder, self._seen[which] = self._options.folder(name), self._state(*which)
-        if folder is None or not is_ours(folder, _present(folder)):
+        if folder is None or not has_manifest(folder, _present(folder)):
             return []
         try:
             check_version(folder / str(number))

@@ -15,12 +15,12 @@ from common.repository import (
     CONFIG_FILE,
     LABELS_FILE,
     Damaged,
-    Listed,
+    VersionFiles,
     check_hash,
-    is_ours,
+    has_manifest,
     read_config,
     read_labels,
-    read_listed,
+    read_version_files,
     versions,
     wanted_versions,
 )
@@ -98,12 +98,12 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     except Damaged as error:
         message = None
         problems.append(Problem(None, str(error)))
-    if not is_ours(model_dir, present):
+    if not has_manifest(model_dir, present):
         return Plan(name, None, config=message)
     wanted = wanted_versions(message, present) if message else present[-2:]
     missing = [model_dir / str(number) for number in wanted if number not in present]
     problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
-    intact: dict[int, Listed] = {}
+    intact: dict[int, VersionFiles] = {}
     skipped = {each for each in present if min(wanted, default=0) < each <= max(wanted, default=0)} - {*wanted}
     older = [each for each in present if each < min(wanted, default=0)]
     for number in [*sorted({*wanted} & {*present}, reverse=True), *reversed(older), *sorted(skipped, reverse=True)]:
@@ -153,9 +153,9 @@ def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig 
     return None
 
 
-def check_version(folder: Path) -> Listed:
+def check_version(folder: Path) -> VersionFiles:
     """Compares a version's files with their hashes. Raises Damaged."""
-    listed = read_listed(folder)
+    listed = read_version_files(folder)
     for place, expected in listed.files.items():
         check_hash(folder / place, expected, "the model")
     return listed

@@ -16,7 +16,7 @@ from common.repository import (
     check_hash,
     model_dir,
     read_config,
-    read_listed,
+    read_version_files,
     served_versions,
     versions,
     wanted_versions,
@@ -75,7 +75,7 @@ def test_all_readers_serve_the_same_versions(
 def test_a_manifest_that_names_no_files_is_refused(tmp_path: Path, manifest: object, found: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Damaged, match=f"manifest.json: expected the manifest of an export, found {found}"):
-        read_listed(tmp_path)
+        read_version_files(tmp_path)
 
 
 def test_another_byte_and_a_missing_file_are_named(tmp_path: Path) -> None:

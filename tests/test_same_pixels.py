@@ -182,7 +182,7 @@ def nearest(picture: Image.Image, shape: Any) -> Pixels:
 
 
 PLANTED: dict[str, tuple[str, object]] = {
-    "large jpeg": ("read_picture", partial(pictures.read_picture, whole=True)),
+    "large jpeg": ("read_picture", partial(pictures.read_picture, full_size=True)),
     "turned jpeg": ("read_picture", partial(frame, number=0)),
     "several frames png": ("read_picture", partial(frame, number=1)),
     "RGBA png": ("photo_pixels", on_black),

@@ -83,7 +83,7 @@ def _of_files(network: Network, files: Sequence[PictureFile], places: Sequence[i
 
     for file in files:
         try:
-            picture = read_image(file.path, whole=network.about.reads_whole)
+            picture = read_image(file.path, full_size=network.about.reads_whole)
             yield network.about.prepare(picture).image, places[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error

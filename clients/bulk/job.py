@@ -24,7 +24,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from clients.errors import ClientError
-from common.files import appearing, write_atomically
+from common.files import atomic_file, write_atomically
 
 JOB_FILE = "_job.json"
 
@@ -112,7 +112,7 @@ class Output:
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.put_file(str(source), f"{self._inner}/{name}")
             return
-        with source.open("rb") as content, appearing(Path(self._inner, name)) as file:
+        with source.open("rb") as content, atomic_file(Path(self._inner, name)) as file:
             shutil.copyfileobj(content, file)
 
     def read(self, name: str) -> bytes | None:

@@ -17,7 +17,15 @@ from clients.description import describe
 from clients.errors import ModelMismatch, ModelNotFound
 from clients.prediction import top_probabilities
 from common.files import sha256
-from common.repository import CONFIG_FILE, MANIFEST_FILE, Damaged, read_config, read_listed, served_versions, versions
+from common.repository import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    Damaged,
+    read_config,
+    read_version_files,
+    served_versions,
+    versions,
+)
 
 BATCH_SIZE = 256  # on a CPU larger batches leave the cache
 BATCH_LEVELS = 1 << 22  # pixel values of a batch, as the activations of large pictures fill memory
@@ -42,7 +50,7 @@ def find_model(path: Path) -> ModelFile:
         return ModelFile(str(path.resolve()), path.stem, digest[:12], digest)
     folder = path if (path / MANIFEST_FILE).is_file() else path / str(_served_version(path))
     try:
-        listed = read_listed(folder)
+        listed = read_version_files(folder)
     except Damaged as error:
         raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error.found}") from error
     file, expected = folder / listed.file, listed.files[listed.file]

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from clients.errors import InvalidImage
-from common.pictures import usual_mode
+from common.pictures import convertible_mode
 
 _SAMPLE_SIDE = 128  # pixels
 _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
@@ -13,7 +13,7 @@ _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 def to_grey(image: Image.Image) -> Image.Image:
     """Any mode -> "L". Raises InvalidImage for a mode that Pillow does not convert."""
     try:
-        image = usual_mode(image)
+        image = convertible_mode(image)
         if image.has_transparency_data:
             return _on_paper(image.convert("RGBA"))
         if image.mode == "RGB":

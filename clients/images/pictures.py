@@ -45,7 +45,7 @@ class Picture:
             return image
         if isinstance(self.source, io.BytesIO):
             self.source.seek(0)
-        return read_image(self.source, whole=True)
+        return read_image(self.source, full_size=True)
 
 
 class Pictures:

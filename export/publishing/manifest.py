@@ -14,7 +14,7 @@ from typing import Any
 
 from common import repository
 from common.files import reason
-from common.repository import SAMPLE_FILE, Listed, is_axes
+from common.repository import SAMPLE_FILE, VersionFiles, is_axes_by_name
 from export.errors import PublishError, as_published
 from export.publishing.picture_config import OTHER, PictureConfig, picture_config
 from models.networks.config import ModelConfig
@@ -117,7 +117,7 @@ class Origin:
                 _check_type(name, getattr(self, name), str)
         if self.joined_rows is not None:
             _check_type("joined_rows", self.joined_rows, bool)
-        if self.never_empty is not None and not is_axes(self.never_empty):
+        if self.never_empty is not None and not is_axes_by_name(self.never_empty):
             raise TypeError(f"never_empty {self.never_empty!r}")
         _check_accuracy(self.test_accuracy)
 
@@ -156,7 +156,7 @@ class Manifest:
     origin: Origin
 
     def __post_init__(self) -> None:
-        Listed.of({"file": self.file, "files": self.files})
+        VersionFiles.of({"file": self.file, "files": self.files})
         if SAMPLE_FILE not in self.files:
             raise KeyError(SAMPLE_FILE)
         for name in self.outputs:

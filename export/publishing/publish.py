@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.files import naming, reason, write_atomically, writing
+from common.files import naming, naming_if_unnamed, reason, write_atomically
 from common.repository import (
     CONFIG_FILE,
     LABELS_FILE,
@@ -27,7 +27,7 @@ from common.repository import (
     ONNX_FILE,
     PLAN_FILE,
     Damaged,
-    is_ours,
+    has_manifest,
     labels_text,
     read_labels,
     served_versions,
@@ -72,7 +72,7 @@ def publish(
     """
     check_name(name)
     model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
-    with locked(repository), writing(model_dir):
+    with locked(repository), naming_if_unnamed(model_dir):
         engine, config, present, default = str(serving.engine or "onnxruntime"), None, list[int](), list[int]()
         if model_dir.is_dir():
             config, present = read_config(model_dir), versions(model_dir)
@@ -181,7 +181,9 @@ def is_published(model_dir: Path) -> bool:
     Ensembles, and models that others have put into the repository, have neither.
     """
     try:
-        return is_ours(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
+        return (
+            has_manifest(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
+        )
     except OSError:
         return False
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.files import naming, writing
+from common.files import naming, naming_if_unnamed
 from common.repository import SAMPLE_FILE
 from common.sample import is_sample
 from export.errors import PublishError
@@ -80,7 +80,7 @@ def staged(output: Path) -> Iterator[Path]:
         with naming(output):
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
         try:
-            with _locked(folder), writing(output):
+            with _locked(folder), naming_if_unnamed(output):
                 yield folder / output.name
             for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
                 path.replace(output.parent / path.name)

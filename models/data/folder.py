@@ -145,7 +145,7 @@ def load_unlabelled(
 
 def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], object]) -> NDArray[np.uint8]:
     is_ink, (height, width) = config.preprocessing == "ink", config.image_size
-    picture = read_picture(path, noted, whole=is_ink)
+    picture = read_picture(path, noted, full_size=is_ink)
     if is_ink and picture.size != (width, height):
         found = f"{picture.width} x {picture.height}"
         raise DataError(f"{path}: expected the model's {width} x {height} pixels, light on black, found {found}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from common.repository import MANIFEST_FILE, Damaged, is_axes, read_manifest
+from common.repository import MANIFEST_FILE, Damaged, is_axes_by_name, read_manifest
 from serving.backends.batching import Array, Engine, RunFailed
 from serving.backends.config_check import ModelRefused
 
@@ -41,6 +41,6 @@ def guard_empty_axes(engine: Engine, version_dir: Path) -> Engine:
         return engine
     if told is None:
         return engine
-    if not is_axes(told):
+    if not is_axes_by_name(told):
         raise ModelRefused(f"{MANIFEST_FILE}, '{FIELD}': expected the axes of inputs, found {told!r}")
     return EmptyAxisGuard(engine, told)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.backends import lengths as lengths_module
+from serving.backends import length_padding
 from serving.backends.batching import Array, Call, RunFailed, answer
 from serving.backends.config_check import Tensor
 from serving.backends.length_padding import LengthPadding
@@ -86,7 +86,7 @@ def test_malformed_requests_fail_nobody_else_s() -> None:
 
 def test_a_long_text_is_not_joined_by_many_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask of an attention has the square of a text's tokens."""
-    monkeypatch.setattr(lengths_module, "MOST_PADDED", 400)
+    monkeypatch.setattr(length_padding, "MOST_PADDED", 400)
     texts = [{"ids": np.ones((1, n), int), "mask": np.ones((1, n), int)} for n in (2, 2, 2, 2, 18)]
     assert lengths().groups(texts) == [[0, 1, 2, 3], [4]]
 
@@ -109,7 +109,7 @@ def test_a_failure_concerns_only_its_own_request() -> None:
 
 def test_padded_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two numbers a token: short texts stay together, a long text joins them only below the bound."""
-    monkeypatch.setattr(lengths_module, "MOST_PADDED", 60)
+    monkeypatch.setattr(length_padding, "MOST_PADDED", 60)
     engine = Adder()
     requests = [(np.ones((1, n), int), np.ones((1, n), int)) for n in (2, 100, 3, 10, 2)]
     found = ask(engine, lengths(), *requests)

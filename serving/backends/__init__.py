@@ -1,1 +1,1 @@
-"""Triton backends in Python, for servers without the native backends."""
+"""Triton backends in Python, for servers that lack the native backends of ONNX Runtime and OpenVINO."""

@@ -1,6 +1,7 @@
-"""Joins requests for any engine: those of equal shapes, or as another `Joining` says.
+"""Dynamic batching for any engine: requests that fit together run as one batch.
 
-After a failed joint run, its requests run alone.
+In: an engine and the requests of one `execute` call. Out: each request's outputs, or its error. If a batch fails, its
+requests run again one by one, so that an error concerns only the request that causes it.
 """
 
 from collections import defaultdict
@@ -20,10 +21,12 @@ Outputs = dict[str, Array]
 
 
 class RunFailed(Exception):
-    """Clients see the message."""
+    """The engine cannot compute the outputs of a request. The client gets the message."""
 
 
 class Engine(Protocol):
+    """A loaded model; `inputs` and `outputs` map names to tensors."""
+
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         pass
@@ -33,30 +36,31 @@ class Engine(Protocol):
         pass
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names`, in this order. Raises RunFailed."""
+        """Computes the outputs `names`, in this order. Raises RunFailed."""
 
 
 class Joining(Protocol):
-    """Which requests run together, and how."""
+    """Decides which requests run in one batch, and builds the batch."""
 
     def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
-        """Positions of requests that run together."""
+        """Divides the requests into batches: lists of positions in `requests`."""
 
     def join(self, requests: Sequence[Inputs]) -> Inputs:
-        """A group's inputs as those of one request."""
+        """Concatenates the inputs of a batch's requests along the batch dimension."""
 
     def unpad(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """A request's outputs, from its rows of the joint outputs."""
+        """Removes what joining added from the request's rows of the batch's outputs."""
 
 
 class EqualShapes:
-    """Requests that differ only in rows."""
+    """Batches requests whose shapes differ only in the batch dimension; adds no padding."""
 
     def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
-        like: dict[Hashable, list[int]] = defaultdict(list)
+        positions_of: dict[Hashable, list[int]] = defaultdict(list)  # shapes without the batch dimension -> requests
         for position, inputs in enumerate(requests):
-            like[tuple(sorted((name, value.shape[1:]) for name, value in inputs.items()))].append(position)
-        return list(like.values())
+            shapes = tuple(sorted((name, value.shape[1:]) for name, value in inputs.items()))
+            positions_of[shapes].append(position)
+        return list(positions_of.values())
 
     def join(self, requests: Sequence[Inputs]) -> Inputs:
         return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}
@@ -67,26 +71,34 @@ class EqualShapes:
 
 @dataclass(frozen=True)
 class Call:
+    """A request: its inputs, and the names of the outputs that it asks for."""
+
     inputs: Inputs
     requested: frozenset[str]
 
     @property
     def rows(self) -> int:
+        """The size of the batch dimension."""
         return max((len(value) for value in self.inputs.values() if value.ndim), default=0)
 
 
 def answer(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None
 ) -> list[Outputs | RunFailed]:
-    """The answers in the order of the calls; without `joining`, for a model without batches, every call runs alone."""
-    if len(calls) == 1:  # a lone request waits for no grouping
+    """Returns the outputs or the error of each call, in the order of the calls.
+
+    outputs: the names of all outputs of the model.
+    joining: None for a model without a batch dimension, whose calls run one by one.
+    """
+    if len(calls) == 1:  # saves the time of grouping
         return list(_answer_group(engine, outputs, calls, joining))
-    groups = joining.groups([call.inputs for call in calls]) if joining else [[each] for each in range(len(calls))]
+    positions = range(len(calls))
+    groups = joining.groups([call.inputs for call in calls]) if joining else [[position] for position in positions]
     answers: dict[int, Outputs | RunFailed] = {}
-    for positions in groups:
-        together = [calls[position] for position in positions]
-        answers.update(zip(positions, _answer_group(engine, outputs, together, joining), strict=True))
-    return [answers[position] for position in range(len(calls))]
+    for group in groups:
+        group_calls = [calls[position] for position in group]
+        answers.update(zip(group, _answer_group(engine, outputs, group_calls, joining), strict=True))
+    return [answers[position] for position in positions]
 
 
 def _answer_group(
@@ -97,7 +109,7 @@ def _answer_group(
     except (RunFailed, MemoryError) as failure:
         if len(calls) == 1:
             return [failure if isinstance(failure, RunFailed) else RunFailed("expected enough memory")]
-        return [each for call in calls for each in _answer_group(engine, outputs, [call], joining)]
+        return [answer for call in calls for answer in _answer_group(engine, outputs, [call], joining)]
 
 
 def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining: Joining | None) -> list[Outputs]:
@@ -105,16 +117,16 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     if joining is None:
         return [dict(zip(names, engine.run(names, call.inputs), strict=True)) for call in calls]
     inputs = [call.inputs for call in calls]
-    values = engine.run(names, joining.join(inputs) if len(calls) > 1 else inputs[0])
+    arrays = engine.run(names, joining.join(inputs) if len(calls) > 1 else inputs[0])
     rows = [call.rows for call in calls]
-    for name, value in zip(names, values, strict=True):
-        if len(value) != sum(rows):
-            raise RunFailed(f"output '{name}' has {len(value)} rows for a batch of {sum(rows)}")
-    if len(calls) == 1:  # nothing was padded
-        return [dict(zip(names, values, strict=True))]
+    for name, array in zip(names, arrays, strict=True):
+        if len(array) != sum(rows):
+            raise RunFailed(f"output '{name}' has {len(array)} rows for a batch of {sum(rows)}")
+    if len(calls) == 1:  # a lone request was not padded
+        return [dict(zip(names, arrays, strict=True))]
     ends = [*accumulate(rows)][:-1]
-    pieces = {name: np.split(value, ends) for name, value in zip(names, values, strict=True)}
+    parts = {name: np.split(array, ends) for name, array in zip(names, arrays, strict=True)}  # an array a call
     return [
-        joining.unpad(call.inputs, {name: piece[i] for name, piece in pieces.items() if name in call.requested})
+        joining.unpad(call.inputs, {name: part[i] for name, part in parts.items() if name in call.requested})
         for i, call in enumerate(calls)
     ]

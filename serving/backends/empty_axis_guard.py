@@ -1,8 +1,9 @@
-"""Refuses requests that would end a model's process: some of ONNX Runtime's kernels divide by the size of an axis.
+"""Refuses requests with an axis of size 0 that would end a model's process.
 
-In: an engine, and a version's manifest. Its publication has tried the file and written as `never_empty` the axes of
-inputs that must not be 0: {"input_ids": [1]}. Out: an engine that answers such a request with an error. Where Triton
-joins requests, it refuses those without rows itself; its native backend ends with the others.
+Some of ONNX Runtime's kernels divide by the size of an axis, and a division by 0 ends the process. In: an engine, and
+a version's manifest, whose field `never_empty` names the axes of inputs that must not have size 0: {"input_ids": [1]}.
+The publication determined these axes by trying the file. Out: an engine that answers such a request with an error.
+Triton itself refuses an empty batch where it batches; its native backend has no guard for the other axes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIELD = "never_empty"
 
 
 class EmptyAxisGuard:
-    """`never_empty`: input -> axes, the first is 0."""
+    """An engine that refuses empty axes; `never_empty`: input -> its axes, counted from 0 with the batch dimension."""
 
     def __init__(self, engine: Engine, never_empty: Mapping[str, Sequence[int]]) -> None:
         self.engine, self.never_empty = engine, never_empty
@@ -34,13 +35,13 @@ class EmptyAxisGuard:
 
 
 def guard_empty_axes(engine: Engine, version_dir: Path) -> Engine:
-    """The engine itself for a version without such axes, and for a file without a manifest. Raises ModelRefused."""
+    """The engine with a guard; the engine itself if the version has no such axes or no manifest. Raises ModelRefused."""
     try:
-        told = read_manifest(version_dir / MANIFEST_FILE).get(FIELD)
+        never_empty = read_manifest(version_dir / MANIFEST_FILE).get(FIELD)
     except Damaged:
         return engine
-    if told is None:
+    if never_empty is None:
         return engine
-    if not is_axes_by_name(told):
-        raise ModelRefused(f"{MANIFEST_FILE}, '{FIELD}': expected the axes of inputs, found {told!r}")
-    return EmptyAxisGuard(engine, told)
+    if not is_axes_by_name(never_empty):
+        raise ModelRefused(f"{MANIFEST_FILE}, '{FIELD}': expected the axes of inputs, found {never_empty!r}")
+    return EmptyAxisGuard(engine, never_empty)

@@ -1,8 +1,8 @@
-"""Joins requests of different lengths: pads them as a client would, and cuts the answers to the requests' lengths.
+"""Batches requests of different lengths: pads them to the longest, and cuts the padding off the outputs.
 
-In: what a publication has proved of a model and written as JSON into the parameter `joined_lengths` of config.pbtxt,
-and the inputs of requests. Out: which requests run together, their joined inputs, the part of the answers for each.
-Triton's native backend ignores the parameter and joins only equal shapes.
+In: the parameter `joined_lengths` of config.pbtxt, JSON that a publication wrote after it had proved that padding
+changes no answer of the model; the inputs of requests. Out: the requests of each batch, the batch's inputs, each
+request's outputs. Triton's native backend ignores the parameter and batches only equal shapes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from common.repository import MANIFEST_FILE, Damaged, read_manifest
 from serving.backends.batching import Array, Inputs, Outputs
 
 PARAMETER = "joined_lengths"
-# Numbers in the padded tensors of a joined run, 64 MB of int64. A request of more runs alone.
+# Numbers in the padded tensors of a batch: 64 MB of int64. A larger request runs alone.
 MOST_PADDED = 1 << 23
 
 
 @dataclass(frozen=True)
 class LengthPadding:
-    """`inputs` and `outputs` are (texts, tokens, ...); `mask` (texts, tokens) is one of `inputs`.
+    """How to pad a model's requests to one length.
 
-    `left`: padding stands before a text. `features`: numbers per token, in `inputs` and `outputs` together. Raises
-    ValueError.
+    mask:     name of the attention mask (texts, tokens); also in `inputs`.
+    inputs:   names of the inputs (texts, tokens, ...), which are padded with zeros.
+    outputs:  names of the outputs (texts, tokens, ...), whose padding is cut off.
+    left:     padding stands before a text, not after it.
+    features: numbers per token, in `inputs` and `outputs` together.
+    Raises ValueError.
     """
 
     mask: str
@@ -46,26 +50,27 @@ class LengthPadding:
     @classmethod
     def from_json(cls, text: str) -> LengthPadding:
         """Reads the parameter. Raises ValueError, KeyError or TypeError for other JSON."""
-        held = json.loads(text)
-        lists = {name: tuple(held[name]) for name in ("inputs", "outputs")}
-        return cls(**{**held, **lists})
+        fields = json.loads(text)
+        names = {field: tuple(fields[field]) for field in ("inputs", "outputs")}
+        return cls(**{**fields, **names})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     def groups(self, requests: Sequence[Inputs]) -> list[list[int]]:
-        """Positions of requests that run together. A group's padded tensors have at most MOST_PADDED numbers."""
-        like: dict[Hashable, list[int]] = defaultdict(list)
+        """Positions of the requests of each batch. A batch's padded tensors have at most MOST_PADDED numbers."""
+        positions_of: dict[Hashable, list[int]] = defaultdict(list)
         alone: list[list[int]] = []
         for position, inputs in enumerate(requests):
-            if self._is_even(inputs):
-                like[self._kind(inputs)].append(position)
+            if self._has_equal_lengths(inputs):
+                positions_of[self._batch_key(inputs)].append(position)
             else:
                 alone.append([position])
-        return alone + [group for positions in like.values() for group in self._bounded(requests, positions)]
+        batches = (batch for positions in positions_of.values() for batch in self._bounded(requests, positions))
+        return [*alone, *batches]
 
     def join(self, requests: Sequence[Inputs]) -> Inputs:
-        """The requests' inputs in one batch, padded with zeros to the longest request."""
+        """The batch's inputs, padded with zeros to the longest request."""
         longest = max(map(self._length, requests))
         return {
             name: np.concatenate([self._padded(name, inputs[name], longest) for inputs in requests])
@@ -73,10 +78,10 @@ class LengthPadding:
         }
 
     def unpad(self, request: Inputs, outputs: Outputs) -> Outputs:
-        """The request's outputs, from its rows of the joint outputs, without the outputs for padding."""
+        """Cuts the outputs of padding tokens off the request's rows of the batch's outputs."""
         length = self._length(request)
         return {
-            name: value[:, self._place(length, value.shape[1])] if name in self.outputs else value
+            name: value[:, self._text_slice(length, value.shape[1])] if name in self.outputs else value
             for name, value in outputs.items()
         }
 
@@ -87,39 +92,42 @@ class LengthPadding:
         if name not in self.inputs or value.shape[1] == length:
             return value
         padded = np.zeros((len(value), length, *value.shape[2:]), value.dtype)
-        padded[:, self._place(value.shape[1], length)] = value
+        padded[:, self._text_slice(value.shape[1], length)] = value
         return padded
 
-    def _place(self, length: int, padded: int) -> slice:
-        """The place of a text of `length` tokens among `padded` tokens."""
-        return slice(padded - length, padded) if self.left else slice(length)
+    def _text_slice(self, length: int, padded_length: int) -> slice:
+        """Where the `length` tokens of a text stand among `padded_length` tokens."""
+        return slice(padded_length - length, padded_length) if self.left else slice(length)
 
-    def _kind(self, inputs: Inputs) -> Hashable:
-        """A key that requests share if they differ only in rows and, where their masks hide only padding, in tokens."""
-        pads = self._is_padded(inputs[self.mask] != 0)
-        return pads, tuple(
-            (name, value.shape[2:] if pads and name in self.inputs else value.shape[1:])
+    def _batch_key(self, inputs: Inputs) -> Hashable:
+        """A key that requests share if they may run in one batch.
+
+        They may differ in the number of texts and, if each mask hides nothing but padding, in the number of tokens.
+        """
+        hides_padding_alone = self._is_padding_mask(inputs[self.mask] != 0)
+        return hides_padding_alone, tuple(
+            (name, value.shape[2:] if hides_padding_alone and name in self.inputs else value.shape[1:])
             for name, value in sorted(inputs.items())
         )
 
-    def _is_even(self, inputs: Inputs) -> bool:
-        """Whether all inputs have as many texts and tokens as the mask; Triton hands over other requests, too."""
+    def _has_equal_lengths(self, inputs: Inputs) -> bool:
+        """Whether all padded inputs have the mask's numbers of texts and tokens. Triton does not check this."""
         return inputs[self.mask].ndim == 2 and len({inputs[name].shape[:2] for name in self.inputs}) == 1
 
-    def _is_padded(self, shown: Array) -> bool:
-        """Whether each text begins with a shown token and has hidden tokens only at its end; `left`: from its end."""
-        if not shown.shape[1]:
+    def _is_padding_mask(self, visible: Array) -> bool:
+        """Whether each text of bool (texts, tokens) is visible tokens, then padding; the reverse if `left`."""
+        if not visible.shape[1]:
             return False
-        shown = shown[:, ::-1] if self.left else shown
-        return bool(shown[:, 0].all() and (shown[:, :-1] >= shown[:, 1:]).all())
+        visible = visible[:, ::-1] if self.left else visible
+        return bool(visible[:, 0].all() and (visible[:, :-1] >= visible[:, 1:]).all())
 
     def _bounded(self, requests: Sequence[Inputs], positions: Sequence[int]) -> list[list[int]]:
-        """Divides requests, from short to long, into groups of at most MOST_PADDED numbers."""
+        """Divides requests, from short to long, into batches of at most MOST_PADDED numbers."""
         groups, rows = list[list[int]](), 0
-        for position in sorted(positions, key=lambda each: self._length(requests[each])):
+        for position in sorted(positions, key=lambda position: self._length(requests[position])):
             mask = requests[position][self.mask]
             rows += len(mask)
-            tokens = mask.shape[1]  # attention masks of a text have the square of it
+            tokens = mask.shape[1]  # an attention mask of a text has tokens x tokens numbers
             if not groups or rows * tokens * max(self.features, tokens) > MOST_PADDED:
                 groups.append([])
                 rows = len(mask)
@@ -128,9 +136,9 @@ class LengthPadding:
 
 
 def is_proved(lengths: LengthPadding, version_dir: Path) -> bool:
-    """Whether the publication of this version proved it: config.pbtxt may tell of other versions of the model."""
+    """Whether the version's manifest proves `lengths`: config.pbtxt is shared with other versions of the model."""
     try:
-        told = read_manifest(version_dir / MANIFEST_FILE).get(PARAMETER)
-        return told is not None and LengthPadding.from_json(told) == lengths
+        text = read_manifest(version_dir / MANIFEST_FILE).get(PARAMETER)
+        return text is not None and LengthPadding.from_json(text) == lengths
     except (Damaged, ValueError, KeyError, TypeError):
         return False

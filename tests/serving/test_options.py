@@ -125,7 +125,7 @@ def test_threads_wait_busily_only_where_asked_for(backend: ModuleType, spins: bo
 )
 def test_parts_need_a_batch_and_a_cpu(backend: ModuleType, text: str, size: int, kind: str, expected: int) -> None:
     config = parameters(inner_batch=text, lone_rows=text) | {"max_batch_size": size}
-    assert [backend.rows_of(config, name, kind) for name in ("inner_batch", "lone_rows")] == [expected, expected]
+    assert [backend.row_count(config, name, kind) for name in ("inner_batch", "lone_rows")] == [expected, expected]
 
 
 GPU = {

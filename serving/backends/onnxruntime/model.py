@@ -1,6 +1,7 @@
-"""ONNX Runtime behind a stand-in for Triton's native backend `onnxruntime`.
+"""A Python backend in place of Triton's native backend `onnxruntime`.
 
-In: a model's configuration and ONNX file. Out: a session with the native backend's options, or ModelRefused.
+In: a model's configuration and ONNX file. Out: an ONNX Runtime session with the native backend's options, or
+ModelRefused.
 """
 
 import os
@@ -38,22 +39,25 @@ DATA_TYPES = {
     "tensor(double)": "TYPE_FP64",
 }
 
-# As the native backend reads optimization.graph.level; other levels enable all.
+# The native backend's reading of optimization.graph.level; other levels enable all optimisations.
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 CUDA = "CUDAExecutionProvider"
-# Seconds without a run after which a request is alone: under load the next waits already.
+# After so long without a run the server is not under load, where the next request waits already.
 IDLE_S = 3e-4
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
 class OnnxRuntime:
-    """Runs at most `inner_batch` rows at once (0: all): their activations stay in the cache.
+    """An engine that runs ONNX Runtime.
 
-    Batches of at most `lone_rows` rows run in `lone` after IDLE_S without a run.
+    inner_batch: rows of one run, so that activations stay in the processor's cache; larger batches take several runs.
+                 0: no limit.
+    lone:        a session with spinning threads, for batches of at most `lone_rows` rows after IDLE_S without a run:
+                 spinning answers a lone request sooner, but takes the cores from other work under load.
     """
 
     def __init__(
@@ -64,8 +68,8 @@ class OnnxRuntime:
         lone_rows: int = 0,
     ) -> None:
         self.session, self.inner_batch, self.lone, self.lone_rows = session, inner_batch, lone or session, lone_rows
-        self._ended = 0.0
-        # Requests may set these initializers too.
+        self._last_run_s = 0.0  # when the last run ended
+        # A request may also set initialisers that are graph inputs: optional inputs.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
@@ -75,17 +79,18 @@ class OnnxRuntime:
         except ORT_ERRORS as error:
             raise RunFailed(str(error)) from error
         finally:
-            self._ended = perf_counter()
+            self._last_run_s = perf_counter()
 
     def _run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         rows = max(map(len, feeds.values())) if self.inner_batch or self.lone_rows else 0
         if rows <= self.inner_batch or not self.inner_batch:
-            alone = rows <= self.lone_rows and perf_counter() - self._ended > IDLE_S
-            values: list[Array] = (self.lone if alone else self.session).run(names, feeds)
-            return values
+            is_lone = rows <= self.lone_rows and perf_counter() - self._last_run_s > IDLE_S
+            arrays: list[Array] = (self.lone if is_lone else self.session).run(names, feeds)
+            return arrays
         starts = range(0, rows, self.inner_batch)
-        parts = [{name: value[i : i + self.inner_batch] for name, value in feeds.items()} for i in starts]
-        return [np.concatenate(each) for each in zip(*(self.session.run(names, part) for part in parts), strict=True)]
+        inner_feeds = ({name: value[i : i + self.inner_batch] for name, value in feeds.items()} for i in starts)
+        runs = [self.session.run(names, inner) for inner in inner_feeds]
+        return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
 
 class TritonPythonModel(PythonBackend):
@@ -93,23 +98,23 @@ class TritonPythonModel(PythonBackend):
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
         kind = args["model_instance_kind"]
-        inner, lone_rows = rows_of(config, "inner_batch", kind), rows_of(config, "lone_rows", kind)
-        wanted = providers(config, kind, args["model_instance_device_id"])
-        quiet, spinning = session_options(config), session_options(config, spins=True)
+        inner_batch, lone_rows = row_count(config, "inner_batch", kind), row_count(config, "lone_rows", kind)
+        provider_list = providers(config, kind, args["model_instance_device_id"])
+        blocking, spinning = session_options(config), session_options(config, spins=True)
         lone_rows = lone_rows if spinning.intra_op_num_threads != 1 else 0  # a single thread waits for no other
         try:
             file = in_utf8(path / "model.onnx" if path.is_dir() else path)
-            # No fallback: after an error a GPU's session would go on on the CPU without a word.
-            session = ort.InferenceSession(file, quiet, wanted, enable_fallback=0)
-            lone = ort.InferenceSession(file, spinning, wanted, enable_fallback=0) if lone_rows else None
+            # No fallback: after an error a GPU's session would continue on the CPU without a message.
+            session = ort.InferenceSession(file, blocking, provider_list, enable_fallback=0)
+            lone = ort.InferenceSession(file, spinning, provider_list, enable_fallback=0) if lone_rows else None
         except ORT_ERRORS as error:
             raise ModelRefused(f"ONNX Runtime cannot read the model: {error}") from error
         check_provider(session.get_providers(), kind)
-        return OnnxRuntime(session, inner, lone, lone_rows)
+        return OnnxRuntime(session, inner_batch, lone, lone_rows)
 
 
 def providers(config: Config, kind: str, device: str) -> list[Any]:
-    """ONNX Runtime's execution providers, the first choice first. Raises ModelRefused for a GPU that it cannot use."""
+    """The execution providers of a session, in order of preference. Raises ModelRefused for a GPU without CUDA."""
     if kind != "GPU":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):  # from 1.21 on: the CUDA libraries of pip's packages
@@ -122,21 +127,23 @@ def providers(config: Config, kind: str, device: str) -> list[Any]:
     return [(CUDA, {"device_id": device, "use_tf32": cuda_parameters(config).get("use_tf32", "1")})]
 
 
-def check_provider(found: Sequence[str], kind: str) -> None:
-    """Raises ModelRefused if a GPU is not used: ONNX Runtime falls back to the CPU if CUDA's libraries are missing."""
-    if kind == "GPU" and CUDA not in found:
-        raise ModelRefused(f"instance_group: expected {CUDA} for KIND_GPU, found {', '.join(found)}: see the log above")
+def check_provider(used: Sequence[str], kind: str) -> None:
+    """Raises ModelRefused unless the session uses the GPU: without CUDA's libraries ONNX Runtime takes the CPU."""
+    if kind == "GPU" and CUDA not in used:
+        raise ModelRefused(f"instance_group: expected {CUDA} for KIND_GPU, found {', '.join(used)}: see the log above")
 
 
 def cuda_parameters(config: Config) -> dict[str, str]:
     """The parameters of the execution accelerator `cuda`, as the native backend reads them."""
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    cuda = [each for each in accelerators.get("gpu_execution_accelerator", []) if each["name"] == "cuda"]
-    return dict(cuda[0].get("parameters", {})) if cuda else {}
+    for accelerator in accelerators.get("gpu_execution_accelerator", []):
+        if accelerator["name"] == "cuda":
+            return dict(accelerator.get("parameters", {}))
+    return {}
 
 
-def rows_of(config: Config, key: str, kind: str) -> int:
-    """The parameter `key`, rows, for a model with batches on a CPU; else 0. Raises ModelRefused for a bad value."""
+def row_count(config: Config, key: str, kind: str) -> int:
+    """The parameter `key` in rows; 0 on a GPU and for a model without batches. Raises ModelRefused for a bad value."""
     rows = _integer(config, key)
     if rows < 0:
         raise ModelRefused(f"parameter '{key}': expected at least 0, found {rows}")
@@ -144,9 +151,9 @@ def rows_of(config: Config, key: str, kind: str) -> int:
 
 
 def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
-    """The native backend's options, read from `config`. Raises ModelRefused.
+    """The native backend's session options, read from `config`. Raises ModelRefused.
 
-    `spins`: threads wait busily, also for a while between runs, and take the cores from Triton and its clients.
+    spins: threads wait busily, also for a while after a run, and so take the cores from Triton and its clients.
     """
     options = ort.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
@@ -160,19 +167,19 @@ def session_options(config: Config, spins: bool = False) -> ort.SessionOptions:
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Only checked: instances are processes and cannot share a session.
+    # Checked but without effect: each instance is a process, and processes cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 
 
 def _default_threads() -> int:
-    """A thread per core that this process may use, if it may not use all; else 0: ONNX Runtime's choice."""
+    """The number of cores if this process may use only some of them, else 0, by which ONNX Runtime chooses."""
     cores = len(os.sched_getaffinity(0))
     return cores if cores < (os.cpu_count() or cores) else 0
 
 
 def _integer(config: Config, key: str) -> int:
-    """Reads an integer as std::stoi does: ignores leading blanks and what follows the digits."""
+    """Reads an integer as the native backend's std::stoi does: ignores leading blanks and text after the digits."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:
@@ -191,10 +198,10 @@ def _boolean(config: Config, key: str, default: bool) -> bool:
 
 def _tensors(arguments: Sequence[ort.NodeArg], optional: bool = False) -> dict[str, Tensor]:
     return {
-        each.name: Tensor(
-            DATA_TYPES.get(each.type, each.type),
-            tuple(size if isinstance(size, int) else -1 for size in each.shape),
+        argument.name: Tensor(
+            DATA_TYPES.get(argument.type, argument.type),
+            tuple(size if isinstance(size, int) else -1 for size in argument.shape),
             optional,
         )
-        for each in arguments
+        for argument in arguments
     }

@@ -1,4 +1,4 @@
-"""OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs only.
+"""A Python backend in place of Triton's native backend `openvino`, on CPUs only.
 
 In: a model's configuration and file. Out: a model compiled with the native backend's properties, or ModelRefused.
 Source: triton-inference-server/openvino_backend, src/openvino.cc.
@@ -21,7 +21,7 @@ from serving.backends.python_backend import PythonBackend, in_utf8
 if TYPE_CHECKING:
     import openvino as ov
 
-# the native backend does not know TYPE_FP64
+# Without f64: the native backend does not know TYPE_FP64.
 DATA_TYPES = {
     "boolean": "TYPE_BOOL",
     "u8": "TYPE_UINT8",
@@ -36,7 +36,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become CPU properties; values in any case.
+# Parameters of config.pbtxt that become properties of the CPU -> pattern of their upper-case values.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,
@@ -46,6 +46,8 @@ PROPERTIES = {
 
 
 class OpenVino:
+    """An engine that runs OpenVINO."""
+
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self.inputs = {port.any_name: _tensor(port) for port in compiled.inputs}
         self.outputs = {port.any_name: _tensor(port) for port in compiled.outputs}
@@ -76,7 +78,7 @@ class TritonPythonModel(PythonBackend):
 
 
 def check_config(config: Config, kind: str) -> None:
-    """Raises ModelRefused for settings that the native backend refuses or reads differently."""
+    """Raises ModelRefused for settings that the native backend refuses or interprets differently."""
     if kind != "CPU":
         raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
     if config["max_batch_size"] > 0:
@@ -91,7 +93,10 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """OpenVINO's properties: float32 unless HINT_BF16 asks for bfloat16, the default on a CPU that has `bfloat16`."""
+    """OpenVINO's properties. Raises ModelRefused.
+
+    bfloat16: whether the CPU has bfloat16. There OpenVINO would compute in it by default; here only if HINT_BF16 asks.
+    """
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
         text = (parameter(config, key) or "").upper()
@@ -104,6 +109,7 @@ def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
 
 
 def wants_bfloat16(config: Config) -> bool:
+    """Whether HINT_BF16 asks for bfloat16. Raises ModelRefused."""
     text = parameter(config, "HINT_BF16") or ""
     if text.upper() not in ("", "YES"):
         raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")
@@ -111,7 +117,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 
 def _core() -> ov.Core:
-    """Imports OpenVINO here, so that Triton shows a ModelRefused if it is missing."""
+    """OpenVINO's core. The import is here, so that a missing package is a ModelRefused, which Triton shows."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino
@@ -122,12 +128,12 @@ def _core() -> ov.Core:
 
 def _tensor(port: ov.ConstOutput) -> Tensor:
     shape = port.partial_shape
-    if shape.rank.is_dynamic or any(each.is_dynamic and each.max_length != -1 for each in shape):
+    if shape.rank.is_dynamic or any(size.is_dynamic and size.max_length != -1 for size in shape):
         raise ModelRefused(f"'{port.any_name}': its shape {shape} has a range, which is not supported")
     name = port.element_type.get_type_name()
-    return Tensor(DATA_TYPES.get(name, name), tuple(-1 if each.is_dynamic else each.get_length() for each in shape))
+    return Tensor(DATA_TYPES.get(name, name), tuple(-1 if size.is_dynamic else size.get_length() for size in shape))
 
 
 def _reason(error: RuntimeError) -> str:
-    """The last line; earlier lines name source files."""
+    """The last line of OpenVINO's message; earlier lines name its source files."""
     return str(error).strip().rpartition("\n")[2]

@@ -1,6 +1,6 @@
-"""Reads Triton's arguments for the launcher and the supervisor.
+"""Parses Triton's command-line arguments for the launcher and the supervisor.
 
-In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one line.
+In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError with a message of one line.
 """
 
 from __future__ import annotations
@@ -18,62 +18,70 @@ from serving.control import SPLIT_BY_SHELL
 from serving.control_key import GRPC_PREFIX
 
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
+BY_PRIORITY = (
+    "--rate-limit=execution_count"  # makes Triton respect priorities; else a standby instance gets every second request
+)
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
-GUARDS = ("--http-restricted-api", "--grpc-restricted-protocol")
-READ = (
+# The supervisor sets these itself.
+SUPERVISOR_OPTIONS = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")
+GUARD_OPTIONS = ("--http-restricted-api", "--grpc-restricted-protocol")
+PARSED_OPTIONS = (
     *REPOSITORY_OPTIONS,
     "--model-control-mode",
     "--load-model",
-    *GUARDS,
+    *GUARD_OPTIONS,
     *(f"--{start}-{service}{end}" for service in PORTS for start, end in (("allow", ""), ("reuse", "-port"))),
     *(f"--{service}-{part}" for service in PORTS for part in ("address", "port")),
 )
-EXIT_TIMEOUT_S = 3  # one for queued requests, two for a model's two processes, which end one after the other
+EXIT_TIMEOUT_S = 3  # 1 s for queued requests, 2 s for a model's two processes, which end one after the other
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """URLs are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models; `rest`: for Triton unchanged.
+    """The options of a supervised server. URLs are HOST:PORT.
 
-    `headers` open calls behind --http-restricted-api, `grpc_headers` behind --grpc-restricted-protocol.
+    models:       names of the models to serve; None: all.
+    passed_on:    the arguments that Triton gets unchanged.
+    headers:      HTTP headers that give access to calls behind --http-restricted-api.
+    grpc_url:     None without gRPC.
+    grpc_headers: metadata that give access to calls behind --grpc-restricted-protocol.
     """
 
     http_url: str
     repositories: tuple[Path, ...]
     models: frozenset[str] | None
-    rest: tuple[str, ...]
+    passed_on: tuple[str, ...]
     headers: dict[str, str] = field(default_factory=dict)
     grpc_url: str | None = None
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
-        """Triton's arguments under a supervisor; `at_start`: the models to load.
+        """Triton's arguments under a supervisor.
 
-        `complete`: Triton need not fill in fields of config.pbtxt, for which it would start every model once more.
-        `memory`: prefix of the names of the stubs' shared memory.
+        at_start: the models to load at the start.
+        complete: every config.pbtxt is complete. Else Triton completes them, for which it starts each model once more.
+        memory:   prefix for the names of the stubs' shared memory.
         """
-        ours = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
-        ours += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
-        ours += ["--disable-auto-complete-config"] if complete else []
-        return [*ours, *(f"--load-model={name}" for name in at_start), *self.rest]
+        added = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+        added += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
+        added += ["--disable-auto-complete-config"] if complete else []
+        return [*added, *(f"--load-model={name}" for name in at_start), *self.passed_on]
 
     def model_dirs(self) -> dict[str, Path]:
-        """Model -> its folder in the first repository that has it.
+        """Returns model -> its folder in the first repository that has the model.
 
-        Raises OSError, also for a link that leads nowhere: with such a link Triton answers no index.
+        Raises OSError, also for a broken link in a repository: with a broken link Triton does not answer its index.
         """
         folders: dict[str, Path] = {}
         for repository in self.repositories:
             for path in sorted(repository.iterdir()):
-                wanted = not path.name.startswith(".") and (not self.models or path.name in self.models)
-                if S_ISDIR(path.stat().st_mode) and wanted:
+                is_served = not path.name.startswith(".") and (not self.models or path.name in self.models)
+                if S_ISDIR(path.stat().st_mode) and is_served:
                     folders.setdefault(path.name, path)
         return folders
 
     def folder(self, model: str) -> Path | None:
-        """The model's folder in the first repository that has it, or None."""
+        """The model's folder in the first repository that has the model, or None."""
         return model_dir(self.repositories, model)
 
 
@@ -83,20 +91,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split(arguments: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the values of the options `names`, and all other words."""
+    """Returns the values of the options `names`, by option, and all other words. Raises ValueError."""
     parser = _Parser(allow_abbrev=False, add_help=False, argument_default=[])
     for name in names:
         parser.add_argument(name, action="append", dest=name)
-    values, rest = parser.parse_known_args(list(arguments))
-    return vars(values), rest
+    values, other_words = parser.parse_known_args(list(arguments))
+    return vars(values), other_words
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Reads the arguments of a supervised server. Raises ValueError."""
-    values, _ = split(arguments, READ)
+    """Parses the arguments of a supervised server. Raises ValueError."""
+    values, _ = split(arguments, PARSED_OPTIONS)
     if values["--model-control-mode"] not in ([], ["explicit"]):
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
-    if not allowed(values, "http"):
+    if not is_enabled(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
     repositories = tuple(Path(value) for name in REPOSITORY_OPTIONS for value in values[name] if value)
     if not repositories:
@@ -110,33 +118,34 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
         http_url=_url(values, "http"),
         repositories=repositories,
         models=None if not models or "*" in models else models,
-        rest=tuple(split(arguments, OWN)[1]),
+        passed_on=tuple(split(arguments, SUPERVISOR_OPTIONS)[1]),
         headers=_keys(values["--http-restricted-api"]),
-        grpc_url=_url(values, "grpc") if allowed(values, "grpc") else None,
+        grpc_url=_url(values, "grpc") if is_enabled(values, "grpc") else None,
         grpc_headers={f"{GRPC_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
     )
 
 
-def listening(arguments: Sequence[str]) -> list[str]:
-    """HOST:PORT of every service, without ports that another server may share. Raises ValueError."""
-    values, _ = split(arguments, READ)
+def listening_urls(arguments: Sequence[str]) -> list[str]:
+    """HOST:PORT of every service that Triton starts, without ports that it shares by option. Raises ValueError."""
+    values, _ = split(arguments, PARSED_OPTIONS)
     if not any(values[name] for name in REPOSITORY_OPTIONS):
-        return []  # Triton stops at once: --help, or an error
-    shared = {service for service in PORTS if last(values, f"--reuse-{service}-port", "false") in ("true", "1")}
-    return [_url(values, service) for service in PORTS if allowed(values, service) and service not in shared]
+        return []  # without a repository Triton ends at once, by --help or an error
+    shared = {service for service in PORTS if last_value(values, f"--reuse-{service}-port", "false") in ("true", "1")}
+    return [_url(values, service) for service in PORTS if is_enabled(values, service) and service not in shared]
 
 
-def last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
-    """The last value of an option, which Triton takes, or `default`."""
+def last_value(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
+    """The last value of an option, as Triton takes the last; `default` without the option."""
     return [default, *values[name]][-1]
 
 
-def allowed(values: Mapping[str, Sequence[str]], service: str) -> bool:
-    return last(values, f"--allow-{service}", "true").lower() not in ("false", "0")
+def is_enabled(values: Mapping[str, Sequence[str]], service: str) -> bool:
+    """Whether Triton starts the service ("http", "grpc" or "metrics")."""
+    return last_value(values, f"--allow-{service}", "true").lower() not in ("false", "0")
 
 
 def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
-    given = last(values, f"--{service}-address", "127.0.0.1")
+    given = last_value(values, f"--{service}-address", "127.0.0.1")
     address = given.removeprefix("ipv6:").strip("[]")
     if service == "http" and ":" in address and not given.startswith("ipv6:"):
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
@@ -149,19 +158,19 @@ def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
 
 def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
     """The port of a service. Raises ValueError."""
-    text = last(values, f"--{service}-port", str(PORTS[service]))
+    text = last_value(values, f"--{service}-port", str(PORTS[service]))
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")
     return int(text)
 
 
 def check_name(folder: Path) -> None:
-    """Raises ValueError for a name that a shell would split: Triton cannot load such a model, and then never ends."""
+    """Raises ValueError for a model's name that a shell would split: its load fails, and Triton then never ends."""
     if SPLIT_BY_SHELL.search(folder.name):
         raise ValueError(f"{folder}: expected a name without blanks and signs of a shell, found {folder.name!r}")
 
 
 def _keys(guards: Iterable[str]) -> dict[str, str]:
-    """Values APIS:HEADER=CONTENT -> content by header."""
+    """Returns header -> content for values APIS:HEADER=CONTENT of a guard option."""
     pairs = (guard.partition(":")[2].partition("=") for guard in guards)
     return {header: content for header, _, content in pairs}

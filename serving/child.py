@@ -1,17 +1,17 @@
-"""A child process that this program keeps: start, ready, alive, revive, stop.
+"""A child process that this program supervises: start, ready, alive, revive, stop.
 
-In: a command. Out: its process, in a new session, which no Ctrl-C reaches. The child ends with the thread that started
-it, even if that thread is killed.
+In: a command. Out: its process, in a new session, so that Ctrl-C in a terminal does not reach it. The child ends with
+the thread that started it, even if that thread is killed.
 
 The children of serving/:
 - triton_server, a supervised Triton: ready when it answers its index; alive while it runs; revived at once, then after
-  0.5 to 30 s; SIGTERM, SIGKILL after 4.5 s; its stubs and their memory go with it; a bounded pipe takes its output
+  0.5 to 30 s; SIGTERM, SIGKILL after 4.5 s; its stubs and their memory are removed with it; output to a bounded pipe
 - prober, the repeated probe: alive while it writes verdicts; revived after 5 s; SIGKILL; it writes JSON lines
 - fleet/member, a supervisor: ready when its health port answers; revived after 5 s; SIGTERM, SIGKILL after 8 s
 - proxy/envoy_process, Envoy: ready when it says LIVE; alive while it runs and answers; revived after 1 s; its listeners
-  are drained for 2 s, then SIGTERM, SIGKILL after 3 s; a file takes its output
-- local_server, a server for a `with` block: ready when Triton says so; a crash at its start is tried again; SIGTERM,
-  SIGKILL after 20 s; what is left of its session goes with it; a file takes its output
+  are drained for 2 s, then SIGTERM, SIGKILL after 3 s; output to a file
+- local_server, a server for a `with` block: ready when Triton says so; started again after a crash at its start;
+  SIGTERM, SIGKILL after 20 s; the other processes of its session are killed with it; output to a file
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ POLL_S, KILL_S = 0.05, 1.0
 
 
 class ChildFailed(RuntimeError):
-    """A child has ended, or is not ready in time. The message says which, without the child's name."""
+    """A child has ended, or is not ready in time. The message says which; the caller adds the child's name."""
 
 
 class Child:
-    """`log` takes the child's output and errors; a path is appended to; None: they go where this process's go.
+    """A command and its process. Subclasses set the attributes of the class.
 
-    `environment` is added to this process's environment. Subclasses set the class's attributes.
+    log:         gets the child's output and errors; a file at a path is appended to; None: the child inherits this
+                 process's stdout and stderr.
+    environment: variables added to this process's environment.
     """
 
     grace_s = 5.0  # between SIGTERM and SIGKILL
     pause_s = 0.0  # between two starts by `revive`
-    output: int | None = None  # takes the output instead of the log
+    output: int | None = None  # a file descriptor, or subprocess.PIPE, that gets the output instead of the log
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Child:
         return self.process.pid
 
     def start(self) -> None:
-        """Raises OSError and RuntimeError if no descriptor, process or thread is left."""
+        """Starts the command. Raises OSError and RuntimeError if no descriptor, process or thread is available."""
         self._started_s = time.monotonic()
         with self._log.open("ab") if isinstance(self._log, Path) else nullcontext(self._log) as log:
             self.process = subprocess.Popen(
@@ -78,11 +80,11 @@ class Child:
             )
         self.starts += 1
 
-    def wait_until_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Returns when `ready()` is true. Raises ChildFailed if the child ends before, or after `timeout_s`."""
+    def wait_until_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        """Returns when `is_ready()` is true. Raises ChildFailed if the child ends first, or after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.wait(0) is None:
-            if ready():
+            if is_ready():
                 return
             if time.monotonic() > deadline:
                 raise ChildFailed(f"was not ready after {timeout_s:g} s")
@@ -93,9 +95,10 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def revive(self) -> bool:
-        """Starts the child again if it was started and no longer lives, at most once in `pause_s`.
+        """Starts the child again if it was started and is no longer alive, at most once in `pause_s`.
 
-        Returns whether the child was started; what is short now may be there at the next call.
+        Returns whether the child was started. A start that fails for lack of resources raises nothing: the next call
+        tries again.
         """
         if self.process is None or time.monotonic() - self._started_s < self.pause_s or self.alive():
             return False
@@ -106,21 +109,21 @@ class Child:
         return False
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code, a signal as a negative number; None if the child still runs after `seconds`."""
+        """Waits for the child's end. Returns its exit code, -N for signal N; None if it still runs after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds) if self.process else None
         return None
 
     @property
     def ending(self) -> str:
-        """How the child ended, in words; empty while it runs."""
+        """The exit code or signal that ended the child, in words; empty while it runs."""
         code = self.wait(0)
         if code is None:
             return ""
         return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
 
     def terminate(self) -> None:
-        """Asks for the end and does not wait: several children can end at once."""
+        """Sends SIGTERM and does not wait, so that several children can end at the same time."""
         if self.process is not None:
             self.process.terminate()
 
@@ -134,22 +137,22 @@ class Child:
         return code
 
     def kill_session(self, grace_s: float = 0.0) -> int:
-        """Kills the processes that remain in the ended child's session after `grace_s`. Returns their number."""
+        """Kills the processes that are left in the ended child's session after `grace_s`. Returns their number."""
         deadline = time.monotonic() + grace_s
-        while (rest := self._session()) and time.monotonic() < deadline:
+        while (remaining := self._session()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        for process in rest:
+        for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         deadline = time.monotonic() + KILL_S
         while self._session() and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return len(rest)
+        return len(remaining)
 
     def _session(self) -> list[psutil.Process]:
-        """The living processes of the child's session, without zombies, whose exit code perhaps nobody ever reads.
+        """The processes of the child's session, without zombies, which stay until a parent reads their exit code.
 
-        Without a free descriptor nobody can list them: then its process group is killed.
+        Listing processes needs a free descriptor. Without one the child's process group is killed instead.
         """
         living = []
         try:

@@ -1,4 +1,4 @@
-"""A running Triton server's model-control API, for `vitbn repository` and the supervisor.
+"""A client of Triton's model-control API, for `vitbn repository` and the supervisor.
 
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
@@ -17,20 +17,20 @@ from typing import Any, Self
 from serving import control_key
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would send the keys to any host."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a redirect could send the request's keys to another host."""
 
     def redirect_request(self, *unused: Any) -> None:
         return None
 
 
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)  # ignores $http_proxy
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)  # ignores $http_proxy
 
 ANSWER_S = 2.0
 LOAD_S = 120.0  # a load includes the warm-up
 SPLIT_BY_SHELL = re.compile(r"[\s|&;<>()$`\\\"'*?\[\]#~!{}^]")  # Triton starts a model's process by a shell
 EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
-NOT_READY = "Server not ready"  # Triton's message after an option that it could not follow
+NOT_READY = "Server not ready"  # Triton's message if it could not apply an option at its start
 NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message in its other two modes
 
 
@@ -39,27 +39,30 @@ class ControlFailed(Exception):
 
 
 class Unreachable(ControlFailed):
-    pass
+    """No Triton answers at the address."""
 
 
 class Refused(ControlFailed):
-    pass
+    """Triton refuses the call; the message holds its reason."""
 
 
 class NotExplicit(Refused):
-    pass
+    """The server does not run in explicit mode, so it loads no model on request."""
 
 
 class NotReady(Refused):
-    """The server could not start and never will."""
+    """The server could not apply an option at its start, and never becomes ready."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """`url` is HOST:PORT of HTTP; `headers` go with every request.
+    """Calls to one server. Methods raise Unreachable or Refused.
 
-    Loads go to `grpc_url`, if given: over HTTP a load blocks a thread of Triton and all its connections. The methods
-    raise Unreachable, or Refused with Triton's reason.
+    url:      HOST:PORT of HTTP.
+    headers:  go with every HTTP request.
+    grpc_url: HOST:PORT of gRPC, or None. Loads go there, since a load over HTTP blocks a thread of Triton with all the
+              connections of that thread.
+    grpc_headers: go with every load over gRPC.
     """
 
     url: str
@@ -71,20 +74,18 @@ class Control:
     def at(
         cls, url: str, grpc_url: str | None = None, headers: Mapping[str, str] | None = None, key: str | None = None
     ) -> Self:
-        """A Control that sends `key`, by default the key kept for this user's server at `url`.
+        """A Control whose calls carry `key`, by default the key kept for this user's server at `url`.
 
-        A key in `headers` replaces it.
-        Over gRPC Triton expects the key's header under a longer name.
+        A header of the same name in `headers` takes precedence. Over gRPC Triton expects each header under a prefix.
         """
         key = key or control_key.find(url)
-        shown = ({control_key.HEADER: key} if key else {}) | {
-            name.lower(): value for name, value in (headers or {}).items()
-        }
-        longer = {f"{control_key.GRPC_PREFIX}{name}": value for name, value in shown.items()}
-        return cls(url, shown, grpc_url, shown | longer)
+        http_headers = {control_key.HEADER: key} if key else {}
+        http_headers |= {name.lower(): value for name, value in (headers or {}).items()}
+        prefixed = {f"{control_key.GRPC_PREFIX}{name}": value for name, value in http_headers.items()}
+        return cls(url, http_headers, grpc_url, http_headers | prefixed)
 
     def index(self, timeout_s: float = ANSWER_S) -> dict[str, dict[int, str]]:
-        """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …)."""
+        """Returns model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …)."""
         states: dict[str, dict[int, str]] = {}
         answer = self._post("v2/repository/index", {}, timeout_s)
         try:
@@ -98,16 +99,16 @@ class Control:
         return states
 
     def served(self) -> dict[str, list[int]]:
-        """Model -> its ready versions, ascending."""
+        """Returns model -> its ready versions, ascending."""
         return {
             name: sorted(number for number, state in versions.items() if state == "READY")
             for name, versions in self.index(LOAD_S).items()
         }
 
     def load(self, model: str, config: str | None = None, timeout_s: float = LOAD_S) -> None:
-        """Loads a model, or loads it again: the old version answers until the new version is loaded.
+        """Loads a model. A loaded model is loaded again; its old version answers until the new version is ready.
 
-        `config` (JSON) replaces config.pbtxt. Also raises NotExplicit.
+        config: JSON that Triton takes in place of config.pbtxt. Also raises NotExplicit.
         """
         _check_name(model)
         if not self._load_over_grpc(model, config, timeout_s):
@@ -115,6 +116,7 @@ class Control:
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
+        """Returns False if the load must go over HTTP."""
         if self.grpc_url is None:
             return False
         from tritonclient.grpc import InferenceServerClient
@@ -125,17 +127,20 @@ class Control:
                 client.load_model(model, dict(self.grpc_headers), config=config, client_timeout=timeout_s)
         except InferenceServerException as error:
             if error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.UNIMPLEMENTED"):
-                return False  # no gRPC there, or guarded by another key
+                return False  # no gRPC at this address, or another key guards it
             raise _refused(self.grpc_url, " ".join(str(error.message()).split())) from error
         return True
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Asks for the unload and returns before the model is gone."""
+        """Starts the unload of a model and returns before the unload is complete."""
         _check_name(model)
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
     def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
-        """Once more if Triton ends the connection without an answer, as it rarely does: each call may be repeated."""
+        """Posts JSON and returns the answer's JSON.
+
+        Triton rarely ends a connection without an answer; the call is then repeated, which is safe for every call here.
+        """
         headers = {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
         try:
@@ -144,7 +149,7 @@ class Control:
             except RemoteDisconnected:
                 return _json(request, timeout_s)
         except urllib.error.HTTPError as error:
-            with error:  # an answer that is cut off stays open otherwise
+            with error:  # closes the connection, also if the answer is incomplete
                 raise _refused(self.url, _reason(error, self.url)) from error
         except (OSError, ValueError, HTTPException) as error:
             raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
@@ -156,7 +161,7 @@ def _json(request: urllib.request.Request, timeout_s: float) -> Any:
 
 
 def _check_name(model: str) -> None:
-    """Raises Refused for a name that a shell would split: Triton 2.51 never answers its load, and then never ends."""
+    """Raises Refused for a name that a shell would split: Triton 2.51 never answers such a load and then never ends."""
     if not model or "/" in model or SPLIT_BY_SHELL.search(model):
         raise Refused(f"model name: expected letters, digits, '_', '-' and '.', found {model!r}")
 

@@ -1,7 +1,8 @@
-"""The key of a server's control interface, kept where only the user who started the server reads it.
+"""Stores the key of a server's control interface where only the user who started the server can read it.
 
-In: the server's ports. Out: a file of mode 0600 for each port, named by the port, in a folder of mode 0700. Triton
-takes the key on its command line alone, where `ps` shows it to other users of the machine; a web page cannot read it.
+In: the server's ports. Out: a file of mode 0600 for each port, named by the port, in a folder of mode 0700. The key
+protects against web pages, not against other users of the machine: Triton takes it on its command line only, which
+`ps` shows to everybody.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from common.files import reason, write_atomically
 
 HEADER = "control-key"
-GRPC_PREFIX = "triton-grpc-protocol-"  # of a header's name over gRPC
+GRPC_PREFIX = "triton-grpc-protocol-"  # before a header's name over gRPC
 LONGEST = 1024  # characters of a key
 
 
@@ -27,16 +28,17 @@ class KeyFailed(Exception):
 
 
 def draw() -> str:
+    """A new random key."""
     return secrets.token_urlsafe(24)
 
 
 def folders() -> list[Path]:
-    """The folders where a key may lie, the first for new keys.
+    """The folders that may hold keys; new keys go to the first.
 
-    There are several because a service and a shell of one user have different environments.
+    There are several because a service and a shell of the same user have different environment variables.
     """
     runtime, state = os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("XDG_STATE_HOME")
-    parents = [Path(runtime)] if runtime and _is_ours(Path(runtime)) else []  # `su` keeps another user's variable
+    parents = [Path(runtime)] if runtime and _belongs_to_user(Path(runtime)) else []  # `su` keeps the variable
     parents += [Path(state)] if state else []
     return [*(parent / "vitbn" for parent in parents), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
 
@@ -46,7 +48,7 @@ def keep(ports: Sequence[int], key: str) -> None:
     folder = folders()[0]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(folder):
+        if not _belongs_to_user(folder):
             raise KeyFailed(f"{folder}: expected a folder of user {os.getuid()}, found another user's or a link")
         folder.chmod(0o700)
         for port in ports:
@@ -58,7 +60,7 @@ def keep(ports: Sequence[int], key: str) -> None:
 
 
 def find(address: str) -> str | None:
-    """The newest key that this user has for a server at HOST:PORT of this machine, or None."""
+    """The newest key that this user has for a server at loopback HOST:PORT, or None."""
     host, _, port = address.rpartition(":")
     if not is_loopback(host) or not port.isdecimal():
         return None
@@ -66,13 +68,13 @@ def find(address: str) -> str | None:
     for folder in folders():
         with suppress(OSError, KeyFailed):
             path = folder / port
-            if _is_ours(folder) and not path.is_symlink():
+            if _belongs_to_user(folder) and not path.is_symlink():
                 newest = max(filter(None, (newest, (path.stat().st_mtime_ns, read(path)))))
     return newest[1] if newest else None
 
 
 def read(path: Path) -> str:
-    """The key in a file. Raises OSError and KeyFailed."""
+    """Reads the key in a file. Raises OSError and KeyFailed."""
     with path.open(errors="replace") as file:
         key = file.read(LONGEST + 1).strip()
     if not key or len(key) > LONGEST or not key.isascii() or not key.isprintable():
@@ -81,7 +83,7 @@ def read(path: Path) -> str:
 
 
 def forget(ports: Sequence[int], key: str | None = None) -> None:
-    """Removes the keys of these ports, with `key` only this key: another server may have taken a port since."""
+    """Removes the files of these ports; with `key` only those that hold it, as another server may use a port by now."""
     for path in (folder / str(port) for folder in folders() for port in ports):
         with suppress(OSError, KeyFailed):
             if key in (None, read(path)):
@@ -89,6 +91,7 @@ def forget(ports: Sequence[int], key: str | None = None) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a name or address, IPv6 with or without brackets, means this machine alone."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -96,8 +99,9 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _is_ours(folder: Path) -> bool:
+def _belongs_to_user(folder: Path) -> bool:
+    """Whether the path is a folder of this user, and no link."""
     with suppress(OSError):
-        found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return False

@@ -1,6 +1,6 @@
-"""What happens to a supervised server: each event is a log line and a Prometheus metric.
+"""Reports what happens to a supervised server: each event becomes a log line and a Prometheus metric.
 
-In: events, as method calls of the supervisor. Out: lines on stderr, metrics at a port of loopback.
+In: the supervisor's method calls, a method per kind of event. Out: lines on stderr, metrics at a port of loopback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "vitbn_supervisor"
 
 
 class Events:
-    """`port` of the metrics; None: log lines alone. Raises OSError for a taken port."""
+    """`port`: where Prometheus reads the metrics; None: log lines only. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
         self.say = partial(say, "supervisor")
@@ -42,8 +42,9 @@ class Events:
         )
         self._healthy = gauge("healthy", "1 if the last probe passed")
         self._gave_up = gauge("gave_up", "1 after too many restarts")
-        self._are_few = False
-        self._was_healthy, self._uncompared, self._labels = False, set[tuple[str, int]](), set[tuple[str, str]]()
+        self._warned_of_descriptors = False
+        self._was_healthy, self._uncompared = False, set[tuple[str, int]]()
+        self._bad_labels = set[tuple[str, str]]()  # (model, version) of `_bad`
         if port is not None:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
@@ -53,19 +54,20 @@ class Events:
         self.say(f"started the server, process {pid}")
 
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
+        """The model serves `versions`; `problems` replace its earlier problems."""
         serving = ", ".join(map(str, versions)) or "nothing"
-        for labels in [each for each in self._labels if each[0] == model]:
+        for labels in [labels for labels in self._bad_labels if labels[0] == model]:
             self._bad.remove(*labels)
-            self._labels.remove(labels)
+            self._bad_labels.remove(labels)
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)
             self._bad.labels(model, version).set(1)
-            self._labels.add((model, version))
+            self._bad_labels.add((model, version))
             self.say(f"model {model}, version {version} is bad: {problem.text}; serving {serving}")
 
     def forget_plans(self) -> None:
         self._bad.clear()
-        self._labels.clear()
+        self._bad_labels.clear()
 
     def probed(self, verdict: Verdict) -> None:
         self._probes.labels("passed" if verdict.ok else "failed").inc()
@@ -74,14 +76,14 @@ class Events:
         for model, version in sorted(uncompared - self._uncompared):
             self.say(f"model {model}, version {version} is not compared: it has no sample beside it")
         self._uncompared |= uncompared
-        right = verdict.ok and "busy" not in verdict.states.values()
-        if right and not self._was_healthy:
+        answers_right = verdict.ok and "busy" not in verdict.states.values()
+        if answers_right and not self._was_healthy:
             compared = sorted({model for model, _ in verdict.states.keys() - uncompared})
-            others = [f"{model} {version}" for model, version in sorted(uncompared)]
-            told = f"right: {', '.join(compared)}" if compared else "the probe"
-            self.say(f"every served version answers {told}{'; not compared: ' if others else ''}{', '.join(others)}")
-        if right or not verdict.ok:
-            self._was_healthy = right
+            result = f"right: {', '.join(compared)}" if compared else "the probe"
+            others = ", ".join(f"{model} {version}" for model, version in sorted(uncompared))
+            self.say(f"every served version answers {result}{'; not compared: ' if others else ''}{others}")
+        if answers_right or not verdict.ok:
+            self._was_healthy = answers_right
 
     def reloading(self, model: str, reason: str) -> None:
         self._reloads.labels(model).inc()
@@ -98,21 +100,21 @@ class Events:
             self._swept_bytes.inc(size)
             self.say(f"swept {processes} processes and {size} bytes of shared memory of the server before")
 
-    def cut_off(self, held: Mapping[str, int]) -> None:
-        """`held`: what Triton still had open when its time to stop was over, by kind.
+    def cut_off(self, still_open: Mapping[str, int]) -> None:
+        """Triton's time to stop was over. `still_open`: kind of connection or request -> number.
 
-        Nothing is said of models alone: they cost nobody an answer.
+        Models that were still loaded are not reported: no client lost an answer by them.
         """
-        cut = [f"{count} {kind}" for kind, count in held.items() if count and kind != "models"]
-        if cut:
-            self.say(f"after {EXIT_TIMEOUT_S} s {', '.join(cut)} were open: they were cut off")
+        lost = [f"{count} {kind}" for kind, count in still_open.items() if count and kind != "models"]
+        if lost:
+            self.say(f"after {EXIT_TIMEOUT_S} s {', '.join(lost)} were open: they were cut off")
 
-    def descriptors(self, held: int, limit: int) -> None:
-        """Warns once when over nine tenths of the limit are open, and again only after fewer than half were open."""
-        if held > 0.9 * limit and not self._are_few:
-            self.say(f"the server holds {held} of {limit} descriptors: without more it answers nobody (ulimit -n)")
-        if not 0.5 * limit < held <= 0.9 * limit:
-            self._are_few = held > 0.9 * limit
+    def descriptors(self, used: int, limit: int) -> None:
+        """Warns once when over 90 % of the limit are open, and again only after fewer than 50 % were open."""
+        if used > 0.9 * limit and not self._warned_of_descriptors:
+            self.say(f"the server holds {used} of {limit} descriptors: without more it answers nobody (ulimit -n)")
+        if not 0.5 * limit < used <= 0.9 * limit:
+            self._warned_of_descriptors = used > 0.9 * limit
 
     def gave_up(self, reason: str) -> None:
         self._gave_up.set(1)

@@ -1,6 +1,6 @@
-"""Judges by probes and processes which model is sick; it does not heal.
+"""Judges by probes and processes which models are sick. The supervisor heals them.
 
-In: the probe's verdicts, the server's stubs. Out: `Sick`, or ServerLost for a server that no longer answers.
+In: the probe's verdicts, the server's stubs. Out: `Sick` models, or ServerLost for a server that no longer answers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from serving.prober import Failure, Verdict
 from serving.processes import Stub
 
-LAME_S = 0.5  # before a dead or stopped stub counts
-FAILURES, RECENT = 2, 4  # failures among the last probes make a model sick: one dead instance of two fails every other
-SILENCES = 3  # verdicts without an answer of the server, before a restart
+LAME_S = 0.5  # for which a stub must be dead or stopped before it counts
+FAILURES, RECENT = (
+    2,
+    4,
+)  # 2 failures in the last 4 probes make a model sick: 1 dead instance of 2 fails every other probe
+SILENCES = 3  # consecutive verdicts without any answer of the server, before a restart
 BUSY_SHARE = 0.2  # of a core; above this a stub is slow, not stuck
-BUSY_S = 30.0  # then a silent stub is stuck after all
+BUSY_S = 30.0  # a stub that is silent for longer is stuck, however busy
 
 
 class ServerLost(Exception):
-    """The server does not recover: only a new server helps. `reason` is a short word for the metric."""
+    """Only a new server helps: this server does not recover. `reason`: a word for the metric's label."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -30,9 +33,11 @@ class ServerLost(Exception):
 
 @dataclass(frozen=True)
 class Sick:
-    """A model to heal. Versions to give up, with the reason: `wrong` always, `slow` only if another can be served.
+    """A model to heal.
 
-    `broken`: the files of a version are not as published.
+    broken: the files of a version are not as published.
+    wrong:  version -> reason, of versions to give up.
+    slow:   version -> reason, of versions to give up if another version can be served.
     """
 
     model: str
@@ -44,22 +49,24 @@ class Sick:
 
 @dataclass
 class History:
-    """What a model did in one run of the server."""
+    """A model's results in one run of the server."""
 
-    failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # its last probes
-    right: set[int] = field(default_factory=set)  # versions that have been right
-    in_vain: bool = False  # loaded again and not right since
-    busy: tuple[float, float, float] | None = None  # times of the first and last look, processor seconds then
+    failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # whether each of the last probes failed
+    right: set[int] = field(default_factory=set)  # versions that have answered right
+    in_vain: bool = False  # the model was loaded again and has not answered right since
+    busy: tuple[float, float, float] | None = (
+        None  # time of the first look, time and processor seconds of the last look
+    )
 
     def works(self, stubs: Sequence[Stub]) -> bool:
-        """Whether a silent model is only slow: its stubs use the processor."""
+        """Whether a silent model is slow rather than stuck: its stubs use the processor."""
         if not stubs or any(stub.stopped for stub in stubs):
             return False
         now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)
         since_s, looked_s, before_s = self.busy or (now, now, spent_s)
         self.busy = (since_s, now, spent_s)
         if now == looked_s:
-            return True  # nothing to compare with yet
+            return True  # the first look: no earlier value to compare with
         return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
 
 
@@ -91,11 +98,11 @@ class Judge:
         return self._models[model].in_vain
 
     def is_new(self, model: str, version: int) -> None:
-        """Call it when a version has other files: its right answers before them count no more."""
+        """Call it when a version's files have changed: its earlier right answers no longer count."""
         self._models[model].right.discard(version)
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
-        """Stubs that have been dead or stopped for LAME_S. A probe may miss them: other instances answer it."""
+        """Stubs that have been dead or stopped for LAME_S. A probe may miss them, as other instances answer it."""
         return self._lame.among(stub for stub in stubs if stub not in replaced)
 
     def sick(self, verdict: Verdict, stubs: Sequence[Stub]) -> list[Sick]:
@@ -103,22 +110,21 @@ class Judge:
         self._silent = 0 if verdict.states or verdict.ok else self._silent + 1
         if self._silent >= SILENCES:
             raise ServerLost("hung", verdict.reason)
-        found = []
+        sick_models = []
         for model in verdict.models:
-            history, failures = self._models[model], [each for each in verdict.failures if each.model == model]
+            history, failures = self._models[model], [failure for failure in verdict.failures if failure.model == model]
             history.right |= verdict.versions(model, "right", "not compared")
-            if broken := [each for each in failures if each.broken]:
-                found.append(Sick(model, broken[-1].reason, broken=True))
+            if broken := [failure for failure in failures if failure.broken]:
+                sick_models.append(Sick(model, broken[-1].reason, broken=True))
                 continue
-            doubted = [
-                each for each in failures if each.wrong and (history.in_vain or each.version not in history.right)
-            ]
-            if doubted:
-                reason = f"version {doubted[-1].version} answers wrong ({doubted[-1].reason})"
-                found.append(Sick(model, reason, wrong={each.version: each.reason for each in doubted}))
+            trusted = set() if history.in_vain else history.right  # versions that get a second chance
+            wrong = [failure for failure in failures if failure.wrong and failure.version not in trusted]
+            if wrong:
+                reason = f"version {wrong[-1].version} answers wrong ({wrong[-1].reason})"
+                sick_models.append(Sick(model, reason, wrong={failure.version: failure.reason for failure in wrong}))
                 continue
             if not failures and verdict.versions(model, "busy") - history.right:
-                continue  # it has answered somebody, but nobody knows what
+                continue  # a busy version has answered clients, but no answer was compared
             if not failures:
                 history.failed.append(False)
                 history.in_vain, history.busy = False, None
@@ -128,13 +134,14 @@ class Judge:
             history.failed.append(True)
             if sum(history.failed) >= FAILURES:
                 slow = self._slow(history, failures, verdict.versions(model))
-                found.append(Sick(model, f"failed twice ({failures[-1].reason})", slow=slow))
-        return found
+                sick_models.append(Sick(model, f"failed twice ({failures[-1].reason})", slow=slow))
+        return sick_models
 
     def _slow(self, history: History, failures: Sequence[Failure], served: Collection[int]) -> dict[int, str]:
-        """Versions that have not answered in time after two loads, at the server's start and again.
+        """Version -> reason, of versions that have not answered in time after the server's start nor after a reload.
 
-        There are none if several versions are served and all are silent: then the server is slow.
+        Empty if several versions are served and all are silent: then the server is slow, not a version.
         """
-        silent = {each.version: each.reason for each in failures if each.silent and each.version not in history.right}
+        never_right = [failure for failure in failures if failure.version not in history.right]
+        silent = {failure.version: failure.reason for failure in never_right if failure.silent}
         return silent if history.in_vain and (len(served) == 1 or len(silent) < len(served)) else {}

@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from serving import control_key, restricted_api
-from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
+from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening_urls
 from serving.ports import TAKEN, is_taken
-from serving.preflight import CHOOSE_CACHE, LauncherError, allow_descriptors, cache_folder, check_given, check_names
+from serving.preflight import (
+    CHOOSE_CACHE,
+    LauncherError,
+    allow_descriptors,
+    cache_folder,
+    check_has_repository,
+    check_names,
+)
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -177,7 +184,7 @@ def _repository(value: str) -> str:
 def check_ports(arguments: Sequence[str]) -> None:
     """Raises LauncherError for a taken port: Triton tells of it only after all models are loaded."""
     try:
-        taken = [url for url in listening(arguments) if is_taken(url)]
+        taken = [url for url in listening_urls(arguments) if is_taken(url)]
     except ValueError as error:
         raise LauncherError(str(error)) from error
     if taken:
@@ -203,7 +210,7 @@ def closed_control(arguments: Sequence[str]) -> list[str]:
         say(f"your key guards {', '.join(theirs)}; the key of this start guards what else changes the server")
     if places := restricted_api.exposed(arguments):
         say(f"warning: {' and '.join(places)}: one HTTP request from there can end Triton 2.51; {ADVICE}")
-    if options and listening(arguments):
+    if options and listening_urls(arguments):
         try:
             control_key.keep(restricted_api.ports(arguments), key)
         except control_key.KeyFailed as failure:
@@ -221,7 +228,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *words])
-    check_given(words)
+    check_has_repository(words)
     check_names(words)
     words = checked_repositories(words)
     check_ports(words)

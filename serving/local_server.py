@@ -1,7 +1,7 @@
 """A Triton server for a `with` block.
 
-In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. Its processes,
-shared memory and files end with the block or with this process.
+In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
+block, or of this process, ends its processes and removes its shared memory and files.
 """
 
 import signal
@@ -24,22 +24,23 @@ REASON_LINES = 6
 
 
 class ServerFailed(RuntimeError):
-    pass
+    """The server stopped or was not ready in time. The message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """URLs are HOST:PORT."""
+    """A running server. URLs are HOST:PORT, empty for a service that the server does not have."""
 
     http_url: str
     grpc_url: str
     metrics_url: str
-    supervisor_url: str  # its metrics, if any
-    health_url: str  # the supervisor's verdict for a proxy
+    supervisor_url: str  # the supervisor's metrics
+    health_url: str  # answers a proxy's health checks
     log_path: Path
     pid: int
 
     def log(self) -> str:
+        """All output of the server until now."""
         return self.log_path.read_text(errors="replace")
 
 
@@ -47,10 +48,11 @@ class Server:
 def running_server(
     repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60, supervised: bool = False
 ) -> Iterator[Server]:
-    """Yields when the server is ready; raises ServerFailed if it stops or is not ready in time.
+    """Yields the server when it is ready. Raises ServerFailed if it stops or is not ready after `timeout_s`.
 
-    `arguments` are Triton's, except addresses and ports. `supervised`: a supervisor keeps the server, and `pid` is the
-    supervisor's. Triton 2.51 sometimes crashes while it starts: after a first crash it is started once more.
+    arguments:  Triton's, without addresses and ports.
+    supervised: a supervisor runs the server, and `pid` is the supervisor's.
+    Triton 2.51 sometimes crashes while it starts: after a first crash it is started once more.
     """
     crashed = False
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
@@ -67,7 +69,9 @@ def running_server(
             if child.wait(0) == -signal.SIGSEGV and not crashed:
                 print(f"tritonserver on {repository} {failure} at its start: once more", file=sys.stderr)
                 crashed = True
-            elif "already in use" not in server.log():  # a port was taken first
+            elif (
+                "already in use" not in server.log()
+            ):  # only a port that another program took meanwhile is a reason to try again
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 
@@ -81,7 +85,7 @@ def _child(
     program = ["serving.serve", "--supervised"] if supervised else ["serving.launcher"]
     command = [sys.executable, "-m", *program, f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
-    log_path.unlink(missing_ok=True)  # of an earlier attempt
+    log_path.unlink(missing_ok=True)  # the log of an earlier attempt
     child = Child([*command, *arguments], log_path)
     child.start()
     urls = dict.fromkeys(("supervisor_url", "health_url"), "")
@@ -90,12 +94,13 @@ def _child(
         yield child, Server(log_path=log_path, pid=child.pid, **urls)
     finally:
         child.stop(STOP_GRACE_S)
-        child.kill_session(STOP_GRACE_S)  # stubs of a dead server remove their shared memory first
+        child.kill_session(STOP_GRACE_S)  # given time, stubs of a dead server remove their shared memory
         remove_stale_environments()
         control_key.forget([ports["http"], ports["grpc"]])
 
 
 def _reason(log: str) -> str:
+    """The last lines of the log that are errors, else its last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E", "error"))]
     return "\n".join((errors or lines)[-REASON_LINES:])

@@ -1,7 +1,7 @@
-"""The loop of a program that keeps other programs: signals, tick, wait, say.
+"""The main loop of a program that supervises other programs: signals, tick, wait, say.
 
-SIGTERM and SIGINT ask for the program's end, SIGHUP for a restart of its servers. Every wait consists of ticks, so
-signals act within a tick.
+SIGTERM and SIGINT ask for the program's end, SIGHUP for a restart of its servers. Every wait consists of ticks, so a
+signal takes effect within TICK_S.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ class Stopping(Exception):
 
 
 class NotInTime(Exception):
-    """The message is one line for the user."""
+    """A wait was too long. The message is one line for the user."""
 
 
 class Loop:
-    """`restart` is set by SIGHUP. Subclasses add to `tick` what they do in every tick."""
+    """The loop; SIGHUP sets `restart`. Subclasses extend `tick`."""
 
     def __init__(self) -> None:
         self._end, self.restart = threading.Event(), threading.Event()
         self._had_terminal = sys.stderr.isatty()
 
     def listen(self) -> None:
+        """Takes over SIGTERM, SIGINT and SIGHUP."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        """Takes SIGHUP of a closed terminal for the end: a restart would leave servers that nobody sees."""
-        closed = self._had_terminal and not sys.stderr.isatty()
-        (self.restart if number == signal.SIGHUP and not closed else self._end).set()
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Sets the event. SIGHUP from a closed terminal asks for the end: a restart would leave servers without one."""
+        lost_terminal = self._had_terminal and not sys.stderr.isatty()
+        (self.restart if number == signal.SIGHUP and not lost_terminal else self._end).set()
 
     def tick(self) -> None:
         """Waits for TICK_S. Raises Stopping if a signal has asked for the end."""
@@ -50,11 +51,12 @@ class Loop:
             raise Stopping
 
     def pause(self, seconds: float) -> None:
+        """Ticks for `seconds`. Raises what `tick` raises."""
         with suppress(NotInTime):
             self.wait(lambda: False, seconds, "")
 
     def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        """Ticks until `condition()` is true. After `seconds` it raises NotInTime, whose text names `what`."""
+        """Ticks until `condition()` is true. Raises NotInTime after `seconds`, with a message that names `what`."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -64,13 +66,13 @@ class Loop:
     def call(
         self, function: Callable[[], Result], seconds: float, check: Callable[[], object] = lambda: None
     ) -> Result:
-        """Calls `function` in a thread and ticks meanwhile. Returns and raises what it does, or raises NotInTime.
+        """Calls `function` in a thread and ticks meanwhile. Returns its result or raises its error.
 
-        `check` is called with each tick, and ends the wait by what it raises. gRPC's own deadline is not enough: it may
-        be lost when the wall clock jumps.
+        Raises NotInTime after `seconds`: gRPC's deadline is not enough, since it may be lost when the wall clock jumps.
+        `check` is called before each tick; an error that it raises ends the wait.
         """
 
-        def ended() -> bool:
+        def has_ended() -> bool:
             check()
             return not thread.is_alive()
 
@@ -86,7 +88,7 @@ class Loop:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            self.wait(ended, seconds, "an answer")
+            self.wait(has_ended, seconds, "an answer")
         except NotInTime:
             raise NotInTime(f"no answer within {seconds:g} s") from None
         if failures:
@@ -95,7 +97,7 @@ class Loop:
 
 
 def say(program: str, text: str) -> None:
-    """A line with the time in UTC on stderr; a terminal that is gone is no error."""
+    """Writes a line with the time in UTC to stderr; a closed terminal is no error."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{moment}Z {program}: {text}\n")

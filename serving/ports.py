@@ -1,4 +1,4 @@
-"""Ports of this machine: which are free, which are taken, what answers there."""
+"""Ports of this machine: finds free ports, checks whether a port is taken and whether a server answers there."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TAKEN = (
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of loopback at which nothing listens. Another program may take them before the caller does."""
+    """Different free ports of loopback. Another program may take them before the caller does."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for unbound in sockets:
+            unbound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def is_taken(url: str) -> bool:
-    """Whether something listens at HOST:PORT."""
+    """Whether a program listens at HOST:PORT."""
     host, _, port = url.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host.strip("[]"), int(port)), family=family).close()
     except OSError as error:
-        return error.errno == errno.EADDRINUSE  # the server itself tells of other errors
+        return error.errno == errno.EADDRINUSE  # the server reports other errors at its start
     return False
 
 
 def answers(url: str, path: str = "", timeout_s: float = 2.0) -> bool:
-    """Whether HOST:PORT answers this path without an HTTP error."""
-    with suppress(OSError), DIRECT.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSError too
+    """Whether a GET of this path at HOST:PORT succeeds."""
+    with suppress(OSError), DIRECT.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSErrors, too
         return True
     return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from serving.arguments import GUARDS, READ, allowed, last, port_of, split
+from serving.arguments import GUARD_OPTIONS, PARSED_OPTIONS, is_enabled, last_value, port_of, split
 from serving.control_key import HEADER, is_loopback
 
 # What changes a server: all that Triton can guard except health, metadata, configuration, inference, statistics.
@@ -22,13 +22,13 @@ def options(arguments: Sequence[str], key: str) -> list[str]:
     if opens_control(arguments):
         return []
     values = _values(arguments)
-    left = {option: [each for each in CONTROL if each not in _guarded(values[option])] for option in GUARDS}
+    left = {option: [each for each in CONTROL if each not in _guarded(values[option])] for option in GUARD_OPTIONS}
     return [f"{option}={','.join(open_)}:{HEADER}={key}" for option, open_ in left.items() if open_]
 
 
 def theirs(arguments: Sequence[str]) -> list[str]:
     """The control APIs that the user guards with another key."""
-    guards = [each for option in GUARDS for each in _values(arguments)[option] if f":{HEADER}=" not in each]
+    guards = [each for option in GUARD_OPTIONS for each in _values(arguments)[option] if f":{HEADER}=" not in each]
     return [each for each in CONTROL if each in _guarded(guards)]
 
 
@@ -46,7 +46,9 @@ def exposed(arguments: Sequence[str]) -> list[str]:
     """Where HTTP and gRPC listen beyond loopback, each as "SERVICE at ADDRESS"."""
     values = _values(arguments)
     places = {
-        each: last(values, f"--{each}-address", "127.0.0.1") for each in ("http", "grpc") if allowed(values, each)
+        each: last_value(values, f"--{each}-address", "127.0.0.1")
+        for each in ("http", "grpc")
+        if is_enabled(values, each)
     }
     return [f"{each} at {place}" for each, place in places.items() if not is_loopback(place.removeprefix("ipv6:"))]
 
@@ -54,11 +56,11 @@ def exposed(arguments: Sequence[str]) -> list[str]:
 def ports(arguments: Sequence[str]) -> list[int]:
     """The ports of HTTP and gRPC. Raises ValueError."""
     values = _values(arguments)
-    return [port_of(values, service) for service in ("http", "grpc") if allowed(values, service)]
+    return [port_of(values, service) for service in ("http", "grpc") if is_enabled(values, service)]
 
 
 def _values(arguments: Sequence[str]) -> Mapping[str, list[str]]:
-    return split(arguments, READ)[0]
+    return split(arguments, PARSED_OPTIONS)[0]
 
 
 def _guarded(guards: Iterable[str]) -> set[str]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from serving import control_key, restricted_api
-from serving.arguments import ServerOptions, listening, parse
+from serving.arguments import ServerOptions, listening_urls, parse
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
@@ -59,7 +59,7 @@ class Supervisor(Loop):
         self._prober = Prober(options.http_url, options.headers, options.repositories, health_port)
         self._versions = Versions(options, events)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
-        urls = (options.http_url, options.grpc_url, *listening(options.rest), health_url)
+        urls = (options.http_url, options.grpc_url, *listening_urls(options.passed_on), health_url)
         self._urls = [url for url in dict.fromkeys(urls) if url]
         self._key, self._ports = key, ports
         self._starts_in_vain: deque[float] = deque()

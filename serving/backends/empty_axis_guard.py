@@ -35,7 +35,7 @@ class EmptyAxisGuard:
 
 
 def guard_empty_axes(engine: Engine, version_dir: Path) -> Engine:
-    """The engine with a guard; the engine itself if the version has no such axes or no manifest. Raises ModelRefused."""
+    """The engine with a guard, or the engine itself if the version names no such axes. Raises ModelRefused."""
     try:
         never_empty = read_manifest(version_dir / MANIFEST_FILE).get(FIELD)
     except Damaged:

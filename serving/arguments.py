@@ -18,9 +18,8 @@ from serving.control import SPLIT_BY_SHELL
 from serving.control_key import GRPC_PREFIX
 
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-BY_PRIORITY = (
-    "--rate-limit=execution_count"  # makes Triton respect priorities; else a standby instance gets every second request
-)
+# Makes Triton respect the priorities of instances; else a standby instance gets every second request.
+BY_PRIORITY = "--rate-limit=execution_count"
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 # The supervisor sets these itself.
 SUPERVISOR_OPTIONS = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")

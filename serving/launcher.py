@@ -1,8 +1,8 @@
-"""The console script `tritonserver`: becomes the server's process.
+"""The console script `tritonserver`: replaces its process by Triton's.
 
 In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
-unchanged. Otherwise nvidia-pytriton's server starts with other defaults: loopback only, this project's backends, this
-environment's Python, explicit mode.
+unchanged. Without a native server nvidia-pytriton's server starts, with other defaults: loopback only, this project's
+backends, this environment's Python, explicit mode.
 """
 
 import hashlib
@@ -39,9 +39,10 @@ ADVICE = "put `vitbn proxy` before it or run a current container (triton_repo/RE
 
 
 def native_server(search_path: str) -> Path | None:
+    """The `tritonserver` on `search_path`, else in NVIDIA's container, that is not this launcher; or None."""
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
-        with suppress(OSError):  # a folder that this user may not read
+        with suppress(OSError):  # such as a folder that this user may not read
             if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
                 return candidate
     return None
@@ -53,6 +54,7 @@ def _is_launcher(program: Path) -> bool:
 
 
 def pytriton_folder() -> Path:
+    """The folder of nvidia-pytriton's package. Raises LauncherError."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         from vitbn_packages import install
@@ -63,13 +65,13 @@ def pytriton_folder() -> Path:
 
 
 def check_numpy(version: str) -> None:
-    """Raises LauncherError for numpy 2: the stub would answer with 0 bytes and no error."""
+    """Raises LauncherError for numpy 2, with which the stub would answer 0 bytes without an error."""
     if int(version.split(".")[0]) >= 2:
         raise LauncherError(f"nvidia-pytriton needs numpy below 2, found numpy {version}: pip install 'numpy<2'")
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """Name in the backend folder -> source. Raises LauncherError for a Python that nvidia-pytriton does not support."""
+    """Returns path in --backend-directory -> source. Raises LauncherError if nvidia-pytriton lacks this Python."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -86,9 +88,9 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
 
 
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
-    """Makes a folder in `cache` for --backend-directory, which the next start reuses.
+    """Makes a folder in `cache` for --backend-directory, named by a hash of `files`, and reuses it at the next start.
 
-    It appears by a rename, so no launcher sees half of it. Raises LauncherError.
+    A rename creates the folder, so no other launcher sees an incomplete folder. Raises LauncherError.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -121,23 +123,24 @@ def has_cuda() -> bool:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited`, with the server's libraries and this Python's libpython and python3 first in the search paths."""
-    # Without CUDA in ONNX Runtime KIND_AUTO means the CPU, and Triton refuses KIND_GPU.
-    hidden = {} if has_cuda() else {"CUDA_VISIBLE_DEVICES": ""}
+    """The server's environment: `inherited`, with this Python and the server's libraries first in the search paths."""
+    # Without CUDA in ONNX Runtime, hidden GPUs make KIND_AUTO mean the CPU, and Triton refuses KIND_GPU.
+    hidden_gpus = {} if has_cuda() else {"CUDA_VISIBLE_DEVICES": ""}
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
-    programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
+    programs = str(Path(sys.executable).parent)  # the stub imports packages of the first python3 on PATH
     return {
         "ORT_DISABLE_TELEMETRY": "1",
         **inherited,
-        **hidden,
+        **hidden_gpus,
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *filter(None, [inherited.get("LD_LIBRARY_PATH")])]),
         "PATH": os.pathsep.join([programs, inherited.get("PATH", os.defpath)]),
     }
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
+    """Raises LauncherError if the stub cannot run, as without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
-    if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
+    if result.returncode == 127:  # the dynamic loader's code; a working stub returns 1 without arguments
         reason = " ".join(result.stderr.split())
         raise LauncherError(
             f"Triton's Python stub cannot run: {reason}"
@@ -146,10 +149,10 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 
 
 def shell_safe(folder: str) -> str:
-    """`folder`, or the /proc name of a descriptor for it if a shell would split or expand `folder`.
+    """Returns `folder`, or the path of an open descriptor under /proc if a shell would split or expand `folder`.
 
-    The descriptor survives exec. Triton starts the stub with an unquoted `bash -c`: with a space in a path it never
-    answers.
+    Triton starts the stub by `bash -c` without quotes; with a space in a path the stub never answers. The descriptor
+    survives exec.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -159,9 +162,9 @@ def shell_safe(folder: str) -> str:
 
 
 def checked_repositories(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with shell-safe repositories.
+    """Returns `arguments` with shell-safe paths of the repositories.
 
-    Raises LauncherError for a missing folder: Triton's message would stand below a page of log.
+    Raises LauncherError for a missing folder: Triton's own message would stand below a page of log.
     """
     checked: list[str] = []
     for previous, argument in pairwise(["", *arguments]):
@@ -182,7 +185,7 @@ def _repository(value: str) -> str:
 
 
 def check_ports(arguments: Sequence[str]) -> None:
-    """Raises LauncherError for a taken port: Triton tells of it only after all models are loaded."""
+    """Raises LauncherError for a taken port: Triton reports it only after it has loaded all models."""
     try:
         taken = [url for url in listening_urls(arguments) if is_taken(url)]
     except ValueError as error:
@@ -192,22 +195,22 @@ def check_ports(arguments: Sequence[str]) -> None:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """The options for explicit mode with every model, unless `arguments` choose: Triton's default never reloads."""
+    """Options for explicit mode and all models unless `arguments` choose a mode: Triton's default loads none later."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
     return ["--model-control-mode=explicit", *([] if "--load-model" in options else ["--load-model=*"])]
 
 
-def closed_control(arguments: Sequence[str]) -> list[str]:
-    """Draws a key, keeps it for this user and returns Triton's options that ask for it. Raises LauncherError."""
+def guard_control(arguments: Sequence[str]) -> list[str]:
+    """Draws a key, stores it for this user, returns the options by which Triton requires it. Raises LauncherError."""
     key = control_key.draw()
     try:
         options = restricted_api.options(arguments, key)
     except ValueError as error:
         raise LauncherError(str(error)) from error
-    if theirs := restricted_api.theirs(arguments):
-        say(f"your key guards {', '.join(theirs)}; the key of this start guards what else changes the server")
+    if guarded := restricted_api.user_guarded(arguments):
+        say(f"your key guards {', '.join(guarded)}; the key of this start guards what else changes the server")
     if places := restricted_api.exposed(arguments):
         say(f"warning: {' and '.join(places)}: one HTTP request from there can end Triton 2.51; {ADVICE}")
     if options and listening_urls(arguments):
@@ -219,12 +222,13 @@ def closed_control(arguments: Sequence[str]) -> list[str]:
 
 
 def say(text: str) -> None:
+    """Writes a line to stderr."""
     print(f"tritonserver: {text}", file=sys.stderr, flush=True)
 
 
 def launch(arguments: Sequence[str]) -> NoReturn:
-    """Raises LauncherError if no server can start."""
-    words = [each for each in arguments if each != restricted_api.OPEN]
+    """Replaces this process by the server's. Raises LauncherError if no server can start."""
+    words = [argument for argument in arguments if argument != restricted_api.OPEN]
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *words])
@@ -233,18 +237,18 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     words = checked_repositories(words)
     check_ports(words)
     allow_descriptors()
-    closed = closed_control(arguments)
+    guards = guard_control(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)
     check_stub(files["python/triton_python_backend_stub"], environment)
     backends = assemble_backends(files, cache_folder(os.environ))
-    # Of equal options Triton takes the last: the user's.
+    # Triton takes the last of equal options, so the user's stand at the end.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(words)]
     defaults.append(f"--cache-directory={pytriton / 'tritonserver' / 'caches'}")
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
-    os.execve(server, [str(server), *defaults, *closed, *words], environment)
+    os.execve(server, [str(server), *defaults, *guards, *words], environment)
 
 
 def main() -> None:

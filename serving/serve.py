@@ -13,7 +13,7 @@ from serving.launcher import launch
 from serving.preflight import LauncherError
 from serving.restricted_api import OPEN
 
-NEEDS = {  # option -> modes in which it has an effect
+MODES = {  # option -> the modes in which the option has an effect
     "supervisor_port": ("supervised", "servers"),
     "health_port": ("supervised",),
     "first_port": ("servers",),
@@ -87,12 +87,13 @@ def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option without effect: if --keys were ignored, a server would let everybody in."""
+    """Raises UsageError for an option without effect: an ignored --keys would let everybody use the server."""
     mode = "servers" if options["servers"] else "supervised" if options["supervised"] else None
-    for name, modes in NEEDS.items():
+    for name, modes in MODES.items():
         if options[name] is not None and mode not in modes:
-            wanted, found = " or ".join(f"--{each}" for each in modes), f"--{mode}" if mode else "a plain server"
-            raise click.UsageError(f"--{name.replace('_', '-')}: expected {wanted}, found {found}")
+            expected = " or ".join(f"--{allowed}" for allowed in modes)
+            found = f"--{mode}" if mode else "a plain server"
+            raise click.UsageError(f"--{name.replace('_', '-')}: expected {expected}, found {found}")
     if options["servers"] and options["supervisor_port"] == 0:
         raise click.UsageError("--supervisor-port: expected a port with --servers, found 0")
 

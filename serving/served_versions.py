@@ -1,7 +1,7 @@
-"""Decides which versions of a model are served, by their files and by what happened in a server.
+"""Decides which versions of a model are served, by their files and by their loads and answers.
 
-In: the repositories; refused loads and wrong answers. Out: a `Plan` per model. `Versions` remembers over all runs of
-the server.
+In: the repositories; failed loads and wrong answers. Out: a `Plan` per model. A `Versions` object outlives the server:
+it remembers the refused versions when the supervisor starts another server.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from serving.arguments import ServerOptions
 from serving.events import Events
 from serving.healing import ServerLost
 from serving.prober import Failure
-from serving.version_plan import Plan, check_version, plan, state
+from serving.version_plan import Plan, check_version, file_state, plan
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
-LOOK_S = 2.0  # between looks at the files of models of which nothing is served
+LOOK_S = 2.0  # between two looks at the files of models without a served version
 
 
 @dataclass
-class Refused:
-    """A model's versions that are not served, version -> reason.
+class RefusedVersions:
+    """A model's versions that are not served.
 
-    `loads`: the server refused to load them. They may load later, such as after a full disk was emptied; `due_s`: when
-    to try again. `answers`: they answered wrong or too slowly, and are not tried again. `failed`: versions whose
-    load has failed once, perhaps as somebody killed its process, and which have not answered since.
+    loads:   version -> reason, of versions that the server refused to load. They are tried again, as after a full disk.
+    answers: version -> reason, of versions that answered wrong or too slowly. They are not tried again.
+    failed:  versions whose load has failed once, perhaps because their process was killed, without an answer since.
+    pause_s: the next pause before refused loads are tried again.
+    due_s:   when to try them again, by the monotonic clock; None: not planned.
     """
 
     loads: dict[int, str] = field(default_factory=dict)
@@ -41,17 +43,18 @@ class Refused:
 
 
 class Versions:
-    """Which versions of each model are refused, and since when its files are known. Asked by the supervisor alone."""
+    """Plans each model from its folder and its refused versions. Only the supervisor's thread uses it."""
 
     def __init__(self, options: ServerOptions, events: Events) -> None:
         self._options, self._events = options, events
-        self._refused = defaultdict[str, Refused](Refused)
-        self._seen: dict[tuple[str, int], tuple[object, ...] | None] = {}  # version -> state of its checked files
-        self._empty: dict[str, tuple[object, ...] | None] = {}  # model without an intact version -> state of its files
+        self._refused = defaultdict[str, RefusedVersions](RefusedVersions)
+        # (model, version) -> file state at the last check; model without a served version -> file state
+        self._checked: dict[tuple[str, int], tuple[object, ...] | None] = {}
+        self._unserved: dict[str, tuple[object, ...] | None] = {}
         self._looked_s = 0.0
 
     def plans(self) -> dict[str, Plan]:
-        """The plans for a start. Raises ServerLost without a repository, such as a network folder that is away."""
+        """The plans for a start. Raises ServerLost for an unreadable repository, such as a lost network folder."""
         try:
             return {name: self._plan_for_start(name) for name in self._options.model_dirs()}
         except OSError as error:
@@ -59,9 +62,9 @@ class Versions:
             raise ServerLost("blocked", text) from error
 
     def _plan_for_start(self, name: str) -> Plan:
-        """The model's plan. If only refused versions are left, they are loaded later: a refused load ends a start.
+        """The model's plan. If only refused versions are left, they are due after their pause, not at the start.
 
-        They wait for the rest of their pause: a load that loses a process ends the server.
+        A refused load would end the start, and a load that loses a process would end the server.
         """
         current, refused = self.plan(name), self._refused[name]
         if current.versions == () and refused.loads:
@@ -69,28 +72,30 @@ class Versions:
         return current
 
     def plan(self, name: str) -> Plan:
-        """The plan of a model now; an operator may have loaded or removed the model since the start."""
+        """Plans a model anew; an operator may have loaded or removed the model since the start."""
         folder, refused = self._options.folder(name), self._refused[name]
         if folder is None:
             return Plan(name, None)
-        before, whole = {number: self._state(name, number) for number in _present(folder)}, _state(folder)
+        # Read before the check of the hashes: a file that changes during the check is checked again.
+        version_states = {number: self._state(name, number) for number in _present(folder)}
+        model_state = _state(folder)
         current = plan(folder, refused.loads | refused.answers)
-        self._seen |= {(name, number): before.get(number) for number in current.versions or ()}
-        self._empty.pop(name, None)
+        self._checked |= {(name, number): version_states.get(number) for number in current.versions or ()}
+        self._unserved.pop(name, None)
         if current.versions == ():
-            self._empty[name] = whole
+            self._unserved[name] = model_state
         return current
 
-    def load_failed(self, name: str, number: int, found: str = "the server refuses it") -> Plan:
-        """Call it after a load of version `number` failed. Returns the plan, the second time without that version.
+    def load_failed(self, name: str, number: int, reason: str = "the server refuses it") -> Plan:
+        """Call it after a failed load of version `number`. Returns the plan, after a second failure without it.
 
-        With nothing left to serve, refused loads are due again after a pause, each time twice as long.
+        If no version is left, refused loads are due again after a pause, which doubles each time.
         """
         refused = self._refused[name]
         if number not in refused.failed:
             refused.failed.add(number)
             return self.plan(name)
-        refused.loads[number] = f"expected a version that loads, {found}"
+        refused.loads[number] = f"expected a version that loads, {reason}"
         current = self.replan(name)
         if not current.versions:
             refused.due_s = time.monotonic() + refused.pause_s
@@ -98,60 +103,58 @@ class Versions:
         return current
 
     def answered(self, served: Iterable[tuple[str, int]]) -> None:
-        """Call it with the versions that answer right."""
+        """Call it with the (model, version) that answer right: a later failed load is their first."""
         for name, number in served:
             self._refused[name].failed.discard(number)
 
     def replan(self, name: str, wrong: Mapping[int, str] | None = None) -> Plan:
-        """Gives up the `wrong` versions, plans the model anew and logs the plan."""
+        """Gives up the `wrong` versions (version -> reason), plans the model anew and logs the plan."""
         self._refused[name].answers |= wrong or {}
         current = self.plan(name)
         self._events.planned(name, current.versions or (), current.problems)
         return current
 
     def has_others(self, name: str, slow: Mapping[int, str]) -> bool:
-        """Whether a version is left to serve without the `slow` versions."""
+        """Whether a version can be served if the `slow` versions are given up."""
         folder, refused = self._options.folder(name), self._refused[name]
         return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
 
     def loaded(self, name: str) -> None:
-        """Call it after a load that worked: the next refused load waits for the shortest pause again."""
+        """Call it after a successful load: a later refused load waits for the shortest pause again."""
         self._refused[name].pause_s, self._refused[name].due_s = FIRST_PAUSE_S, None
 
     def due(self) -> list[str]:
-        """The models whose refused loads are to be tried again now, or whose damaged files have changed.
-
-        Each is returned once.
-        """
-        due = [name for name, each in self._refused.items() if each.due_s and each.due_s < time.monotonic()]
+        """The models to load now, each only once: their pause is over, or their damaged files have changed."""
+        now = time.monotonic()
+        due = [name for name, refused in self._refused.items() if refused.due_s and refused.due_s < now]
         for name in due:
             self._refused[name].due_s = None
             self._refused[name].loads.clear()
         return [*due, *self._changed()]
 
     def _changed(self) -> list[str]:
-        """The models of which nothing is served and whose files have changed since."""
+        """The models without a served version whose files have changed since the plan."""
         if time.monotonic() - self._looked_s < LOOK_S:
             return []
         self._looked_s = time.monotonic()
-        folders = {name: self._options.folder(name) for name in self._empty}
-        changed = [name for name, folder in folders.items() if folder and _state(folder) != self._empty[name]]
+        folders = {name: self._options.folder(name) for name in self._unserved}
+        changed = [name for name, folder in folders.items() if folder and _state(folder) != self._unserved[name]]
         for name in changed:
-            del self._empty[name]
+            del self._unserved[name]
         return changed
 
     def forget(self) -> None:
-        """An operator asked for a restart: refused versions are tried again."""
+        """Forgets refused versions, so that the next server tries them again."""
         self._refused.clear()
 
     def unchecked(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """The `served` versions whose files were not checked since they last changed."""
-        return [which for which in served if self._state(*which) not in (None, self._seen.get(which))]
+        """The served (model, version) whose files have changed since their last check."""
+        return [version for version in served if self._state(*version) not in (None, self._checked.get(version))]
 
-    def check_files(self, which: tuple[str, int]) -> list[Failure]:
-        """Compares a version's files with their hashes. Returns the failure, if any."""
-        name, number = which
-        folder, self._seen[which] = self._options.folder(name), self._state(*which)
+    def check_files(self, name: str, number: int) -> list[Failure]:
+        """Compares a version's files with their hashes. Returns the failure, or an empty list."""
+        folder = self._options.folder(name)
+        self._checked[name, number] = self._state(name, number)
         if folder is None or not has_manifest(folder, _present(folder)):
             return []
         try:
@@ -161,14 +164,14 @@ class Versions:
         return []
 
     def _state(self, name: str, number: int) -> tuple[object, ...] | None:
-        """A value that changes with a version's files; None if they are gone."""
+        """A value that changes with a version's files; None without files."""
         folder = self._options.folder(name)
         return _state(folder / str(number)) if folder else None
 
 
 def _state(folder: Path) -> tuple[object, ...] | None:
     try:
-        return state(folder) or None
+        return file_state(folder) or None
     except OSError:
         return None
 

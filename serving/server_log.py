@@ -1,8 +1,8 @@
-"""Passes on what a server and its processes write, but bounds it, and keeps the last reason for a failure.
+"""Passes a server's log on with a bounded number of lines, and remembers the last reason for a failure.
 
-In: a pipe, which the server writes to. Out: this process's stderr. Warnings and errors that differ in numbers alone are
-of one kind: in each window of time a few lines of a kind pass, the others are counted. Without free descriptors Triton
-writes 130,000 lines a second.
+In: a pipe, which the server and its stubs write to. Out: this process's stderr. Warnings and errors that differ only in
+numbers are of the same kind. In each window of time a few lines of a kind pass, and the others are counted: without
+free descriptors Triton writes 130,000 lines a second.
 """
 
 from __future__ import annotations
@@ -19,39 +19,44 @@ from functools import partial
 from typing import IO
 
 LINES, WINDOW_S, KINDS_AT_ONCE = 20, 10.0, 1000  # lines of a kind that pass in a window; kinds counted at a time
-LONGEST = 1 << 16  # bytes of a line
+LONGEST = 1 << 16  # bytes of a line; a longer line is split
 DRAIN_S = 0.2  # for the last lines of an ended server
-PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # Triton's; informing lines begin with I
+PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # of Triton's warnings and errors; lines of information begin with I
 REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
 LAUNCHER = b"tritonserver: "
 NOISE = b"CudaDriverHelper"  # on every machine without CUDA
-# What Triton writes in the last second of a stop.
+# Triton writes these lines in the last second of a stop.
 OPEN = re.compile(rb'"Timeout [01]: Found (\d+) (HTTP|model versions|live models)(?: and (\d+) in-flight)?')
 KINDS = {b"HTTP": "HTTP connections", b"model versions": "models with requests", b"live models": "models"}
 
 
 class ServerLog:
-    """Takes what is written to `writer`; `say` is told how many lines were left out."""
+    """Reads the log in a thread. The server writes to `writer`; `say` gets a text for each kind of omitted lines.
+
+    reason:          the last error of Triton, its launcher or C++; empty without an error.
+    open_at_the_end: kind of connection or request -> number that Triton still had open at the end of its stop.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         reader, writer = os.pipe()
         self.writer: IO[bytes] = os.fdopen(writer, "wb")
-        self.reason, self._told_by_launcher, self._is_triton = "", False, False
+        self.reason, self._is_launchers, self._has_triton_started = "", False, False
         self.open_at_the_end: dict[str, int] = {}
-        self._say, self._passed, self._since_s = say, Counter[bytes](), time.monotonic()
+        self._say, self._counts, self._since_s = say, Counter[bytes](), time.monotonic()
         self._thread = threading.Thread(target=self._read, args=(os.fdopen(reader, "rb"),), daemon=True)
         self._thread.start()
 
     @property
     def by_launcher(self) -> bool:
-        """Whether the last reason is the launcher's: Triton itself was never started."""
-        return self._told_by_launcher and not self._is_triton
+        """Whether the last reason is the launcher's, and Triton itself never started."""
+        return self._is_launchers and not self._has_triton_started
 
     def started(self) -> None:
-        """Closes this process's end for writing: with it open, reading would not end with the server."""
+        """Call it after the server's start. Closes this process's `writer`, so that reading ends with the server."""
         self.writer.close()
 
     def ended(self) -> None:
+        """Call it after the server's end. Waits up to DRAIN_S for its last lines."""
         self._thread.join(DRAIN_S)
 
     def _read(self, pipe: IO[bytes]) -> None:
@@ -59,31 +64,34 @@ class ServerLog:
             for line in iter(partial(pipe.readline, LONGEST), b""):
                 if self._passes(line):
                     self._understand(line)
-                    with suppress(OSError, ValueError):  # a terminal that is gone
+                    with suppress(OSError, ValueError):  # a closed terminal
                         os.write(sys.stderr.fileno(), line)
-        self._tell()
+        self._report_omitted()
 
     def _passes(self, line: bytes) -> bool:
-        if time.monotonic() - self._since_s > WINDOW_S or len(self._passed) > KINDS_AT_ONCE:
-            self._tell()
-        self._is_triton = self._is_triton or bool(re.match(rb"[IWE]\d{4} ", line))
-        if line.startswith((b"I", b"|", b"+")):  # Triton informs, also in tables
+        """Counts the line, and returns whether to pass it on."""
+        if time.monotonic() - self._since_s > WINDOW_S or len(self._counts) > KINDS_AT_ONCE:
+            self._report_omitted()
+        self._has_triton_started = self._has_triton_started or bool(re.match(rb"[IWE]\d{4} ", line))
+        if line.startswith((b"I", b"|", b"+")):  # lines of information and tables
             return True
         kind = re.sub(rb"\d+", b"0", PREFIX.sub(b"", line))
-        self._passed[kind] += 1
-        return self._passed[kind] <= LINES
+        self._counts[kind] += 1
+        return self._counts[kind] <= LINES
 
-    def _tell(self) -> None:
-        for kind, count in self._passed.items():
+    def _report_omitted(self) -> None:
+        """Ends the window of time."""
+        for kind, count in self._counts.items():
             if count > LINES:
                 text = kind.decode(errors="replace").strip()[:200]
                 self._say(f"left {count - LINES} lines of the server out, like: {text}")
-        self._passed.clear()
+        self._counts.clear()
         self._since_s = time.monotonic()
 
     def _understand(self, line: bytes) -> None:
-        if found := OPEN.search(line):
-            self.open_at_the_end |= {KINDS[found[2]]: int(found[1]), "other requests": int(found[3] or 0)}
+        """Remembers the line if it is a reason for a failure, or counts open connections."""
+        if match := OPEN.search(line):
+            self.open_at_the_end |= {KINDS[match[2]]: int(match[1]), "other requests": int(match[3] or 0)}
         elif NOISE not in line and (reason := REASON.match(line)):
-            self._told_by_launcher = line.startswith(LAUNCHER)
+            self._is_launchers = line.startswith(LAUNCHER)
             self.reason = next(filter(None, reason.groups()), b"").decode(errors="replace").strip().strip('" ')

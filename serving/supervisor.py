@@ -1,7 +1,7 @@
-"""`vitbn serve --supervised`: keeps a server answering correctly. One loop: start, probe, heal, stop.
+"""`vitbn serve --supervised`: keeps a server answering right. The loop: start, probe, heal, stop.
 
 In: Triton's arguments. Out: every model's newest intact versions are served until SIGTERM or SIGINT, then exit code 0;
-exit code 1 after too many restarts. How it heals: triton_repo/README.md, Supervise.
+exit code 1 after too many restarts. The rules of healing: triton_repo/README.md, Supervise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from serving.version_plan import Plan
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.5  # longer than Triton's --exit-timeout-secs
 END_S = 1.5  # for a server that has failed
-PORTS_S = 5.0  # in this time a server whose supervisor was killed frees its ports
-LOOK_S = 0.5  # between looks at processes
-# Triton ends a model's old processes after a load, but 2.51 does not if one had died before: then these are killed.
+PORTS_S = 5.0  # a server whose supervisor was killed frees its ports within this time
+LOOK_S = 0.5  # between two looks at the stubs
+# Triton ends a model's old stubs after a load, except Triton 2.51 after the death of a stub: these are killed after
 REPLACED_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
@@ -40,15 +40,19 @@ METRICS_PORT = 8003
 
 
 class Restarting(Stopping):
-    """A signal asked for another server."""
+    """SIGHUP asked for a new server."""
 
 
 class GivesUp(Exception):
-    """The message says why no other server is started."""
+    """The message says why no further server is started."""
 
 
 class Supervisor(Loop):
-    """`key`: of the control interface, kept for `ports`. `health_port`: where the prober answers a proxy."""
+    """Runs one server after the other.
+
+    key:         the key of the control interface, which is stored for `ports`.
+    health_port: the port at which the prober answers a proxy's health checks, or None.
+    """
 
     def __init__(
         self, options: ServerOptions, events: Events, key: str, ports: Sequence[int], health_port: int | None = None
@@ -62,11 +66,11 @@ class Supervisor(Loop):
         urls = (options.http_url, options.grpc_url, *listening_urls(options.passed_on), health_url)
         self._urls = [url for url in dict.fromkeys(urls) if url]
         self._key, self._ports = key, ports
-        self._starts_in_vain: deque[float] = deque()
-        self._healthy = self._was_healthy = False  # in this run of the server; in any run
+        self._failed_starts_s: deque[float] = deque()  # times of starts after which the server never became healthy
+        self._healthy = self._ever_healthy = False  # in this run of the server; in any run
 
     def tick(self) -> None:
-        """Raises Stopping and Restarting."""
+        """Waits for TICK_S. Raises Stopping and Restarting."""
         super().tick()
         if self.restart.is_set():
             self.restart.clear()
@@ -75,26 +79,26 @@ class Supervisor(Loop):
     def _call(
         self, function: Callable[[], Result], seconds: float = LOAD_S, check: Callable[[], object] = lambda: None
     ) -> Result:
-        """Calls `function`; ticks and checks meanwhile. Raises what both raise, ControlFailed after twice `seconds`."""
+        """As `Loop.call`, but raises ControlFailed if `function` takes longer than twice `seconds`."""
         try:
             return self.call(function, 2 * seconds, check)
         except NotInTime as error:
             raise ControlFailed(str(error)) from error
 
     def _load_model(self, server: TritonServer, name: str, config: str | None, seconds: float) -> None:
-        """Raises ControlFailed, ServerLost."""
+        """Loads a model and watches the load's processes. Raises ControlFailed and ServerLost."""
         load = partial(self._control.load, name, config, seconds)
         self._call(load, seconds, LoadWatch(server, self._versions).check)
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Runs servers until a signal or too many restarts. Returns the exit code."""
         while True:
             try:
                 self._serve_once()
             except Restarting:
                 self._events.say("restarting, as SIGHUP asks; refused versions are tried again")
                 self._versions.forget()
-                self._starts_in_vain.clear()
+                self._failed_starts_s.clear()
             except Stopping:
                 self._events.say("stopped")
                 return 0
@@ -103,29 +107,30 @@ class Supervisor(Loop):
                 return 1
 
     def _serve_once(self) -> None:
-        """One run of the server, then a pause. Raises GivesUp, Stopping."""
+        """Runs a server until it is lost, then pauses. Raises GivesUp and Stopping."""
         self._healthy = False
         try:
             self._serve()
         except ServerLost as lost:
-            if isinstance(lost, StartRefused) and not self._was_healthy:
+            if isinstance(lost, StartRefused) and not self._ever_healthy:
                 raise GivesUp("no start can work") from lost
-        except (OSError, RuntimeError) as error:  # this process gets no descriptor, process or thread now
+        except (OSError, RuntimeError) as error:  # this process has no free descriptor, process or thread
             self._events.ended("blocked", str(error))
         self._pause()
 
     def _pause(self) -> None:
-        """Waits longer after each start in vain. Raises GivesUp after too many of them.
+        """Waits longer after each failed start. Raises GivesUp after too many failed starts.
 
-        Starts that became healthy do not count: whoever kills the server again and again must not end the service.
+        A start after which the server became healthy does not count: killing the server repeatedly must not end the
+        service.
         """
         now = time.monotonic()
         if self._healthy:
-            self._starts_in_vain.clear()
-        self._starts_in_vain.append(now)
-        while now - self._starts_in_vain[0] > RESTARTS_WITHIN_S:
-            self._starts_in_vain.popleft()
-        count = len(self._starts_in_vain)
+            self._failed_starts_s.clear()
+        self._failed_starts_s.append(now)
+        while now - self._failed_starts_s[0] > RESTARTS_WITHIN_S:
+            self._failed_starts_s.popleft()
+        count = len(self._failed_starts_s)
         if count > RESTARTS:
             raise GivesUp(f"{RESTARTS} restarts within {RESTARTS_WITHIN_S:g} s were in vain")
         if count > 1:
@@ -134,7 +139,7 @@ class Supervisor(Loop):
             self.pause(pause_s)
 
     def _serve(self) -> None:
-        """One run of the server, from its start to its end."""
+        """Runs a server from its start to its end. Raises ServerLost and Stopping."""
         self._events.forget_plans()
         try:
             self._wait_for_ports()
@@ -162,7 +167,7 @@ class Supervisor(Loop):
                 self._events.cut_off(server.log.open_at_the_end)
 
     def _wait_for_ports(self) -> None:
-        """Raises ServerLost for a port that stays taken: another server's answers would pass for this server's."""
+        """Raises ServerLost for a port that stays taken: another server's answers would be taken for this server's."""
         deadline = time.monotonic() + PORTS_S
         while taken := [url for url in self._urls if is_taken(url)]:
             if time.monotonic() > deadline:
@@ -170,33 +175,33 @@ class Supervisor(Loop):
             self.tick()
 
     def _keep_key(self) -> None:
-        """Keeps the key. Call it once the ports are free: until then their keys are another server's."""
+        """Stores the key. Call it when the ports are free: before, their stored keys are another server's."""
         try:
             control_key.keep(self._ports, self._key)
         except control_key.KeyFailed as failure:
             self._events.say(f"warning: {failure}; only this supervisor can change its server")
 
     def _load(self, server: TritonServer, plans: dict[str, Plan]) -> None:
-        """Loads what the server could not load at its start; raises ServerLost."""
+        """Loads the models that the server did not load at its start. Raises ServerLost."""
         index = self._wait_for_index(server)
-        for name, first in plans.items():
-            self._events.planned(name, first.versions or (), first.problems)
+        for name, plan in plans.items():
+            self._events.planned(name, plan.versions or (), plan.problems)
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
-            if not first.versions or ready >= {*first.versions}:
+            if not plan.versions or ready >= {*plan.versions}:
                 continue
-            if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
-                self._versions.load_failed(name, first.versions[-1])
-                raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
-            self._load_newest(server, name, first)
+            if not plan.differs:  # after a failed load at its start Triton never becomes ready
+                self._versions.load_failed(name, plan.versions[-1])
+                raise ServerLost("refused", f"model {name}, version {plan.versions[-1]} does not load")
+            self._load_newest(server, name, plan)
 
     def _wait_for_index(self, server: TritonServer) -> dict[str, dict[int, str]]:
         deadline, watch = time.monotonic() + START_S, LoadWatch(server, self._versions)
         while True:
             server.check()
-            watch.check()  # also sees the processes: one that dies before would never be missed
+            watch.check()  # from the start: a process that dies before the first look would never be missed
             try:
                 return self._control.index()
-            except NotReady as error:  # for good: Triton could not follow an option, and its log says why
+            except NotReady as error:  # final: Triton could not apply an option, and its log says why
                 raise StartRefused("refused", "an option, or what it needs") from error
             except ControlFailed as error:
                 if time.monotonic() > deadline:
@@ -204,7 +209,7 @@ class Supervisor(Loop):
             self.tick()
 
     def _load_newest(self, server: TritonServer, name: str, current: Plan) -> None:
-        """Loads the newest versions that Triton does not refuse."""
+        """Loads the newest versions that Triton accepts. Raises ServerLost."""
         while current.versions:
             try:
                 self._load_model(server, name, current.json(), LOAD_S)
@@ -217,8 +222,9 @@ class Supervisor(Loop):
                 current = self._versions.load_failed(name, current.versions[-1])
 
     def _watch(self, server: TritonServer) -> None:
+        """Probes the server and heals its models. Raises ServerLost once only a new server helps."""
         judge, looked_s, stubs = Judge(), 0.0, list[Stub]()
-        replaced: dict[Stub, float] = {}  # stubs of models that were loaded again -> when to kill them
+        replaced: dict[Stub, float] = {}  # old stub of a model that was loaded again -> when to kill it
         while True:
             server.check()
             if time.monotonic() - looked_s > LOOK_S:
@@ -230,7 +236,7 @@ class Supervisor(Loop):
                     state = self._state(stub)
                     if state == "LOADING" or not stub.model:
                         raise lost_process(stub, self._versions)
-                    if state in ("UNLOADING", "UNAVAILABLE"):  # its processes had to end; another load may come
+                    if state in ("UNLOADING", "UNAVAILABLE"):  # its end was intended, and another load may follow
                         replaced[stub] = math.inf
                     if state == "READY":
                         reason = f"version {stub.version} has lost process {stub.process.pid}"
@@ -245,36 +251,36 @@ class Supervisor(Loop):
             verdict = self._with_broken_files(judge, verdict)
             self._events.probed(verdict)
             if verdict.ok:
-                self._healthy = self._was_healthy = True
+                self._healthy = self._ever_healthy = True
                 self._versions.answered(verdict.states)
             for sick in judge.sick(verdict, stubs):
                 replaced |= self._heal(server, judge, sick, stubs)
 
     def _with_broken_files(self, judge: Judge, verdict: Verdict) -> Verdict:
-        """Adds a failure for each version whose files do not fit their hashes, whoever loaded it."""
+        """Adds a failure for each version whose files differ from their hashes, also if an operator loaded it."""
         failures: list[Failure] = []
-        for which in self._versions.unchecked(verdict.states):
-            judge.is_new(*which)
-            failures += self._call(partial(self._versions.check_files, which))  # a large file takes seconds
+        for model, version in self._versions.unchecked(verdict.states):
+            judge.is_new(model, version)
+            failures += self._call(partial(self._versions.check_files, model, version))  # a large file takes seconds
         return verdict.with_failures(failures)
 
     def _heal(self, server: TritonServer, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
-        """Loads a model again; its living processes answer until the new processes do. Returns old stub -> kill time.
+        """Loads a model again; its old stubs answer until the new stubs are ready. Returns old stub -> when to kill it.
 
-        A model with a wrong version is unloaded first, and an older version takes its place, if there is one. Raises
+        A model with a wrong version is unloaded first; an older version, if there is any, takes its place. Raises
         ServerLost if only a new server helps.
         """
-        name, old = sick.model, [stub for stub in stubs if stub.model == sick.model]
+        name, old_stubs = sick.model, [stub for stub in stubs if stub.model == sick.model]
         slow = sick.slow if self._versions.has_others(name, sick.slow) else {}
         unfit = bool(sick.wrong or sick.broken)
         current = self._versions.replan(name, {**sick.wrong, **slow}) if unfit or slow else self._versions.plan(name)
         if judge.is_healed_in_vain(name) and (current.versions is None or not (unfit or slow)):
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         self._events.reloading(name, sick.reason)
-        for stub in old:
-            if stub.stopped:  # it would hold up the unload and, if it went on, end the server
+        for stub in old_stubs:
+            if stub.stopped:  # a stopped stub would block the unload, and end the server if it continued
                 stub.kill()
-        self._prober.stop()  # health checks then fail, and a proxy frees the requests that a dead process holds
+        self._prober.stop()  # health checks then fail, so a proxy frees the requests that wait for a dead stub
         try:
             if unfit or current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
@@ -287,19 +293,20 @@ class Supervisor(Loop):
         judge.healed(name)
         self._prober.start()
         self._events.say(f"model {name} is {'unloaded' if current.versions == () else 'loaded again'}")
-        return dict.fromkeys(old, time.monotonic() + REPLACED_S)
+        return dict.fromkeys(old_stubs, time.monotonic() + REPLACED_S)
 
     def _state(self, stub: Stub) -> str | None:
+        """Triton's state of the stub's version; None without an answer."""
         with suppress(ControlFailed):
             return self._control.index().get(stub.model, {}).get(stub.version)
         return None
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Returns the exit code after the supervisor's end. Raises ValueError for bad arguments and a taken port."""
+    """Supervises a server with Triton's `arguments` until its end. Returns the exit code. Raises ValueError."""
     key = control_key.draw()
-    closed = restricted_api.options(arguments, key)
-    options, ports = parse([*closed, *arguments]), restricted_api.ports(arguments) if closed else []
+    guards = restricted_api.options(arguments, key)
+    options, ports = parse([*guards, *arguments]), restricted_api.ports(arguments) if guards else []
     try:
         events = Events(metrics_port)
     except OSError as error:

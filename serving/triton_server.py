@@ -1,4 +1,4 @@
-"""The supervised Triton server: a Child whose log is bounded and whose end leaves nothing behind.
+"""The supervised Triton server: a Child with a bounded log, whose end leaves no stub and no shared memory.
 
 In: the user's options, the plans of the models. Out: the server's process; after its end the reason in words.
 """
@@ -13,23 +13,26 @@ from serving.arguments import ServerOptions
 from serving.child import Child
 from serving.events import Events
 from serving.healing import ServerLost
-from serving.processes import Family, Stub, remove_shared_memory, remove_stale_environments
+from serving.processes import ServerProcesses, Stub, remove_shared_memory, remove_stale_environments
 from serving.server_log import ServerLog
 from serving.version_plan import Plan
 
-DEATH_S = 0.5  # between a server's last answer and its exit code
+DEATH_S = 0.5  # at most between a dying server's last answer and its exit code
 
 
 class StartRefused(ServerLost):
-    """The server cannot start, and another start would not help."""
+    """The server cannot start, and another start would fail alike."""
 
 
 class TritonServer(Child):
-    """Starts once, with the models whose configuration on disk serves what `plans` say; others are loaded later."""
+    """A server that starts once.
+
+    At its start it loads the models whose config.pbtxt serves what `plans` say; the supervisor loads the others later.
+    """
 
     def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], events: Events) -> None:
-        at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
-        complete = all(each.complete for each in plans.values())
+        at_start = [name for name, plan in plans.items() if not plan.differs and plan.versions != ()]
+        complete = all(plan.complete for plan in plans.values())
         self._memory = f"vitbn_{secrets.token_hex(4)}_"
         self._events, self.log = events, ServerLog(events.say)
         arguments = options.command(at_start, complete, self._memory)
@@ -40,9 +43,9 @@ class TritonServer(Child):
             super().start()
         finally:
             self.log.started()
-        self._family = Family(self.pid)
+        self._processes = ServerProcesses(self.pid)
         self._events.started(self.pid)
-        remove_stale_environments()  # while the server starts: it takes a tenth of a second
+        remove_stale_environments()  # takes 0.1 s, so do it while the server starts
 
     def check(self) -> None:
         """Raises ServerLost once the server has ended."""
@@ -50,21 +53,21 @@ class TritonServer(Child):
             raise ServerLost("died", self.ending)
 
     def stubs(self) -> list[Stub]:
-        """The models' stubs, dead or alive. Also warns of few free descriptors."""
-        self._events.descriptors(*self._family.descriptors())
-        return self._family.look()
+        """The models' stubs, dead or alive. Also warns if few descriptors are free."""
+        self._events.descriptors(*self._processes.descriptors())
+        return self._processes.stubs()
 
     def cause(self, lost: ServerLost) -> ServerLost:
-        """The cause behind `lost`: if a server dies during a load, it looks as if only the load had failed."""
+        """The cause behind `lost`. A server that dies during a load first looks like a failed load."""
         code = self.wait(DEATH_S)
         if code is None:
             return StartRefused(lost.reason, self.log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
         self.log.ended()
-        told = f"{self.ending}: {self.log.reason}" if code > 0 and self.log.reason else self.ending
-        return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", told)
+        detail = f"{self.ending}: {self.log.reason}" if code > 0 and self.log.reason else self.ending
+        return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", detail)
 
     def stop(self, grace_s: float | None = None) -> int | None:
-        """Stops the server, ends its stubs and removes their shared memory."""
+        """Stops the server, kills its stubs and removes their shared memory. Returns the exit code."""
         code = super().stop(grace_s)
         self._events.swept(self.kill_session(), remove_shared_memory(self._memory))
         self.log.ended()

@@ -1,6 +1,6 @@
 """Plans which versions of a model to serve: the newest whose files are as published.
 
-In: a model's folder. Out: a `Plan`. For models without any manifest.json, which are not this project's, Triton decides.
+In: a model's folder. Out: a `Plan`. Triton decides for a model without any manifest.json: others published it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """Version None: a file that all versions share is at fault."""
+    """Why a version is not served as published. `version` None: a file that all versions share is damaged."""
 
     version: int | None
     text: str
@@ -40,9 +40,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """`versions`: ascending, empty if nothing can be served, None if Triton decides.
+    """The versions of a model to serve.
 
-    `config`: the configuration that serves them, None if no file names the inputs; `differs`: not as config.pbtxt.
+    versions: ascending; empty if no version can be served, None if Triton decides.
+    config:   the configuration that serves these versions; None if no file names the inputs.
+    differs:  `config` is not the configuration on disk.
     """
 
     model: str
@@ -53,13 +55,13 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether Triton need not complete config.pbtxt. For joined lengths it must: our backend does it then."""
+        """Whether config.pbtxt is complete. With `joined_lengths` it is not: our backend then adds to it."""
         return self.versions is not None and not (self.config and "joined_lengths" in self.config.parameters)
 
     def json(self, again: bool = False) -> str | None:
-        """The configuration for Triton's load call, None if config.pbtxt will do.
+        """The configuration for Triton's load call as JSON; None if config.pbtxt suffices.
 
-        `again`: Triton loads the model although nothing has changed.
+        again: adds a parameter with the time, since Triton loads a model again only if its configuration changes.
         """
         from google.protobuf import json_format
         from tritonclient.grpc import model_config_pb2 as pb
@@ -75,9 +77,10 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
-    """Plans the intact versions that the policy serves, and older versions for the others.
+    """Plans the intact versions that the policy names; an older version replaces a version that is not intact.
 
-    Versions that the policy skips are the last choice. Without the `refused`, which have a reason.
+    Versions between those of the policy, which the policy skips, are the last choice.
+    refused: version -> reason, of versions not to serve.
     """
     try:
         check_name(model_dir)
@@ -85,7 +88,7 @@ def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
         return Plan(model_dir.name, (), (Problem(None, str(error)),))
     try:
         return _plan(model_dir, refused or {})
-    except OSError as error:  # such as lost+found
+    except OSError as error:  # such as an unreadable folder lost+found
         text = f"{error.filename}: expected a readable folder, found {error.strerror}"
         return Plan(model_dir.name, (), (Problem(None, text),))
 
@@ -101,13 +104,16 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     if not has_manifest(model_dir, present):
         return Plan(name, None, config=message)
     wanted = wanted_versions(message, present) if message else present[-2:]
+    oldest, newest = min(wanted, default=0), max(wanted, default=0)
     missing = [model_dir / str(number) for number in wanted if number not in present]
     problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
     intact: dict[int, VersionFiles] = {}
-    skipped = {each for each in present if min(wanted, default=0) < each <= max(wanted, default=0)} - {*wanted}
-    older = [each for each in present if each < min(wanted, default=0)]
+    skipped = {number for number in present if oldest < number <= newest} - {*wanted}
+    older = [number for number in present if number < oldest]
     for number in [*sorted({*wanted} & {*present}, reverse=True), *reversed(older), *sorted(skipped, reverse=True)]:
-        if len(intact) == len(wanted) or (intact and number in skipped):  # such as after a rollback and a publication
+        if len(intact) == len(wanted) or (
+            intact and number in skipped
+        ):  # the policy may skip versions after a rollback
             break
         try:
             if number in refused:
@@ -116,25 +122,26 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
             intact[number] = check_version(model_dir / str(number))
         except Damaged as error:
             problems.append(Problem(number, str(error)))
-    chosen = tuple(sorted(intact))
-    message = message or _published_config(model_dir, chosen)
-    if not chosen or message is None:
+    served = tuple(sorted(intact))
+    message = message or _published_config(model_dir, served)
+    if not served or message is None:
         return Plan(name, (), tuple(problems))
-    labels = _labels_problem(model_dir, intact[chosen[-1]].labels)
-    problems += [Problem(None, labels)] if labels else []
-    if chosen == tuple(wanted) and not any(problem.version is None for problem in problems):
-        return Plan(name, chosen, tuple(problems), message)
+    labels_problem = _labels_problem(model_dir, intact[served[-1]].labels)
+    problems += [Problem(None, labels_problem)] if labels_problem else []
+    if served == tuple(wanted) and not any(problem.version is None for problem in problems):
+        return Plan(name, served, tuple(problems), message)
     message.version_policy.Clear()
-    message.version_policy.specific.versions.extend(chosen)
-    for output in message.output if labels else ():
+    message.version_policy.specific.versions.extend(served)
+    for output in message.output if labels_problem else ():
         output.label_filename = ""
-    return Plan(name, chosen, tuple(problems), message, differs=True)
+    return Plan(name, served, tuple(problems), message, differs=True)
 
 
-def state(folder: Path) -> tuple[object, ...]:
-    """A value that changes with the files of a version. Raises OSError."""
+def file_state(folder: Path) -> tuple[object, ...]:
+    """The paths, inodes, sizes and change times of a folder's files: changes with the files. Raises OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple((path, each.st_ino, each.st_size, each.st_ctime_ns) for path in files for each in [path.stat()])
+    statuses = ((path, path.stat()) for path in files)
+    return tuple((path, status.st_ino, status.st_size, status.st_ctime_ns) for path, status in statuses)
 
 
 def _read_config(path: Path, name: str) -> pb.ModelConfig:
@@ -144,8 +151,9 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
     return message
 
 
-def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    for number in reversed(chosen):
+def _published_config(model_dir: Path, served: Sequence[int]) -> pb.ModelConfig | None:
+    """The configuration with which the newest of these versions was published, in place of a damaged config.pbtxt."""
+    for number in reversed(served):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
         except Damaged:
@@ -155,14 +163,14 @@ def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig 
 
 def check_version(folder: Path) -> VersionFiles:
     """Compares a version's files with their hashes. Raises Damaged."""
-    listed = read_version_files(folder)
-    for place, expected in listed.files.items():
-        check_hash(folder / place, expected, "the model")
-    return listed
+    version_files = read_version_files(folder)
+    for path, digest in version_files.files.items():
+        check_hash(folder / path, digest, "the model")
+    return version_files
 
 
 def _labels_problem(model_dir: Path, expected: Sequence[str] | None) -> str | None:
-    """What is wrong with labels.txt, or None. `expected` None: a network that this project has not trained has none."""
+    """The fault of labels.txt, or None. `expected` None: a network that this project has not trained has no labels."""
     path = model_dir / LABELS_FILE
     if expected is None:
         return None

@@ -18,7 +18,7 @@ from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhil
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
 from serving.local_server import Server, running_server
-from serving.processes import Family
+from serving.processes import ServerProcesses
 
 MODEL = "vitbn-tiny"
 STEADY = 3  # requests in flight around a fault
@@ -86,7 +86,7 @@ def triton_of(supervisor: psutil.Process) -> psutil.Process:
 
 
 def stubs(server: Server) -> list[psutil.Process]:
-    return [stub.process for stub in Family(triton(server).pid).known()]
+    return [stub.process for stub in ServerProcesses(triton(server).pid).model_stubs()]
 
 
 def workers(server: Server) -> set[int]:

@@ -24,7 +24,7 @@ from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed
 from serving.ports import answers, free_ports
-from serving.processes import Family
+from serving.processes import ServerProcesses
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0
@@ -65,7 +65,9 @@ class RunningFleet:
 
     def stub(self, index: int) -> psutil.Process:
         """The first stub of the newest load: replaced stubs live for seconds longer."""
-        started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).known()}
+        started = {
+            stub.process: stub.process.create_time() for stub in ServerProcesses(self.triton(index).pid).model_stubs()
+        }
         newest = max(started.values()) - TOGETHER_S
         return next(process for process, at_s in started.items() if at_s > newest)
 

@@ -25,7 +25,7 @@ from clients.probing.asking import probe_server
 from clients.probing.verdicts import Probe
 from common.sample import Sample
 from serving.local_server import Server, running_server
-from serving.processes import Family
+from serving.processes import ServerProcesses
 
 pytestmark = pytest.mark.live
 PATIENCE_S = 5.0  # where the probe's own second is not tested
@@ -131,7 +131,7 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path) -
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
         while any(count == before[model] for model, count in answered(server).items()):
             time.sleep(0.01)  # an answer that is counted during the next probe says that its model is busy
-        stubs = Family(server.pid).known()
+        stubs = ServerProcesses(server.pid).model_stubs()
         for stub in stubs:
             os.kill(stub.process.pid, faults[stub.model])
         for path in ("health/ready", *(f"models/{model}/ready" for model in faults)):

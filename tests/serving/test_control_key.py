@@ -89,7 +89,7 @@ def test_what_the_user_guards_stays_and_the_rest_is_closed(
     given: list[str], added: list[str], theirs: list[str]
 ) -> None:
     assert restricted_api.options(given, "secret") == [f"{each}:{HEADER}=secret" for each in added]
-    assert restricted_api.theirs(given) == theirs
+    assert restricted_api.user_guarded(given) == theirs
 
 
 @pytest.mark.parametrize("place", ["--http-address=0.0.0.0", "--grpc-address=::", "--http-address=ipv6:::"])

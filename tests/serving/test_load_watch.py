@@ -17,7 +17,7 @@ from clients.probing.asking import probe_server
 from serving.control import Control, ControlFailed
 from serving.local_server import Server, running_server
 from serving.ports import answers
-from serving.processes import Family, Stub
+from serving.processes import ServerProcesses, Stub
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 MODEL = "linear"
@@ -45,7 +45,7 @@ def served(server: Server) -> set[str]:
 
 def stubs(server: Server) -> list[Stub]:
     with suppress(psutil.Error, StopIteration, IndexError):  # there is no server now
-        return Family(triton(server).pid).known()
+        return ServerProcesses(triton(server).pid).model_stubs()
     return []
 
 

@@ -22,7 +22,7 @@ from waiting import wait_until
 from serving import local_server
 from serving.local_server import Server, ServerFailed, running_server
 from serving.ports import answers, free_ports
-from serving.processes import Family, remove_stale_environments
+from serving.processes import ServerProcesses, remove_stale_environments
 
 pytestmark = pytest.mark.live
 # Both start faster: without a second start of each stub, without models.
@@ -71,7 +71,7 @@ def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch
             check_answers(client)
         regions = shared_memory(server)
         assert regions
-        (stub,) = Family(server.pid).known()
+        (stub,) = ServerProcesses(server.pid).model_stubs()
         assert str(Path(onnxruntime.__file__).parent) in Path(f"/proc/{stub.process.pid}/maps").read_text()
     assert [path.name.split("-")[0] for path in (tmp_path / "my cache" / "vitbn").iterdir()] == ["backends"]
     assert not any(region.exists() for region in regions)

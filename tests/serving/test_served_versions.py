@@ -229,7 +229,7 @@ def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:
     assert versions.unchecked([("linear", 1), ("linear", 2)]) == []
     (model / "2" / "model.onnx").write_bytes(b"")
     assert versions.unchecked([("linear", 1), ("linear", 2)]) == [("linear", 2)]
-    (failure,) = versions.check_files(("linear", 2))
+    (failure,) = versions.check_files("linear", 2)
     assert failure.broken
     assert "expected the SHA-256" in failure.reason
     assert versions.unchecked([("linear", 2)]) == [], "it was looked at"

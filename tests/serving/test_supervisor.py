@@ -26,7 +26,7 @@ from serving.child import Child
 from serving.control import Control
 from serving.local_server import Server, running_server
 from serving.ports import answers, free_ports
-from serving.processes import Family, Stub
+from serving.processes import ServerProcesses, Stub
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0
@@ -34,7 +34,7 @@ DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py ha
 
 
 def stubs(server: Server) -> list[Stub]:
-    return Family(triton(server).pid).known()
+    return ServerProcesses(triton(server).pid).model_stubs()
 
 
 def served(server: Server) -> set[str]:

@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from serving.local_server import Server, running_server
-from serving.processes import Family
+from serving.processes import ServerProcesses
 
 pytestmark = pytest.mark.live
 TIMEOUT_S = 60.0
@@ -20,7 +20,7 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    return {stub.process.pid for stub in Family(server.pid).known()}
+    return {stub.process.pid for stub in ServerProcesses(server.pid).model_stubs()}
 
 
 @pytest.fixture(scope="module")

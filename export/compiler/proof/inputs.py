@@ -100,14 +100,14 @@ def _head_size(node: ir.Node) -> int | None:
 
 
 @dataclass(frozen=True)
-class Family:
+class ServerProcesses:
     """Sizes of every free dimension for rounds that must run, and for more."""
 
     needed: list[Sizes]
     more: list[Sizes]
 
 
-def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[Family]:
+def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[ServerProcesses]:
     """Every dimension is once 1, every pair is once equal, and all differ. Dimensions other than first axes
     vary apart, then together: inputs of one length may name it differently. Decoders come with and without past.
     Later families keep `fixed`, at first without its first axes.
@@ -130,7 +130,7 @@ def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iter
                     for number in range(len(FIRST))
                 ]
                 usual = rounds[0] | dict.fromkeys(first - held.keys(), FIRST[1])
-                yield Family(rounds, _corners(usual, [symbol for symbol in symbols if symbol not in held]))
+                yield ServerProcesses(rounds, _corners(usual, [symbol for symbol in symbols if symbol not in held]))
             if not free:
                 break
 
@@ -160,7 +160,7 @@ def past_dimensions(graph: ir.Graph) -> set[str]:
     return {str(dim) for value, dim in _inner(graph) if is_past(value) and str(dim) in free_dimensions(graph)} - others
 
 
-def _decoding(graph: ir.Graph, held: Sizes) -> Iterator[Family]:
+def _decoding(graph: ir.Graph, held: Sizes) -> Iterator[ServerProcesses]:
     """Rounds of a decoder with a past: a mask has past and new tokens, other integers the new."""
     if not any(is_past(value) and isinstance(dim, ir.SymbolicDim) for value, dim in _inner(graph)):
         return
@@ -174,7 +174,7 @@ def _decoding(graph: ir.Graph, held: Sizes) -> Iterator[Family]:
 
     for needed in DECODING:
         more = [sizes(*each) for each in MORE_DECODING if each not in needed]
-        yield Family([sizes(*each) for each in needed], more)
+        yield ServerProcesses([sizes(*each) for each in needed], more)
 
 
 def _inner(graph: ir.Graph) -> list[tuple[ir.Value, int | ir.SymbolicDim]]:

@@ -18,7 +18,7 @@ OPEN = "--open-control"  # ours, not Triton's
 
 
 def options(arguments: Sequence[str], key: str) -> list[str]:
-    """The options that guard with `key` the control APIs without a guard; none for --open-control. Raises ValueError."""
+    """Options that guard with `key` the control APIs without a guard; none for --open-control. Raises ValueError."""
     if opens_control(arguments):
         return []
     values = _values(arguments)

@@ -1,7 +1,7 @@
 """`vitbn serve --servers N`: N supervised servers behind one proxy on this machine.
 
 In: Triton's arguments, whose addresses and ports become the proxy's. Out: the proxy answers until SIGTERM or SIGINT,
-then exit code 0. Operation: deploy/README.md, "One machine, several servers".
+then exit code 0. How to operate a fleet: deploy/README.md, "One machine, several servers".
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
 
 FIRST_PORT = 8100
 START_S = 180.0
-PLACES = ("--http-port", "--grpc-port", "--http-address")  # the user sets them for the proxy
-OWN = ("--grpc-address", "--metrics-port", "--metrics-address")  # dropped: the fleet sets what it needs of them
-tell = partial(say, "fleet")
+PROXY_OPTIONS = ("--http-port", "--grpc-port", "--http-address")  # the user sets them for the proxy
+DROPPED_OPTIONS = ("--grpc-address", "--metrics-port", "--metrics-address")  # each server gets values from the fleet
+log = partial(say, "fleet")
 
 
 class Fleet(Loop):
-    """The servers and the proxy before them. Its metrics are at `own_port`; raises OSError if the port is taken."""
+    """The servers and the proxy before them. Raises OSError if `metrics_port`, for the fleet's metrics, is taken."""
 
-    def __init__(self, members: Sequence[Member], proxy: Proxy, own_port: int) -> None:
+    def __init__(self, members: Sequence[Member], proxy: Proxy, metrics_port: int) -> None:
         super().__init__()
         self._members, self._proxy = members, proxy
         registry = CollectorRegistry()
@@ -40,10 +40,10 @@ class Fleet(Loop):
         for member in self._members:
             starts.labels(str(member.index)).set_function(partial(getattr, member, "starts"))
         self._rolls = Counter("vitbn_fleet_rolls", "Restarts of all servers", ["job", "result"], registry=registry)
-        start_http_server(own_port, addr="127.0.0.1", registry=registry)
+        start_http_server(metrics_port, addr="127.0.0.1", registry=registry)
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Starts proxy and servers, and keeps them running until a signal. Returns the exit code."""
         try:
             for member in self._members:
                 first, *_, last = sorted(member.ports.values())
@@ -55,67 +55,70 @@ class Fleet(Loop):
             for member in self._members:
                 member.start()
             self.wait(lambda: self._healthy() > 0, START_S, "a server that answers right")
-            tell(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
+            log(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
             while True:
                 self.tick()
                 if self.restart.is_set():
                     self.restart.clear()
                     self._restart_all()
         except Stopping:
-            tell("stopping")
+            log("stopping")
             return 0
         except (NotInTime, ProxyError, OSError) as error:
-            tell(str(error))
+            log(str(error))
             return 1
         finally:
             self._stop_all()
 
     def _restart_all(self) -> None:
-        """Restarts the servers one after the other; the others answer meanwhile."""
-        tell("restart: begins")
+        """Restarts the servers one after the other, so that the others answer meanwhile."""
+        log("restart: begins")
         result = "done"
         try:
             for member in self._members:
                 self._restart_one(member)
-        except (NotInTime, OSError) as error:  # OSError: such as a full disk
+        except (NotInTime, OSError) as error:  # an OSError such as a full disk
             result = f"failed: {error}"
         self._rolls.labels("restart", result.partition(":")[0]).inc()
-        tell(f"restart: {result}")
+        log(f"restart: {result}")
 
     def _restart_one(self, member: Member) -> None:
+        """Drains and restarts a server. Raises NotInTime if servers do not become healthy."""
         count = len(self._members)
         self.wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
         try:
             self.wait(lambda: self._healthy() < count, START_S, "the proxy to drain a server")
             self.pause(DRAIN_S)
-            with suppress(NotInTime):  # a request may not take longer than ANSWER_S
+            with suppress(NotInTime):  # the proxy ends a request after ANSWER_S anyway
                 self.wait(lambda: self._idle(member), ANSWER_S, "")
             member.stop()
             member.start()
-            self.wait(member.right, START_S, f"server {member.index} to answer right")
+            self.wait(member.is_healthy, START_S, f"server {member.index} to answer right")
         finally:
             self._proxy.set_draining(member.index, False)
         self.wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
 
     def _healthy(self) -> int:
+        """The number of servers that get requests; 0 if the proxy does not answer."""
         with suppress(OSError, ValueError):
             return self._proxy.healthy()
         return 0
 
     def _idle(self, member: Member) -> bool:
+        """Whether the server has no open request."""
         with suppress(OSError, ValueError):
             return not self._proxy.in_flight(member.ports["http"], member.ports["grpc"])
         return False
 
     def tick(self) -> None:
-        """Starts servers again that have ended, and the proxy if it has ended or hangs. Raises Stopping."""
+        """Starts ended servers again, and the proxy if it has ended or hangs. Raises Stopping."""
         super().tick()
         for member in self._members:
             if member.revive():
-                tell(f"server {member.index} had ended: started again")
+                log(f"server {member.index} had ended: started again")
         if self._proxy.revive():
-            tell("the proxy had ended or hung: started again")
+            log("the proxy had ended or hung: started again")
 
     def _stop_all(self) -> None:
         self._proxy.finish()
@@ -130,30 +133,38 @@ def serve_fleet(
     count: int,
     arguments: Sequence[str],
     first_port: int,
-    own_port: int,
+    metrics_port: int,
     keys: Mapping[str, str],
     tls: TlsFiles | None,
 ) -> int:
-    """`own_port`: metrics of the fleet; `own_port` + 1: Envoy's administration. Raises ValueError."""
-    places, rest = split(arguments, PLACES + OWN)
-    parse(rest)
-    devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
+    """Runs `count` servers behind a proxy. Returns the exit code. Raises ValueError.
+
+    arguments:    Triton's.
+    first_port:   the first of the servers' ports, PORTS_EACH per server.
+    metrics_port: the fleet's metrics; Envoy's administration is at the next port.
+    keys:         client -> API key; without keys everybody may send requests.
+    """
+    values, server_arguments = split(arguments, PROXY_OPTIONS + DROPPED_OPTIONS)
+    parse(server_arguments)
+    devices = [device for device in os.environ.get(DEVICES, "").split(",") if device]
     cores = sorted(os.sched_getaffinity(0))
-    members = [Member(index, first_port, rest, share(cores, index, count), devices) for index in range(count)]
+    members = [
+        Member(index, first_port, server_arguments, share(cores, index, count), devices) for index in range(count)
+    ]
     settings = Settings(
-        [each.backend for each in members],
-        host=["127.0.0.1", *places["--http-address"]][-1],
-        ports=(port_of(places, "http"), port_of(places, "grpc")),
-        admin=own_port + 1,
+        [member.backend for member in members],
+        host=["127.0.0.1", *values["--http-address"]][-1],
+        ports=(port_of(values, "http"), port_of(values, "grpc")),
+        admin=metrics_port + 1,
         tls=tls,
         keys=keys,
     )
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
-            fleet = Fleet(members, Proxy(settings, Path(folder), Path(folder, "envoy.log")), own_port)
+            fleet = Fleet(members, Proxy(settings, Path(folder), Path(folder, "envoy.log")), metrics_port)
         except ProxyError as error:
             raise ValueError(str(error)) from error
         except OSError as error:
-            raise ValueError(f"port {own_port} of the fleet: {error.strerror}") from error
+            raise ValueError(f"port {metrics_port} of the fleet: {error.strerror}") from error
         fleet.listen()
         return fleet.run()

@@ -1,4 +1,4 @@
-"""A supervised server of a fleet: its ports, its cores and GPUs, and its supervisor's process."""
+"""A supervised server of a fleet: its ports, cores and GPU, and its supervisor as a child process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from serving.proxy.settings import Backend
 
 SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
 PORTS_EACH = 10
-ASK_S = 2.0
+HEALTH_S = 2.0  # for the answer of a health check
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def share(cores: Sequence[int], index: int, count: int) -> set[int]:
-    """The cores of server `index`; all if there are fewer cores than servers.
+    """The cores of server `index` of `count`; all cores if there are fewer cores than servers.
 
-    ONNX Runtime's threads wait busily: on shared cores servers slow one another.
+    ONNX Runtime's threads wait busily, so servers on the same cores slow one another.
     """
     if len(cores) < count:
         return set(cores)
@@ -28,7 +28,14 @@ def share(cores: Sequence[int], index: int, count: int) -> set[int]:
 
 
 class Member(Child):
-    """`first_port`: the fleet's; `cores`: this server's; `devices`: the GPUs over which servers are spread."""
+    """A supervised server as a child process.
+
+    index:      the server's number in the fleet, from 0.
+    first_port: the first port of the fleet.
+    arguments:  Triton's, without ports.
+    cores:      the cores of this server.
+    devices:    the GPUs over which all servers are spread; empty: no choice.
+    """
 
     grace_s = 8.0  # a supervisor ends within 6 s
     pause_s = 5.0
@@ -54,14 +61,14 @@ class Member(Child):
         return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
 
     def has_free_ports(self) -> bool:
-        """Whether all its ports are free: at a taken port another server's answers would pass for this server's."""
+        """Whether all its ports are free: at a taken port another server's answers would be taken for this server's."""
         return not any(is_taken(f"127.0.0.1:{port}") for port in self.ports.values())
 
     def start(self) -> None:
         super().start()
         with suppress(ProcessLookupError):
-            os.sched_setaffinity(self.pid, self._cores)  # its children inherit them
+            os.sched_setaffinity(self.pid, self._cores)  # the server and its stubs inherit them
 
-    def right(self) -> bool:
-        """Whether every served version has passed its last probe."""
-        return answers(f"127.0.0.1:{self.ports['health']}", timeout_s=ASK_S)
+    def is_healthy(self) -> bool:
+        """Whether every served version passed its last probe."""
+        return answers(f"127.0.0.1:{self.ports['health']}", timeout_s=HEALTH_S)

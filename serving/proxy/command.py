@@ -1,4 +1,4 @@
-"""`vitbn proxy SERVER... --output DIR`: Envoy's configuration, checked by the real Envoy."""
+"""`vitbn proxy SERVER... --output DIR`: writes Envoy's configuration after Envoy itself has checked it."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def proxy(
 ) -> None:
     """Write Envoy's configuration for these servers; run it with: envoy -c DIR/envoy.yaml."""
     try:
-        backends = drained([parse_backend(each) for each in servers], [parse_backend(each) for each in drain])
+        backends = drained([parse_backend(server) for server in servers], [parse_backend(server) for server in drain])
         clients = read_keys(keys) if keys else {}
-        files = TlsFiles(*tls) if tls else None
-        place = parse_backend(page, PAGE_PORT) if page else None
-        settings = Settings(backends, host, ports, admin_port, in_flight, files, clients, metrics_port, place)
+        tls_files = TlsFiles(*tls) if tls else None
+        page_server = parse_backend(page, PAGE_PORT) if page else None
+        settings = Settings(backends, host, ports, admin_port, in_flight, tls_files, clients, metrics_port, page_server)
         write(settings, output, seen_as)
     except (ValueError, OSError, ProxyError) as error:
         raise click.ClickException(in_words(error)) from error
@@ -103,12 +103,12 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """The backends, of which those in `drain` are marked. Raises ValueError for an unknown server in `drain`."""
-    places = {(each.host, each.http) for each in drain}
-    if unknown := places - {(each.host, each.http) for each in backends}:
+    """Marks the backends that are in `drain`. Raises ValueError for an unknown server in `drain`."""
+    draining = {(backend.host, backend.http) for backend in drain}
+    if unknown := draining - {(backend.host, backend.http) for backend in backends}:
         host, port = min(unknown)
         raise ValueError(f"expected one of the servers to drain, found {host}:{port}")
-    return [replace(each, draining=(each.host, each.http) in places) for each in backends]
+    return [replace(backend, draining=(backend.host, backend.http) in draining) for backend in backends]
 
 
 if __name__ == "__main__":

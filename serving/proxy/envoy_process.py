@@ -1,6 +1,6 @@
 """Envoy as a child process.
 
-In: Settings. Out: a running proxy, which tells how many servers it uses and can drain a server.
+In: Settings. Out: a running proxy. It counts the servers that get requests, and can drain a server.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # measured: until a draining server's open requests are answered
 START_S, FINISH_S, POLL_S = 20.0, 2.0, 0.05
-ASK_S, SILENCES = 5.0, 3  # Envoy hangs if so many questions in a row have no answer within ASK_S
+ASK_S, SILENCES = 5.0, 3  # Envoy hangs if 3 requests in a row to its administration port have no answer within 5 s
 
 
 class Proxy(Child):
     """Envoy with its configuration in `folder`. It is alive while it answers at its administration port."""
 
     grace_s = 3.0
-    pause_s = 1.0  # also between two questions to the administration port
+    pause_s = 1.0  # also between two requests to the administration port
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
-        self._asked_s, self._silences = 0.0, 0
+        self._last_request_s, self._silences = 0.0, 0
         write(settings, folder)
         command = [str(envoy()), "-c", str(folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
         super().__init__(command, log_path)
 
     def start(self) -> None:
-        write_again(self.settings, self._folder.resolve())  # programs that tidy /tmp remove old files
+        write_again(self.settings, self._folder.resolve())  # programs that clean /tmp may have removed the files
         super().start()
         self._silences = 0
 
     def alive(self) -> bool:
-        if super().alive() and time.monotonic() - self._asked_s >= self.pause_s:
+        if super().alive() and time.monotonic() - self._last_request_s >= self.pause_s:
             silent = False
             try:
                 self.ask("ready")
             except OSError as error:
                 silent = isinstance(error, TimeoutError)
             self._silences = self._silences + 1 if silent else 0
-            self._asked_s = time.monotonic()
+            self._last_request_s = time.monotonic()
         return super().alive() and self._silences < SILENCES
 
     def ask(self, path: str, body: bytes | None = None) -> str:
-        """Asks the administration port; raises OSError."""
+        """Sends a request to the administration port and returns the answer's text. Raises OSError."""
         try:
             with DIRECT.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=ASK_S) as answer:
                 return str(answer.read().decode())
@@ -59,7 +59,7 @@ class Proxy(Child):
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
     def wait_until_live(self) -> None:
-        """Returns when Envoy is live. Raises ProxyError if it is not within START_S."""
+        """Returns when Envoy is live. Raises ProxyError if Envoy ends, or is not live within START_S."""
         try:
             self.wait_until_ready(self._is_live, START_S)
         except ChildFailed as failure:
@@ -72,24 +72,23 @@ class Proxy(Child):
         return False
 
     def healthy(self) -> int:
-        """How many servers get requests; raises OSError."""
+        """The number of servers that get requests. Raises OSError."""
         return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
 
     def in_flight(self, *ports: int) -> int:
-        """Open requests of the servers at these ports; raises OSError."""
+        """The number of open requests at the servers with these ports. Raises OSError."""
         lines = [line.split("::") for line in self.ask("clusters").splitlines() if "::rq_active::" in line]
         return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
 
     def set_draining(self, index: int, draining: bool) -> None:
-        backends = [
-            replace(each, draining=draining) if number == index else each
-            for number, each in enumerate(self.settings.backends)
-        ]
+        """Lets server `index` get no new requests, or get requests again."""
+        backends = [*self.settings.backends]
+        backends[index] = replace(backends[index], draining=draining)
         self.settings = replace(self.settings, backends=backends)
         write_endpoints(self.settings, self._folder)
 
     def finish(self) -> None:
-        """Takes no new connection; waits up to FINISH_S for open requests."""
+        """Closes the listeners to new connections and waits up to FINISH_S for open requests."""
         deadline = time.monotonic() + FINISH_S
         with suppress(OSError):
             self.ask("drain_listeners", b"")
@@ -97,4 +96,5 @@ class Proxy(Child):
                 time.sleep(POLL_S)
 
     def _numbers(self, pattern: str) -> list[int]:
+        """The values of Envoy's statistics whose names match the pattern."""
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]

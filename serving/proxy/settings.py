@@ -1,4 +1,4 @@
-"""The proxy's servers, address, clients and limits."""
+"""The settings of the proxy: servers, address, clients and limits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from serving.arguments import PORTS
 
 HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
-IN_FLIGHT = 8  # requests at a server, fewer than its queue holds: the proxy refuses before the server does
-HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
+IN_FLIGHT = 8  # open requests per server; fewer than its queue holds, so the proxy refuses before the server does
+HEADERS_S, ANSWER_S = 5, 30  # time limits for a request's headers and for a server's answer
 EVERY_INTERFACE, LOOPBACK = ("0.0.0.0", "::"), ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A Triton server; `health`: the port of `vitbn probe --listen`."""
+    """A Triton server: its host and the ports of HTTP, gRPC and `vitbn probe --listen` (`health`)."""
 
     host: str
     http: int = PORTS["http"]
@@ -30,6 +30,7 @@ class Backend:
 
     @property
     def is_address(self) -> bool:
+        """Whether `host` is an IP address, not a name."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -39,7 +40,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files; `certificate` has the complete chain."""
+    """PEM files; `certificate` holds the complete chain."""
 
     certificate: Path
     key: Path
@@ -47,11 +48,14 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Settings:
-    """Clients speak HTTP and gRPC at all `ports` of `host`; administration is at 127.0.0.1:`admin`.
+    """The settings of a proxy. Raises ValueError.
 
-    `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. `page`: where
-    `vitbn web` listens, at its port `http`; with keys its visitors log in as CLIENT with the password KEY. Raises
-    ValueError.
+    host, ports: where clients connect, by HTTP or gRPC at each port.
+    admin:       the port of Envoy's administration, on loopback.
+    in_flight:   open requests per server, above which the proxy refuses.
+    keys:        client -> API key; without keys everybody may send requests.
+    metrics:     a port of `host` for Prometheus, or None.
+    page:        where `vitbn web` listens, by its port `http`. With keys its visitors log in as CLIENT by password KEY.
     """
 
     backends: Sequence[Backend]
@@ -72,43 +76,46 @@ class Settings:
         ports = {*self.ports, self.metrics}
         if self.admin in ports and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
-        places = self._places()
+        addresses = self._addresses()
         if self.page is not None and (names := [client for client in self.keys if ":" in client]):
             raise ValueError(
                 f"client {names[0]!r}: expected a name without a colon, as the page's visitors log in by it"
             )
-        here = self.host in EVERY_INTERFACE and self.page is not None and self.page.host in LOOPBACK
-        if here and self.page is not None and self.page.http in self.ports:
+        page_is_local = self.host in EVERY_INTERFACE and self.page is not None and self.page.host in LOOPBACK
+        if page_is_local and self.page is not None and self.page.http in self.ports:
             raise ValueError(f"port {self.page.http} of the page: expected another port than the proxy's")
-        if twice := [f"{host}:{port}" for host, port in places if places.count((host, port)) > 1]:
-            raise ValueError(f"expected different servers and ports, found {twice[0]} twice")
-        if len({each.is_address for each in self.backends}) > 1:
+        if repeated := [f"{host}:{port}" for host, port in addresses if addresses.count((host, port)) > 1]:
+            raise ValueError(f"expected different servers and ports, found {repeated[0]} twice")
+        if len({backend.is_address for backend in self.backends}) > 1:
             raise ValueError("expected IP addresses or names, found both: names cannot be drained by a file")
-        if any(each.draining and not each.is_address for each in self.backends):
+        if any(backend.draining and not backend.is_address for backend in self.backends):
             raise ValueError("expected an IP address of the server to drain, found a name")
 
     @property
     def passwords(self) -> str:
-        """The keys as Envoy's basic authentication wants them: lines CLIENT:{SHA}DIGEST, as by `htpasswd -s`."""
+        """The keys for Envoy's basic authentication: lines CLIENT:{SHA}DIGEST, the format of `htpasswd -s`."""
         digests = {
             client: hashlib.sha1(key.encode(), usedforsecurity=False).digest() for client, key in self.keys.items()
         }
         return "\n".join(f"{client}:{{SHA}}{base64.b64encode(digest).decode()}" for client, digest in digests.items())
 
-    def _places(self) -> list[tuple[str, int]]:
+    def _addresses(self) -> list[tuple[str, int]]:
+        """(host, port) of everything that listens: proxy, page and servers."""
         ports = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]
-        places = [("127.0.0.1", self.admin), *((self.host, port) for port in ports)]
-        places += [] if self.page is None else [(self.page.host, self.page.http)]
-        return places + [(each.host, port) for each in self.backends for port in (each.http, each.grpc, each.health)]
+        addresses = [("127.0.0.1", self.admin), *((self.host, port) for port in ports)]
+        addresses += [] if self.page is None else [(self.page.host, self.page.http)]
+        for backend in self.backends:
+            addresses += [(backend.host, port) for port in (backend.http, backend.grpc, backend.health)]
+        return addresses
 
     @property
     def by_file(self) -> bool:
-        """Whether Envoy reads the servers' addresses from files; names come from DNS instead."""
+        """Whether Envoy reads the servers' addresses from files. Names of servers it resolves by DNS instead."""
         return self.backends[0].is_address
 
 
 def parse_backend(text: str, http: int = PORTS["http"]) -> Backend:
-    """`HOST[:HTTP[:GRPC[:HEALTH]]]`; IPv6 addresses stand in brackets. Raises ValueError."""
+    """Parses `HOST[:HTTP[:GRPC[:HEALTH]]]`, IPv6 in brackets; `http`: the default port of HTTP. Raises ValueError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)((?::\d{1,5}){0,3})", text)
     ports = [int(port) for port in match[2].split(":")[1:]] if match else []
     if not match or not all(0 < port <= 65535 for port in ports):
@@ -120,7 +127,7 @@ def parse_backend(text: str, http: int = PORTS["http"]) -> Backend:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Client -> API key; skips empty and `#` lines. Raises ValueError."""
+    """Reads client -> API key from lines CLIENT KEY; skips empty lines and comments with `#`. Raises ValueError."""
     keys: dict[str, str] = {}
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         words = line.split()

@@ -10,12 +10,12 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 1
 
 setup: .venv/installed
 
-# With the hashes of the files on PyPI, which another index need not have, nor another Python or machine.
+# The hashes of requirements.lock hold for PyPI, this Python and this machine; another index may have other files.
 PUBLIC_INDEX = ! $(BIN)/python -m pip config list | grep -E 'index-url|no-index|find-links' >/dev/null
 LOCKED_PYTHON = $(BIN)/python -c 'import platform, sys; sys.exit((*sys.version_info[:2], platform.machine()) != (3, 11, "x86_64"))'
 
-# On all cores, where pip uses a single one, and without a third of the files, which nothing here imports: other
-# packages' tests, and large packages that are parts of others. Some packages bring files of other Pythons.
+# Compiles on all cores, where pip uses a single core. A third of the files is left out, since no code here imports them:
+# other packages' tests, and parts of large packages. Errors are ignored: some packages bring files for other Pythons.
 COMPILE = { $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|plotly|databricks|mypyc?|fontTools)/' .venv/lib || true; }
 
 # A set-up that broke off leaves no stamp, so the next run repeats it.
@@ -29,7 +29,7 @@ COMPILE = { $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|plotly|databricks|
 	@$(COMPILE)
 	@touch $@
 
-# After a change of pyproject.toml or constraints.txt. Only an index with PyPI's own files gives PyPI's hashes.
+# Run it after a change of pyproject.toml or constraints.txt, with an index that has PyPI's own files, for PyPI's hashes.
 lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report - \
 		-c constraints.txt '.[dev]' | $(BIN)/python docs/write_lock.py
@@ -43,7 +43,7 @@ setup-gpu: .venv-gpu/installed
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-gpu.txt -e '.[gpu,tensorrt,train,client]'
 	@touch $@
 
-# Rewritten files in optimum and sentence-transformers, which need transformers 4: an environment of their own.
+# Tests rewritten files in optimum and sentence-transformers, which need transformers 4 and so their own environment.
 test-clients: .venv-clients/installed
 	.venv-clients/bin/python -m pytest tests/export/compiler/test_clients.py
 
@@ -54,7 +54,7 @@ test-clients: .venv-clients/installed
 		-e '.[base,clients]' hypothesis pytest pytest-timeout
 	@touch $@
 
-# The demonstration needs no tools of development, so a newcomer waits for less than half the packages.
+# The demonstration needs no development tools: a newcomer waits for less than half of the packages.
 .venv/demo: pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	@[ -e .venv/installed ] || { echo "Setting up .venv (a few minutes the first time)"; $(PYTHON) -m venv .venv && \
@@ -105,20 +105,20 @@ bindings: .tensorrt/tensorrt_bindings
 		--target .tensorrt tensorrt_cu12_bindings==10.0.1
 	@touch $@
 
-# One thread of PyTorch for each worker, for threads that share a core wait for one another. Bytecode is kept even where
-# the environment says otherwise: the tests start hundreds of interpreters.
+# A single PyTorch thread per worker, since threads that share a core wait for one another. Bytecode is written even if
+# the environment forbids it, since the tests start hundreds of interpreters.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --dist loadfile --no-loadscope-reorder
 
-# Types are checked beside the tests: on two cores both together are quicker than one after the other.
+# Types are checked while the tests run: on two cores this is faster than in sequence.
 test: style perf_analyzer bindings
 	@$(MAKE) --no-print-directory --jobs=2 all-tests types
 
-# Three workers on two cores, for each waits for servers a fifth of its time. Failed tests (exit code 1) run once more, in
-# a new process: on a shared machine a server or a browser can miss its time.
+# Three workers on two cores, since a worker waits for servers a fifth of its time. Failed tests (exit code 1) run once
+# more in a new process: on a shared machine a server or a browser can miss its time limit.
 all-tests: setup
 	$(PYTEST) -n 3 || { [ $$? = 1 ] && echo "Failed tests once more" && $(PYTEST) --last-failed --last-failed-no-failures none; }
 
-# The daily loop: no server, no trained network, no export, and no test that takes over a second.
+# The quick tests: no server, no trained network, no export, and no test that takes over a second.
 check: style
 	python benchmarks/report.py build --check
 	@$(MAKE) --no-print-directory --jobs=2 quick-tests types
@@ -133,10 +133,10 @@ NEW := $(RESULTS).new
 report: setup
 	python benchmarks/report.py build
 
-# Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json and packed.json,
-# which need the extra `foreign` and minutes to build their networks: measured again into a new folder whose files then replace the old
-# ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
-# 56 minutes in all; slower cores took 91. After an interruption the next run measures only what is missing.
+# Measures every result that the pages read into a new folder, whose files then replace the old files. It leaves out
+# norms.json, which needs a study's networks, and decoders.json and packed.json, which need the extra `foreign` and minutes
+# to build their networks. SECONDS_x is the time of a command on two idle cores, 56 minutes in all; slower cores took 91.
+# After an interruption the next run measures only the missing files.
 MEASURED := latency latency-5000 sweep rewrites frontier garments operators-vitbn operators-vitbn-tiny accuracy conditions brought engines \
 	added foreign faults soak proxy bulk throughput rates
 
@@ -145,7 +145,7 @@ benchmarks: setup perf_analyzer $(NEW)/steady.json
 	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
 	$(MAKE) report
 
-# An unsteady machine stops the measurement with the reason, unless ANYWAY=1; every result says which it was.
+# An unsteady machine stops the measurement with the reason, unless ANYWAY=1; every result says whether the machine was steady.
 $(NEW)/steady.json: .venv/installed
 	@mkdir -p $(NEW)
 	python benchmarks/steady.py $(if $(ANYWAY),--anyway) --json $@.part && mv $@.part $@
@@ -207,8 +207,8 @@ SECONDS_throughput := 300
 COMMAND_rates := throughput.py --preset rates
 SECONDS_rates := 35
 
-# All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands and
-# rehearses each on a stub device, in the environment of the CPU.
+# All measurements on a GPU, in the GPU's environment. DRY_RUN=1 needs no GPU: it prints the commands and rehearses each
+# on a stub device, in the environment of the CPU.
 benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
 ifdef DRY_RUN
 	python tests/gpu/gpu_dry_run.py

@@ -10,6 +10,7 @@ from serving.local_server import running_server
 
 
 def step(number: int, title: str, *command: str) -> None:
+    """Prints and runs a command of Python; exits with its code if it fails."""
     print(f"\n[{number}/4] {title}\n      $ python {' '.join(command)}", flush=True)
     if code := subprocess.run([sys.executable, *command]).returncode:
         sys.exit(code)

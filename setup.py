@@ -1,8 +1,8 @@
-"""Everything else is in pyproject.toml.
+"""Installs a wheel's modules into a folder; everything else is in pyproject.toml.
 
-In a wheel all modules lie in one folder, which a .pth file puts at the end of Python's path: common names like `models`
-neither overwrite nor hide another package's, and imports keep their one spelling. A checkout (`pip install -e .`) puts
-its own folder on the path. `pip install --target` reads no .pth file: there PYTHONPATH needs the folder.
+A .pth file puts this folder at the end of Python's path. So packages with common names, such as `models`, neither
+overwrite nor hide other packages, and imports are spelled as in a checkout, which `pip install -e .` puts on the path.
+`pip install --target` reads no .pth file: there PYTHONPATH needs the folder.
 """
 
 from pathlib import Path
@@ -14,6 +14,8 @@ FOLDER = "vitbn_files"
 
 
 class InstallLib(install_lib):
+    """Installs into FOLDER of site-packages, and writes the .pth file."""
+
     def finalize_options(self) -> None:
         super().finalize_options()
         self.site = Path(self.install_dir)

@@ -1,4 +1,4 @@
-"""The program `vitbn COMMAND`."""
+"""The program `vitbn COMMAND`: the table of its commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 import click
 
-import vitbn_packages  # noqa: F401  # one-line errors
+import vitbn_packages  # noqa: F401  # installs the one-line errors
 
 
 class Entry(NamedTuple):
+    """A command: the module that defines it, its line in the help, and arguments for an example."""
+
     module: str
     help: str
     example: str
 
 
-# Group -> name -> command, so that `vitbn --help` imports no command.
+# Group -> name -> command. With this table `vitbn --help` imports no command.
 GROUPS: dict[str, dict[str, Entry]] = {
     "Prepare": {
         "models": Entry("models.catalog", "List the shipped checkpoints.", ""),
@@ -85,7 +87,7 @@ BENCHMARKS = {
 
 
 class LazyGroup(click.Group):
-    """Imports commands on demand: a client machine lacks other commands' packages."""
+    """A click group that imports a command when it is called: a client machine lacks other commands' packages."""
 
     def __init__(self, groups: Mapping[str, Mapping[str, Entry]], **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -101,8 +103,8 @@ class LazyGroup(click.Group):
         module = import_module(entry.module)
         if not isinstance(command := getattr(module, cmd_name, None), click.Command):
             raise ImportError(f"{module.__name__} has no command {cmd_name}", name=module.__name__)
-        words = ["vitbn", *([] if self is main else [str(self.name)]), cmd_name, entry.example]
-        command.epilog = f"Example: {' '.join(words)}".rstrip()
+        group = [] if self is main else [str(self.name)]
+        command.epilog = f"Example: {' '.join(['vitbn', *group, cmd_name, entry.example])}".rstrip()
         return command
 
     def resolve_command(
@@ -110,7 +112,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows only imported commands
+        except click.NoSuchCommand as error:  # click itself suggests only imported commands
             raise click.NoSuchCommand(error.command_name, possibilities=self.entries, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,7 +1,8 @@
-"""One-line errors: a foreign package that hides ours, a missing extra, Ctrl-C, the system's.
+"""Prints errors as one line instead of a traceback.
 
-Importing it installs the first three. In: an error that nothing has caught. Out: its line, else the usual traceback.
-`one_line_errors` ends a command so.
+Importing this module installs a hook for errors that no code caught: another package that hides a folder of this
+project, a missing extra, Ctrl-C. Other errors keep their traceback. `one_line_errors` does the same in a command, for
+errors of the operating system and errors that the project defines.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import TracebackType
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("common", "models", "export", "serving", "clients", "benchmarks")
 
-# Extra -> packages that it brings.
+# Extra of pyproject.toml -> packages that it installs.
 EXTRAS = {
     "base": ("jsonschema", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
     "rewrite": ("onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime"),
@@ -32,18 +33,20 @@ EXTRAS = {
 
 
 def foreign_package(error: BaseException) -> str | None:
+    """The line for an import that failed because another package hides a folder of this project, else None."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     spec = find_spec(package) if package in PACKAGES else None
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-    if not places or Path(places[0]).resolve().parent == HERE:
+    paths = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    if not paths or Path(paths[0]).resolve().parent == HERE:
         return None
-    folder = Path(places[0]).parent
-    beside = folder == HERE.parent  # in a wheel HERE is a folder of site-packages
-    remedy = "give vitbn an environment of its own" if beside else "remove it from PYTHONPATH"
+    folder = Path(paths[0]).parent
+    in_site_packages = folder == HERE.parent  # a wheel installs this file in a folder of site-packages
+    remedy = "give vitbn an environment of its own" if in_site_packages else "remove it from PYTHONPATH"
     return f"Error: expected the package {package} of {HERE}, found another in {folder}: {remedy}"
 
 
 def missing_package(error: BaseException) -> str | None:
+    """The line for a missing package of an extra, with the command that installs the extra; else None."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     for extra in (extra for extra, packages in EXTRAS.items() if name in packages):
         return f"Error: expected {name}, found none; install it: {install(extra)}"
@@ -51,43 +54,43 @@ def missing_package(error: BaseException) -> str | None:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra: with the checkout's constraints, else from where vitbn came."""
+    """The command that installs an extra: in a checkout with its constraints, else from vitbn's source."""
     constraints = HERE / "constraints.txt"
     if not constraints.is_file():
         return f"pip install {shlex.quote(f'vitbn[{extra}]{_origin()}')}"
-    typed = Path(constraints.name)
-    here = typed.is_file() and typed.samefile(constraints)
-    folder, file = (".", constraints.name) if here else (str(HERE), shlex.quote(str(constraints)))
+    relative = Path(constraints.name)
+    in_checkout = relative.is_file() and relative.samefile(constraints)
+    folder, file = (".", constraints.name) if in_checkout else (str(HERE), shlex.quote(str(constraints)))
     return f"pip install -c {file} -e {shlex.quote(f'{folder}[{extra}]')}"
 
 
 def _origin() -> str:
-    """` @ URL` of a file, folder or repository that vitbn was installed from; empty for an index. Source: PEP 610."""
+    """` @ URL` of the file, folder or repository that vitbn was installed from; empty for an index. Source: PEP 610."""
     try:
-        recorded = json.loads(distribution("vitbn").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution("vitbn").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
         return ""
-    if "vcs_info" in recorded:
-        about = recorded["vcs_info"]
-        return f" @ {about['vcs']}+{recorded['url']}@{about['commit_id']}"
-    return f" @ {recorded['url']}" if recorded else ""
+    if "vcs_info" in origin:
+        version_control = origin["vcs_info"]
+        return f" @ {version_control['vcs']}+{origin['url']}@{version_control['commit_id']}"
+    return f" @ {origin['url']}" if origin else ""
 
 
 def in_words(error: BaseException) -> str:
-    """The system's errors as `FILE: reason`, without their number; the text of others."""
+    """The error's message; for an error of the operating system `FILE: reason`, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether the project defines the error: its message is for users."""
+    """Whether this project defines the error's class, whose messages are for users."""
     return type(error).__module__.partition(".")[0] in PACKAGES
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns the system's errors and those that the project defines into ClickException. Also decorates a command."""
+    """Turns errors of the system and of this project into ClickException, in a `with` block or as a decorator."""
     import click
 
     try:

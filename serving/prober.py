@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,6 @@ class Verdict:
         return {
             number for (name, number), state in self.states.items() if name == model and (not states or state in states)
         }
-
-    def with_failures(self, more: Sequence[Failure]) -> Verdict:
-        """This verdict with further failures."""
-        return replace(self, ok=False, failures=(*self.failures, *more)) if more else self
 
 
 class Prober(Child):

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from serving import control_key, restricted_api
@@ -262,7 +263,7 @@ class Supervisor(Loop):
         for model, version in self._versions.unchecked(verdict.states):
             judge.is_new(model, version)
             failures += self._call(partial(self._versions.check_files, model, version))  # a large file takes seconds
-        return verdict.with_failures(failures)
+        return replace(verdict, ok=False, failures=(*verdict.failures, *failures)) if failures else verdict
 
     def _heal(self, server: TritonServer, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
         """Loads a model again; its old stubs answer until the new stubs are ready. Returns old stub -> when to kill it.

@@ -1,6 +1,6 @@
--- What Triton's HTTP parser must not see: it ends the server on deep nesting and on a shape of more than 2^31 with JSON
--- data. Over gRPC the server refuses such requests itself, but unpacks a compressed message of 600 kB to 1.4 GB. A body of
--- 600,000 chunks of one byte ends it too: the guard waits for the whole body, so Envoy sends it on in few pieces.
+-- Refuses requests that would end Triton. Its HTTP parser crashes on deep nesting and on a shape of more than 2^31 with
+-- JSON data. Over gRPC Triton refuses such requests itself, but unpacks a compressed message of 600 kB to 1.4 GB. A
+-- body of 600,000 chunks of 1 byte ends Triton, too: the guard waits for the complete body, so Envoy sends large chunks.
 
 local LIMITS = { header = 4096, body = 16 * 1024 * 1024, question = 1024, dimension = 65536 } -- per request
 
@@ -9,11 +9,11 @@ local HOW = "(KServe's SDK: set_data_from_numpy(array, binary_data=True); curl: 
   .. "tensor's bytes, with -H 'Inference-Header-Content-Length: BYTES OF THE JSON')"
 
 local function refuse(handle, status, text)
-  handle:headers():replace("x-guard", "refused") -- local_reply_config keeps this text, and makes JSON of it
+  handle:headers():replace("x-guard", "refused") -- by this header local_reply_config keeps the text, as JSON
   handle:respond({ [":status"] = status }, text)
 end
 
--- Says why Triton must not read this JSON header of a request, or nil; `body_bytes`: the size of the request's body.
+-- Returns why Triton must not read this JSON header of a request, or nil. `body_bytes`: the size of the request's body.
 local function reason(text, body_bytes)
   if text:find("\\", 1, true) then
     return "expected a JSON header without escapes"

@@ -45,7 +45,7 @@ def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: li
     assert (names, len(calls)) == (["1", "1"], 1)
 
 
-def test_the_key_is_that_of_another_process() -> None:
+def test_another_process_computes_the_same_key() -> None:
     """einops keeps an object in each network that repr tells by its address."""
     networks = network("vitbn"), network("vitbn")
     for each in networks:
@@ -54,7 +54,7 @@ def test_the_key_is_that_of_another_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["attribute", "options", "example", "code"])
-def test_what_differs_is_exported_anew(
+def test_a_network_that_differs_is_exported_anew(
     name: str, export: Callable[..., Any], calls: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(network(), EXAMPLE, opset_version=20)
@@ -84,7 +84,7 @@ def without_names(proto: onnx.ModelProto) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["vitbn", "vit-repbn", "cnn"])
-def test_another_network_s_numbers_go_into_the_same_graph(
+def test_weights_of_another_network_go_into_the_same_graph(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, calls = ModelConfig(model=model, depth=1, dim=16, heads=2, dim_head=8, mlp_dim=16), []

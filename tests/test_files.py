@@ -36,7 +36,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return tmp_path / "deep" / "run.json"
 
 
-def test_a_file_is_replaced_as_a_whole_and_others_may_read_it(path: Path) -> None:
+def test_a_file_is_replaced_completely_and_others_may_read_it(path: Path) -> None:
     for content in (b"one", b"two"):
         write_atomically(path, content)
         assert path.read_bytes() == content
@@ -44,7 +44,7 @@ def test_a_file_is_replaced_as_a_whole_and_others_may_read_it(path: Path) -> Non
         assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_temporary_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomically(path, b"old")
 
     def full(descriptor: int) -> None:

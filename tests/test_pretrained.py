@@ -62,7 +62,7 @@ def dataset_of(name):
 
 
 @pytest.fixture(scope="module")
-def test_part_of(request):
+def load_test_pictures(request):
     @cache
     def loaded(dataset):
         data = load_dataset(dataset, request.getfixturevalue(f"{dataset.replace('-', '_')}_dir"))
@@ -73,8 +73,8 @@ def test_part_of(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_accuracy_before_and_after_export(name, test_part_of):
-    images, labels = test_part_of(dataset_of(name))
+def test_accuracy_before_and_after_export(name, load_test_pictures):
+    images, labels = load_test_pictures(dataset_of(name))
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]
     classify = onnx_classifier(export_checkpoint(shipped(name), Form(rewrites="all")).onnx)

@@ -38,7 +38,7 @@ def grpc_client(server: Server) -> Iterator[grpc.InferenceServerClient]:
 
 @pytest.mark.parametrize("protocol", [http, grpc])
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_values(request: pytest.FixtureRequest, protocol: ModuleType, count: int) -> None:
+def test_answers_are_the_expected_logits(request: pytest.FixtureRequest, protocol: ModuleType, count: int) -> None:
     client = request.getfixturevalue("http_client" if protocol is http else "grpc_client")
     images = pictures(count)
     answer = client.infer("linear", [tensor(protocol, "image", images, "UINT8")])

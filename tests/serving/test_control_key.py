@@ -85,7 +85,7 @@ def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: str) -> None:
     ],
     ids=["closed", "partly the user's", "by the supervisor", "open", "open to all"],
 )
-def test_what_the_user_guards_stays_and_the_rest_is_closed(
+def test_apis_that_the_user_guards_stay_and_all_others_get_a_guard(
     given: list[str], added: list[str], theirs: list[str]
 ) -> None:
     assert restricted_api.options(given, "secret") == [f"{each}:{HEADER}=secret" for each in added]

@@ -76,7 +76,7 @@ def promote(fleet: RunningFleet) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.parametrize("event", [promote, kill_server, kill_stub, kill_supervisor, restart])
-def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], None]) -> None:
+def test_no_client_sees_a_fault(fleet: RunningFleet, event: Callable[[RunningFleet], None]) -> None:
     wait_until(fleet.right, "right before")
     with traffic(fleet) as verdicts:
         event(fleet)
@@ -141,7 +141,7 @@ def test_cores_are_shared_out_and_none_is_left_idle() -> None:
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_the_own_port_shows_metrics_alone(fleet: RunningFleet) -> None:
+def test_the_port_of_the_fleet_shows_metrics_only(fleet: RunningFleet) -> None:
     metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
     assert 'vitbn_fleet_server_starts{server="0"}' in metrics
     assert "TYPE vitbn_fleet_rolls_total counter" in metrics

@@ -161,7 +161,7 @@ def test_no_server_starts_where_another_answers(
     assert "started" not in lines
 
 
-def test_only_failed_starts_s_make_it_give_up(options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_failed_starts_make_it_give_up(options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ends the server ten times must not end the service."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.0)
     watching = Supervisor(options, Events(None), "", [])

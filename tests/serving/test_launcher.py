@@ -104,7 +104,7 @@ def test_stub_without_libpython_is_refused(tmp_path: Path) -> None:
         launcher.check_stub(stub, os.environ)
 
 
-def test_backends_are_assembled_once_and_whole(tmp_path: Path) -> None:
+def test_backends_are_assembled_once_and_completely(tmp_path: Path) -> None:
     files = launcher.backend_files(launcher.pytriton_folder())
     folder = launcher.assemble_backends(files, tmp_path)
     made = folder.stat().st_mtime_ns

@@ -51,7 +51,7 @@ def ask(engine: Adder, joining: LengthPadding, *requests: tuple[Any, Any]) -> li
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_lengths_run_together_and_each_gets_its_own_rows(left: bool) -> None:
+def test_requests_of_different_lengths_run_together_and_get_their_outputs(left: bool) -> None:
     engine = Adder()
     rows = [[1, 0], [1, 1]] if not left else [[0, 1], [1, 1]]
     found = ask(engine, lengths(left=left), ([[1, 2, 3]], [[1, 1, 1]]), ([[4]], [[1]]), ([[5, 6], [7, 8]], rows))
@@ -69,13 +69,13 @@ def test_texts_that_padding_might_change_run_apart(mask: list[int]) -> None:
     assert sorted(engine.shapes) == [(1, 2), (2, 3)]
 
 
-def test_a_hole_runs_apart() -> None:
+def test_a_text_whose_mask_has_a_hole_runs_alone() -> None:
     engine = Adder()
     ask(engine, lengths(), ([[1, 2, 3]], [[1, 0, 1]]), ([[3]], [[1]]), ([[1, 2, 3]], [[1, 0, 1]]))
     assert sorted(engine.shapes) == [(1, 1), (2, 3)]
 
 
-def test_malformed_requests_fail_nobody_else_s() -> None:
+def test_a_malformed_request_fails_alone() -> None:
     """Two of unequal lengths, whose fault the engine tells, and a request without its first axis."""
     bad = {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1]])}
     flat = {"ids": np.array([1, 2, 3]), "mask": np.array([1, 1, 1])}
@@ -91,7 +91,7 @@ def test_a_long_text_is_not_joined_by_many_short_ones(monkeypatch: pytest.Monkey
     assert lengths().groups(texts) == [[0, 1, 2, 3], [4]]
 
 
-def test_no_tokens_and_no_texts() -> None:
+def test_requests_without_tokens_or_texts_are_answered() -> None:
     none = {"ids": np.zeros((1, 0), np.int64), "mask": np.zeros((1, 0), np.int64)}
     empty = {"ids": np.zeros((0, 3), np.int64), "mask": np.zeros((0, 3), np.int64)}
     some = {"ids": np.ones((1, 2), np.int64), "mask": np.ones((1, 2), np.int64)}
@@ -133,7 +133,7 @@ def test_the_parameter_reads_as_it_was_written() -> None:
         ({"inputs": None}, "'NoneType' object is not iterable"),
     ],
 )
-def test_another_parameter_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_a_bad_parameter_is_refused(changed: dict[str, Any], said: str) -> None:
     held = json.loads(lengths().to_json()) | changed
     with pytest.raises((ValueError, TypeError), match=said):
         LengthPadding.from_json(json.dumps(held))

@@ -84,13 +84,13 @@ def test_every_property_is_passed_on_and_taken(backend: ModuleType) -> None:
         ],
     ],
 )
-def test_what_cannot_be_done_is_refused(backend: ModuleType, wanted: dict[str, Any], kind: str, reason: str) -> None:
+def test_unsupported_settings_are_refused(backend: ModuleType, wanted: dict[str, Any], kind: str, reason: str) -> None:
     with pytest.raises(ModelRefused) as refusal:
         backend.check_config(wanted, kind) or backend.cpu_properties(wanted, bfloat16=True)
     assert reason in str(refusal.value)
 
 
-def test_what_changes_nothing_is_taken(backend: ModuleType) -> None:
+def test_settings_without_effect_are_accepted(backend: ModuleType) -> None:
     backend.check_config(
         config(
             RESHAPE_IO_LAYERS="NO", CPU_EXTENSION_PATH="", ENABLE_BATCH_PADDING="YES", SKIP_OV_DYNAMIC_BATCHSIZE="x"

@@ -138,7 +138,7 @@ def test_refused_with_a_reason(index: dict[str, dict[str, str]], name: str) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.reason])
-def test_accepted(index: dict[str, dict[str, str]], name: str) -> None:
+def test_a_supported_configuration_loads(index: dict[str, dict[str, str]], name: str) -> None:
     assert index[name]["state"] == "READY", index[name].get("reason")
 
 

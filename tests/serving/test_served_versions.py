@@ -122,7 +122,7 @@ def test_a_lying_version_that_a_stranger_loads_gives_way(
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_hashes_are_with_broken_files_when_a_stranger_loads(supervised: tuple[Server, Path]) -> None:
+def test_broken_files_that_a_stranger_loads_are_found_by_their_hashes(supervised: tuple[Server, Path]) -> None:
     """The answers are right; the file is not the published one."""
     server, repository = supervised
     model = repository / "linear"

@@ -88,7 +88,7 @@ def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("again", range(3))
-def test_a_process_that_dies_as_its_server_starts_is_missed(supervised: Server, again: int) -> None:
+def test_a_process_that_dies_during_the_start_is_noticed(supervised: Server, again: int) -> None:
     """The other instance answers the probes, and a dead process no longer tells whose it was."""
     wait_until(lambda: right(supervised), "right before the fault")
     lost = "model pair version 1 has lost process"
@@ -213,7 +213,7 @@ def over_damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_the_start_serves_the_newest_whole_version(over_damaged: Server, name: str) -> None:
+def test_the_start_serves_the_newest_intact_version(over_damaged: Server, name: str) -> None:
     model, (_, version, expected) = name.replace(" ", "_"), DAMAGES[name]
     found = probe_server(over_damaged.http_url, [model], timeout_s=5)
     assert found.ok
@@ -226,7 +226,7 @@ def test_the_start_serves_the_newest_whole_version(over_damaged: Server, name: s
         assert metric in answer.read().decode()
 
 
-def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
+def test_an_intact_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
     truncate(model / "2" / "model.onnx")
     manifest = json.loads((model / "2" / "manifest.json").read_text())

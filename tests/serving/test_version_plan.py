@@ -9,14 +9,14 @@ from published_models import DAMAGES, foreign, published, truncate
 from serving.version_plan import Plan, Problem, plan
 
 
-def test_whole_files_leave_everything_to_config_pbtxt(tmp_path: Path) -> None:
+def test_with_intact_files_config_pbtxt_decides(tmp_path: Path) -> None:
     model = published(tmp_path, versions=3)
     found = plan(model)
     assert (found.versions, found.json(), found.problems) == ((2, 3), None, ())
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_each_damage_is_named_and_the_newest_whole_version_served(tmp_path: Path, name: str) -> None:
+def test_each_damage_is_named_and_the_newest_intact_version_served(tmp_path: Path, name: str) -> None:
     damage, version, expected = DAMAGES[name]
     model = published(tmp_path, versions=3)
     damage(model)
@@ -46,7 +46,7 @@ def remove_every_config(model: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_all, remove_every_config])
-def test_with_nothing_whole_nothing_is_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_without_an_intact_version_nothing_is_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     model = published(tmp_path, versions=2)
     damage(model)
     found = plan(model)

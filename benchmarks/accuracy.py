@@ -156,7 +156,7 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
     """Rows with shares of all pictures; a picture without ink counts as rejected."""
     import numpy as np
 
-    from benchmarks.measure.brought import DIGITS, NOT_DIGITS, pictures
+    from benchmarks.measure.difficult_pictures import DIGITS, NOT_DIGITS, pictures
     from common.evidence import evidence
     from models.checkpoints.checkpoint import load
 

@@ -8,7 +8,7 @@ from commands import measured
 
 import benchmarks.accuracy as module
 from benchmarks.accuracy import accuracy
-from benchmarks.measure.brought import DIGITS, FONTS, LETTERS, NOT_DIGITS, SIDE, pictures
+from benchmarks.measure.difficult_pictures import DIGITS, FONTS, LETTERS, NOT_DIGITS, SIDE, pictures
 from clients.preprocess import to_model_input
 
 

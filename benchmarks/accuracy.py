@@ -127,7 +127,7 @@ def _on_data(networks: Sequence[Network]) -> Iterator[dict[str, Any]]:
 
 
 def _on_conditions(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
-    from benchmarks.measure.conditions import SMALL, conditions
+    from benchmarks.measure.distorted_digits import SMALL, conditions
     from models.checkpoints.checkpoint import load
 
     _check_digits("--conditions", networks, data)

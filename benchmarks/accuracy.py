@@ -77,7 +77,7 @@ def accuracy(
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     if published:
         _check_alone(dataset, models or checkpoints or conditions or brought)
-    from benchmarks.measure.published_pictures import published_row
+    from benchmarks.measure.published_accuracy import published_row
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from benchmarks.accuracy import accuracy
-from benchmarks.measure.published_pictures import calibration
+from benchmarks.measure.published_accuracy import calibration
 from clients.bulk.app import bulk
 from clients.classifier import Classifier
 from clients.infer import infer as infer_command

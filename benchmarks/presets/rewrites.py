@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.rewritten import ROUNDS
+from benchmarks.measure.rewrite_speedups import ROUNDS
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
 
@@ -20,7 +20,7 @@ def rewrites(record: Record, seconds: float) -> None:
 
     Every candidate classifies the same images as one call, and in its best way, which a short search finds.
     """
-    from benchmarks.measure.rewritten import measure
+    from benchmarks.measure.rewrite_speedups import measure
 
     for depth in DEPTHS:
         measure(depth, seconds, record.add)

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.foreign_candidates import OURS
-from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
+from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
 from benchmarks.reporting.plotting import accuracy_over_cost, legend, look_of, png, row_of_panels
 from benchmarks.reporting.tables.networks import test_accuracy

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from commands import measured
 
-from benchmarks.measure import rewritten, workload
+from benchmarks.measure import rewrite_speedups, workload
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.network import shipped_network
-from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
+from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets import rewrites as presets
@@ -20,9 +20,9 @@ from models.networks.costs import absorbed_attention_macs, attention_macs
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(presets, "DEPTHS", (1,))
-    monkeypatch.setattr(rewritten, "IMAGES", 256)
-    monkeypatch.setattr(rewritten, "ROUNDS", 3)
-    monkeypatch.setattr(rewritten, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
+    monkeypatch.setattr(rewrite_speedups, "IMAGES", 256)
+    monkeypatch.setattr(rewrite_speedups, "ROUNDS", 3)
+    monkeypatch.setattr(rewrite_speedups, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     _, written = measured(presets.rewrites, tmp_path / "rewrites.json", "--seconds", 1)
     assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 256)}
     rows = {row["name"]: row for row in written["rows"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
+from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import (
     Table,

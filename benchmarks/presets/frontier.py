@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @recorded("frontier")
 def frontier(record: Record, folders: Sequence[Path], dataset: str | None, seconds: float) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
-    from benchmarks.measure.speeds import measure
+    from benchmarks.measure.checkpoint_speeds import measure
 
     measure(comparable(folders, dataset), seconds, record.update)
 
@@ -42,7 +42,7 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
     `dataset`: only checkpoints of that dataset; by default MNIST for the shipped checkpoints, else all. Raises
     ClickException for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
-    from benchmarks.measure.speeds import name_of
+    from benchmarks.measure.checkpoint_speeds import name_of
     from models.checkpoints.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]

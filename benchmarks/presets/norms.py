@@ -22,7 +22,7 @@ LEARNED = 0.5  # least test accuracy: other networks failed to learn, and their 
 @recorded("norms")
 def norms(record: Record, study: Path, seconds: float) -> None:
     """Time the networks that `vitbn study norms --output STUDY` trained, with all rewrites that apply."""
-    from benchmarks.measure.speeds import measure
+    from benchmarks.measure.checkpoint_speeds import measure
     from models.checkpoints.checkpoint import load
 
     checkpoints = [load(study / "runs" / f"{label}.safetensors") for label in learned(study)]

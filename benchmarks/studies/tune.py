@@ -55,7 +55,7 @@ RECIPE: dict[str, Any] = {
 
 def _images_per_s(checkpoint: Path) -> float:
     """Of the checkpoint's rewritten file. Raises ClickException if it cannot be exported."""
-    from benchmarks.measure.speeds import images_per_s
+    from benchmarks.measure.checkpoint_speeds import images_per_s
     from export.errors import ExportError
 
     try:

@@ -140,8 +140,8 @@ def _compare(
     """Measures the candidates and prints the tables. Returns whether an answer was wrong, or nothing was measured."""
     from benchmarks.measure.devices import free
     from benchmarks.measure.first_calls import Missing, build_all
+    from benchmarks.measure.latency_rows import finish, measure
     from benchmarks.measure.roofline import Limits
-    from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import Row
     from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines
 

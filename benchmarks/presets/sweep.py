@@ -35,8 +35,8 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.devices import choose
     from benchmarks.measure.first_calls import Missing, build_all
+    from benchmarks.measure.latency_rows import finish, measure
     from benchmarks.measure.roofline import Limits
-    from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables.timed_calls import batch_table, unstable_lines
 

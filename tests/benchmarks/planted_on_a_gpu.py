@@ -16,7 +16,8 @@ import gpu_dry_run
 import gpu_faults
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.measure import engines, in_onnx, rounds, timing
+from benchmarks.measure import engines, in_onnx, timing
+from benchmarks.measure.latency_rows import Rounds
 from benchmarks.measure.timing import Durations
 from benchmarks.presets import gpu
 from benchmarks.presets.gpu import ROOT, Step
@@ -82,7 +83,7 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     yield "5", [LOAD], ROOT, patch.object(by_perf_analyzer, "program", missing_program)
     yield "6", [LOAD], ROOT, planting(publish, "config_pbtxt", with_a_standby)
     yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})
-    yield "8", [LATENCY], ROOT, patch.object(rounds.Rounds, "_baseline", in_float32(rounds.Rounds._baseline))
+    yield "8", [LATENCY], ROOT, patch.object(Rounds, "_baseline", in_float32(Rounds._baseline))
     yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)
     yield "10", [], ROOT, patch.object(backend, "check_provider", lambda *_: None)
     yield "11", [LATENCY], ROOT, patch.object(in_onnx, "EngineOptions", one_profile)

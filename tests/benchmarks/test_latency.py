@@ -11,7 +11,7 @@ import torch
 from commands import failure, measured, told
 
 from benchmarks.latency import latency
-from benchmarks.measure import devices, rounds
+from benchmarks.measure import devices, latency_rows
 from benchmarks.measure import reference as module
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.device_calls import BUFFERS, Calls
@@ -177,7 +177,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
     built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), rewrites="none"))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
-    run = rounds.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
+    run = latency_rows.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
     run._watch = SimpleNamespace(readings=[])
 
     def attempt() -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
         call.device_ms.append(float(len(ready)))
         run._end_round(True)
         if len(ready) == 2:
-            raise rounds._Failed("a", RuntimeError("out of memory"))
+            raise latency_rows._Failed("a", RuntimeError("out of memory"))
         return {}
 
     monkeypatch.setattr(run, "_interleaved", attempt)
@@ -197,7 +197,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rounds, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
+    monkeypatch.setattr(latency_rows, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
     options = "--model cnn --runtime torch --runtime onnx-optimized --batch 2"
     _, written = run(tmp_path / "latency.json", options, exit_code=1)
     assert written["rows"] == []

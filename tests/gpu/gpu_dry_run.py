@@ -85,7 +85,7 @@ def stub(folder: Path) -> None:
     whole, gate = load_digits(), cast("Callable[..., Any]", _gate)
     digits = replace(whole, test_images=whole.test_images[:IMAGES], test_labels=whole.test_labels[:IMAGES])
     for place, value in {
-        "benchmarks.measure.rounds.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
+        "benchmarks.measure.latency_rows.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
         "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
         "benchmarks.measure.in_onnx.build": partial(_build, build),

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
-    from benchmarks.measure.in_torch import in_torch
+    from benchmarks.measure.run_torch import in_torch
 
     return in_torch(network, candidate, lambda network: network)
 
 
 def compiled(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
-    from benchmarks.measure.in_torch import compile_network, in_torch
+    from benchmarks.measure.run_torch import compile_network, in_torch
 
     return in_torch(network, candidate, compile_network)
 
 
 def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
-    from benchmarks.measure.in_torch import CudaGraphs, in_torch
+    from benchmarks.measure.run_torch import CudaGraphs, in_torch
 
     return in_torch(network, candidate, CudaGraphs)
 

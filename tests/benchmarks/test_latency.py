@@ -17,9 +17,9 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.device_calls import BUFFERS, Calls
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
 from benchmarks.measure.first_calls import Missing
-from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.network import Network
 from benchmarks.measure.reference import reference
+from benchmarks.measure.run_torch import channels_last
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
 from benchmarks.reporting.tables.timed_calls import closing_lines

@@ -62,7 +62,7 @@ def _instance(published: Published, candidate: Candidate) -> Instance:
 
 def _start(published: Published, candidate: Candidate) -> Classify:
     from benchmarks.measure.engines import start
-    from benchmarks.measure.in_onnx import execution
+    from benchmarks.measure.run_tensorrt import execution
 
     if published.plan is not None:
         return execution(published.plan, lambda batch: 0)  # the plan's only profile

@@ -38,7 +38,7 @@ def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
 
 
 def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
-    from benchmarks.measure.in_onnx import on_cpu, on_cuda
+    from benchmarks.measure.run_onnxruntime import on_cpu, on_cuda
 
     if candidate.device == "cpu":
         return on_cpu(data, candidate)
@@ -52,7 +52,7 @@ def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 
 
 def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
-    from benchmarks.measure.in_onnx import in_tensorrt
+    from benchmarks.measure.run_tensorrt import in_tensorrt
 
     return in_tensorrt(data, candidate, sizes, ENGINES[candidate.engine].graph)
 

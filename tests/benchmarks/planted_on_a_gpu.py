@@ -16,7 +16,7 @@ import gpu_dry_run
 import gpu_faults
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.measure import engines, in_onnx, timing
+from benchmarks.measure import engines, run_tensorrt, timing
 from benchmarks.measure.latency_rows import Rounds
 from benchmarks.measure.timing import Durations
 from benchmarks.presets import gpu
@@ -84,9 +84,9 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     yield "6", [LOAD], ROOT, planting(publish, "config_pbtxt", with_a_standby)
     yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})
     yield "8", [LATENCY], ROOT, patch.object(Rounds, "_baseline", in_float32(Rounds._baseline))
-    yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)
+    yield "9", [LATENCY], ROOT, patch.object(run_tensorrt, "engine_of", run_tensorrt.engine_of.__wrapped__)
     yield "10", [], ROOT, patch.object(backend, "check_provider", lambda *_: None)
-    yield "11", [LATENCY], ROOT, patch.object(in_onnx, "EngineOptions", one_profile)
+    yield "11", [LATENCY], ROOT, patch.object(run_tensorrt, "EngineOptions", one_profile)
 
 
 def one_profile(precision: Any, **_: Any) -> EngineOptions:
@@ -113,7 +113,7 @@ if __name__ == "__main__":
         found = {"none": gpu_dry_run.faults([LATENCY, LOAD], ROOT, folder)}
         found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
-            in_onnx.engine_of.cache_clear()
+            run_tensorrt.engine_of.cache_clear()
             with defect:
                 found[number] = gpu_dry_run.faults(steps, root, folder)
         Path(sys.argv[1]).write_text(json.dumps(found))

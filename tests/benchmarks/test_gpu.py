@@ -8,7 +8,7 @@ from gpu_dry_run import dry_run
 from gpu_faults import candidates
 
 from benchmarks.load.published import publish
-from benchmarks.measure import in_onnx
+from benchmarks.measure import run_tensorrt
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.network import shipped_network
 from benchmarks.presets import gpu as module
@@ -160,12 +160,12 @@ def test_candidates_with_one_file_share_an_engine(monkeypatch: pytest.MonkeyPatc
         options.timing_cache.write_bytes(b"timings")
         return b"plan"
 
-    monkeypatch.setattr(in_onnx, "TIMINGS", [])
-    monkeypatch.setattr(in_onnx, "build", build)
-    monkeypatch.setattr(in_onnx, "prepare", lambda proto: None)
+    monkeypatch.setattr(run_tensorrt, "TIMINGS", [])
+    monkeypatch.setattr(run_tensorrt, "build", build)
+    monkeypatch.setattr(run_tensorrt, "prepare", lambda proto: None)
     monkeypatch.setattr("onnx.load_from_string", lambda data: None)
-    in_onnx.engine_of.cache_clear()
+    run_tensorrt.engine_of.cache_clear()
     for data in (b"a", b"a", b"b"):
-        assert in_onnx.engine_of(data, ModelConfig(), EngineOptions("fp32", fixed=(1, 64))) == b"plan"
-    in_onnx.engine_of.cache_clear()
+        assert run_tensorrt.engine_of(data, ModelConfig(), EngineOptions("fp32", fixed=(1, 64))) == b"plan"
+    run_tensorrt.engine_of.cache_clear()
     assert built == [False, True], "the second engine knows the timings of the first"

@@ -250,7 +250,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((plan, profile_of(1), profile_of(5000)))
         return "the plan"
 
-    monkeypatch.setattr("benchmarks.measure.in_onnx.execution", execution)
+    monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
     copies = in_process.instances(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"), 2)
     assert [copy.run for copy in copies] == ["the plan"] * 2
     assert asked == [(b"plan", 0, 0)] * 2

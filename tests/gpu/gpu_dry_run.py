@@ -88,7 +88,7 @@ def stub(folder: Path) -> None:
         "benchmarks.measure.latency_rows.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
         "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
-        "benchmarks.measure.in_onnx.build": partial(_build, build),
+        "benchmarks.measure.run_tensorrt.build": partial(_build, build),
         "benchmarks.load.cells.run": _load,
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
         "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),

@@ -1,29 +1,16 @@
-"""Runs an ONNX file in ONNX Runtime and TensorRT."""
+"""Runs an ONNX file in ONNX Runtime, on the CPU or on CUDA."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 
-from benchmarks.measure.candidate import Candidate, Classify, Sizes
-from benchmarks.measure.progress import note
-from benchmarks.measure.tensorrt_execution import Execution
-from export.engines.gpu import require
-from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
+from benchmarks.measure.candidate import Candidate, Classify
 from export.errors import Unavailable
-from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
-
-TIMINGS: list[bytes] = []
-"""TensorRT's timing cache after the last engine."""
+from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 
 @cache
@@ -119,32 +106,3 @@ def _run_options(**entries: str) -> Any:
     for key, value in {"disable_synchronize_execution_providers": "1", **entries}.items():  # the caller waits
         options.add_run_config_entry(key, value)
     return options
-
-
-def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
-    """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
-    require()
-    options = EngineOptions(candidate.precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
-    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
-
-
-@cache
-def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes:
-    """Candidates with one file share its engine; engines share their kernels' timings."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        timings = Path(folder, "timings")
-        if TIMINGS:
-            timings.write_bytes(TIMINGS[-1])
-        plan = build(prepare(onnx.load_from_string(data)), config, replace(options, timing_cache=timings))
-        TIMINGS[:] = [timings.read_bytes()] if timings.exists() else []
-    note(f"TensorRT: an engine of {config.model}, {options.precision}, took {time.perf_counter() - start:.0f} s")
-    return plan
-
-
-def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
-    """Raises EngineError."""
-    import torch
-
-    with load(plan) as engine:
-        return Execution(engine, profile_of, torch.cuda.current_stream(), graph)

@@ -6,16 +6,58 @@ the device; it allocates memory once per batch size.
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure.progress import one_line
-from models.networks.config import INPUT_NAME, OUTPUT_NAME
+import onnx
+
+from benchmarks.measure.candidate import Candidate, Classify, Sizes
+from benchmarks.measure.progress import note, one_line
+from export.engines.gpu import require
+from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
+from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
     import torch
 
 Call = Callable[[Any], Any]
+
+TIMINGS: list[bytes] = []
+"""TensorRT's timing cache after the last engine."""
+
+
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
+    """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
+    require()
+    options = EngineOptions(candidate.precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
+    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
+
+
+@cache
+def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes:
+    """Candidates with one file share its engine; engines share their kernels' timings."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        timings = Path(folder, "timings")
+        if TIMINGS:
+            timings.write_bytes(TIMINGS[-1])
+        plan = build(prepare(onnx.load_from_string(data)), config, replace(options, timing_cache=timings))
+        TIMINGS[:] = [timings.read_bytes()] if timings.exists() else []
+    note(f"TensorRT: an engine of {config.model}, {options.precision}, took {time.perf_counter() - start:.0f} s")
+    return plan
+
+
+def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
+    """Raises EngineError."""
+    import torch
+
+    with load(plan) as engine:
+        return Execution(engine, profile_of, torch.cuda.current_stream(), graph)
 
 
 class Execution:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.measure.tensorrt_execution import Execution
+from benchmarks.measure.run_tensorrt import Execution
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 STREAM = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)

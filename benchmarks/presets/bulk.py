@@ -118,13 +118,13 @@ class BulkBench:
 
     def _program(self) -> float:
         """Images a second of ONNX Runtime as a program, a process a core, from start to end."""
-        command = [sys.executable, "-m", "benchmarks.load.plain_program", str(self._model), str(self._input)]
+        command = [sys.executable, "-m", "benchmarks.load.bulk_baseline", str(self._model), str(self._input)]
         started = time.monotonic()
         processes = [subprocess.Popen([*command, str(index), str(cores())]) for index in range(cores())]
         codes = [process.wait() for process in processes]
         rate = self._rows / (time.monotonic() - started)
         if any(codes):
-            raise ChildProcessError(f"benchmarks.load.plain_program: expected exit codes 0, found {codes}")
+            raise ChildProcessError(f"benchmarks.load.bulk_baseline: expected exit codes 0, found {codes}")
         return rate
 
     def _loop(self) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.load.plain_program import BATCH_SIZE, batches
+from benchmarks.load.bulk_baseline import BATCH_SIZE, batches
 from benchmarks.presets import bulk as bulk_runs
 from benchmarks.presets.bulk import _digits, _ends_within, _part_rows, _write_images
 

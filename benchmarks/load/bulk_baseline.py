@@ -1,6 +1,6 @@
 """Classifies part INDEX of COUNT of a file's images with ONNX Runtime alone, as a user would, and drops the answers.
 
-    python -m benchmarks.load.plain_program MODEL.onnx FILE INDEX COUNT
+    python -m benchmarks.load.bulk_baseline MODEL.onnx FILE INDEX COUNT
 
 FILE: idx of uint8 images (n, 28, 28). One thread.
 """

@@ -98,7 +98,7 @@ def throughput(
     """
     from benchmarks.load import by_perf_analyzer
     from benchmarks.load.cells import run
-    from benchmarks.load.published import device_of_server
+    from benchmarks.load.published_candidates import device_of_server
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.load import by_perf_analyzer, in_process
 from benchmarks.load.figures import Failed, WrongAnswer, served_name, wire
-from benchmarks.load.published import IMAGES, Published, check, publish, server_arguments
+from benchmarks.load.published_candidates import IMAGES, Published, check, publish, server_arguments
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps

@@ -13,7 +13,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
-    from benchmarks.load.published import Published
+    from benchmarks.load.published_candidates import Published
     from benchmarks.measure.candidate import Classify
     from export.equivalence import Images, Logits
     from export.precision_table import Device

@@ -69,7 +69,7 @@ def added(
     json_path: Path | None,
 ) -> None:
     """Time all test images in one `classify` call, and single images, against the same file in process."""
-    from benchmarks.load.published import device_of_server
+    from benchmarks.load.published_candidates import device_of_server
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
@@ -89,7 +89,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
     `streamed`: images of the measurement of memory. Raises WrongAnswer if a transport's logits differ.
     """
     from benchmarks.load import in_process
-    from benchmarks.load.published import check, publish, server_arguments
+    from benchmarks.load.published_candidates import check, publish, server_arguments
     from benchmarks.measure.engines import start
     from benchmarks.measure.timing import finished_rounds, time_interleaved
     from clients.classifier import Classifier

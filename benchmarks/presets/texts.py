@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load import by_perf_analyzer
 from benchmarks.load.figures import Failed, WrongAnswer
-from benchmarks.load.published import server_arguments
+from benchmarks.load.published_candidates import server_arguments
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
 from benchmarks.measure.progress import note, steps

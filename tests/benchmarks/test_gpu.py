@@ -7,7 +7,7 @@ from commands import failure, ok, told
 from gpu_dry_run import dry_run
 from gpu_faults import candidates
 
-from benchmarks.load.published import publish
+from benchmarks.load.published_candidates import publish
 from benchmarks.measure import run_tensorrt
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.network import shipped_network

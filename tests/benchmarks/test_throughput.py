@@ -20,9 +20,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from windows import LONG_S, SHORT_S, without_gaps
 
 from benchmarks import throughput
-from benchmarks.load import by_perf_analyzer, cells, in_process, published
+from benchmarks.load import by_perf_analyzer, cells, in_process, published_candidates
 from benchmarks.load.figures import Failed, WrongAnswer
-from benchmarks.load.published import Published
+from benchmarks.load.published_candidates import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
@@ -234,7 +234,7 @@ def test_candidates_that_differ_in_their_threads_share_an_export(
 @pytest.mark.slow
 def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
     candidate = Candidate(shipped_network("vitbn-tiny"), precision="tf32", device="cuda")
-    made = published.publish(candidate, tmp_path, {"it": (2, 1)}, 5000)
+    made = published_candidates.publish(candidate, tmp_path, {"it": (2, 1)}, 5000)
     config = text_format.Parse((tmp_path / "it" / "config.pbtxt").read_text(), pb.ModelConfig())
     assert (config.max_batch_size, made.plan) == (5000, None)
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 5000]
@@ -262,9 +262,9 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
 def test_answers_are_compared_relative_to_the_largest_logit(precision: Any, error: float, right: bool) -> None:
     expected = np.array([[10.0, -3.0]])
     with nullcontext() if right else pytest.raises(WrongAnswer, match=r"it: expected an error of at most 2.0e-05"):
-        published.check("it", expected + error, expected, precision)
+        published_candidates.check("it", expected + error, expected, precision)
     with pytest.raises(WrongAnswer, match=r"it: expected an error of at most .*, found nan"):
-        published.check("it", expected * np.nan, expected, precision)
+        published_candidates.check("it", expected * np.nan, expected, precision)
 
 
 def test_the_preset_of_rates_is_the_command_with_other_defaults() -> None:
@@ -291,12 +291,12 @@ def test_more_seconds_send_a_low_rate_enough() -> None:
 
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
-    assert published.device_of_server("auto") == published.device_of_server("cpu") == "cpu"
+    assert published_candidates.device_of_server("auto") == published_candidates.device_of_server("cpu") == "cpu"
     with pytest.raises(click.ClickException, match="expected a native tritonserver, found nvidia-pytriton's for CPUs"):
-        published.device_of_server("cuda")
+        published_candidates.device_of_server("cuda")
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
     monkeypatch.setattr("benchmarks.measure.devices.choose", lambda wanted: f"as chosen for {wanted}")
-    assert published.device_of_server("auto") == "as chosen for auto"
+    assert published_candidates.device_of_server("auto") == "as chosen for auto"
 
 
 def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:

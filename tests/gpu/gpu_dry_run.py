@@ -177,7 +177,7 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
     from benchmarks.load import by_perf_analyzer, in_process
     from benchmarks.load.cells import publish_all
     from benchmarks.load.figures import served_name
-    from benchmarks.load.published import check
+    from benchmarks.load.published_candidates import check
     from benchmarks.measure.engines import name_of, start
     from benchmarks.measure.progress import one_line
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load.published import shared_memory_arguments
+from benchmarks.load.published_candidates import shared_memory_arguments
 from serving import launcher
 from serving.arguments import PORTS
 from serving.launcher import LauncherError

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES
@@ -26,12 +25,13 @@ from benchmarks.measure.options import (
     presets,
     repeated,
 )
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.workload import LARGEST_BATCH, Workload
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
 from models.training.command_options import FiniteRange
 
 IN_FLIGHT = (1, 2, 8)
+MIN_REQUESTS = 40  # of an open loop: one request more or less changes the rate by 2.5 %
 
 
 def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[list[int]]:
@@ -97,7 +97,7 @@ def throughput(
     cannot run.
     """
     from benchmarks.load import by_perf_analyzer
-    from benchmarks.load.cells import run
+    from benchmarks.load.compared_loads import run
     from benchmarks.load.published_candidates import device_of_server
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.figures import Failed, served_name
+from benchmarks.load.errors import Failed
+from benchmarks.load.labels import served_name
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.figures import WrongAnswer
+from benchmarks.load.errors import WrongAnswer
 from benchmarks.measure.candidate import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serving.local_server import Server
 
 IN_PROCESS: Literal["in process"] = "in process"
+LARGEST_BATCH = 5000  # images of a request to a server
 SEED = 0  # of the times at which an open loop sends
 MICRO_BATCHES = (16, 32, 64, 128, 256)
 SEARCH_IMAGES = 2560

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.figures import LARGEST_BATCH, Failed
+from benchmarks.load.errors import Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES, why_not
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import dataset_options, device_option, digits, json_option, seconds_option
 from benchmarks.measure.progress import count_bar
-from benchmarks.measure.workload import IN_PROCESS
+from benchmarks.measure.workload import IN_PROCESS, LARGEST_BATCH
 from clients.options import DEFAULTS, Options
 from export.precision_table import PRECISIONS
 from models.catalog import OF_DIGITS

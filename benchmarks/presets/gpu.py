@@ -147,7 +147,7 @@ def _missing_packages() -> Iterator[str]:
 def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     """What the server's steps lack. MNIST is checked now, since the steps that need it come after fifteen minutes."""
     from benchmarks.load.by_perf_analyzer import program
-    from benchmarks.load.figures import Failed
+    from benchmarks.load.errors import Failed
     from models.data import DataError, find_idx
     from serving.launcher import native_server
 

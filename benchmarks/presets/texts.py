@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.load.figures import Failed, WrongAnswer
+from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import server_arguments
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from windows import without_gaps
 
 from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
-from benchmarks.load.figures import WrongAnswer
+from benchmarks.load.errors import WrongAnswer
 from benchmarks.measure.padded_texts import (
     CUT,
     INT8_CUT,

@@ -20,8 +20,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from windows import LONG_S, SHORT_S, without_gaps
 
 from benchmarks import throughput
-from benchmarks.load import by_perf_analyzer, cells, in_process, published_candidates
-from benchmarks.load.figures import Failed, WrongAnswer
+from benchmarks.load import by_perf_analyzer, compared_loads, in_process, published_candidates
+from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.measure import engines
@@ -127,7 +127,7 @@ def test_a_window_without_answers_is_measured_again_in_longer_windows() -> None:
     def run(seconds: int, failure: str) -> SimpleNamespace:
         if seconds == SHORT_S and failure != by_perf_analyzer.GAP:
             raise Failed(failure)
-        rows = cells.rows({ONE: Failed(failure) if seconds == SHORT_S else [FIGURES]})
+        rows = compared_loads.rows({ONE: Failed(failure) if seconds == SHORT_S else [FIGURES]})
         return SimpleNamespace(output=show(Run("x", None, None, {}, None, rows), "left_out"))
 
     assert without_gaps(partial(run, failure=by_perf_analyzer.GAP))[0] == LONG_S
@@ -158,23 +158,23 @@ FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
 def test_turns_share_what_they_are_compared_with() -> None:
     loads = [Workload(1, 1), Workload(1, 8), Workload(1, rate=50)]
-    asked: list[cells.Cell] = [
+    asked: list[compared_loads.Cell] = [
         (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
     ]
-    assert cells.turns(asked) == [(VIT, Workload(1, 1)), *asked]
+    assert compared_loads.turns(asked) == [(VIT, Workload(1, 1)), *asked]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    order: list[cells.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
+    order: list[compared_loads.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
 
     def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
         if workload.in_flight == 8:
             raise Failed("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
-    *_, taken = cells.take(measure, order, 1, 3)
+    *_, taken = compared_loads.take(measure, order, 1, 3)
     assert taken[order[0]] == [FIGURES] * 3
-    measured, missing = cells.rows(taken)
+    measured, missing = compared_loads.rows(taken)
     assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
     assert (missing["in_flight"], missing["reason"]) == (8, "the server refused requests: Exceeds maximum queue size")
 
@@ -189,9 +189,10 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
             raise MemoryError("5 GB are too many\nand more lines")
         return FIGURES
 
-    order: list[cells.Cell] = [(candidate, Workload(1, 1, protocol="grpc")) for candidate in (good, wrong, bad)]
-    *_, taken = cells.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
-    rows = cells.rows(taken)
+    load = Workload(1, 1, protocol="grpc")
+    order: list[compared_loads.Cell] = [(candidate, load) for candidate in (good, wrong, bad)]
+    *_, taken = compared_loads.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
+    rows = compared_loads.rows(taken)
     assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
     assert [row.get("wrong_answer") for row in rows] == [None, True, None]
     assert len(calls) == 1
@@ -200,7 +201,7 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 
 def test_nothing_is_left_to_measure() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
-        next(cells.take(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
+        next(compared_loads.take(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
 
 
 def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,25 +210,26 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
             raise DataError("mnist: expected its four idx files")
         return Published(b"")
 
-    monkeypatch.setattr(cells, "publish", make)
+    monkeypatch.setattr(compared_loads, "publish", make)
     forms = [Candidate(SHIPPED_VIT, precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
-    made, lost = cells.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
+    made, lost = compared_loads.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
     assert list(made) == forms[:1]
     assert [str(error) for error in lost.values()] == [
         "mnist: expected its four idx files",
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(cells.run([(Candidate(SHIPPED_VIT, "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
+        next(compared_loads.run([(Candidate(SHIPPED_VIT, "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
 
 
 def test_candidates_that_differ_in_their_threads_share_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(cells, "publish", lambda *arguments: made.append(arguments[2]) or Published(b""))
+    monkeypatch.setattr(compared_loads, "publish", lambda *arguments: made.append(arguments[2]) or Published(b""))
     sharings = [(1, 0), (2, 1)]
-    cells.publish_all([(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
+    asked = [(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings]
+    compared_loads.publish_all(asked, tmp_path)
     assert made == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 

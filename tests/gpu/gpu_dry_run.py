@@ -89,7 +89,7 @@ def stub(folder: Path) -> None:
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
         "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
         "benchmarks.measure.run_tensorrt.build": partial(_build, build),
-        "benchmarks.load.cells.run": _load,
+        "benchmarks.load.compared_loads.run": _load,
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
         "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),
         "benchmarks.presets.added.digits": lambda *_: digits,
@@ -175,8 +175,8 @@ def _load_of_one(candidate: Candidate, batch: int) -> None:
 def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[Any]:
     """Publishes, reads the configurations, classifies in process and checks the load generator's options."""
     from benchmarks.load import by_perf_analyzer, in_process
-    from benchmarks.load.cells import publish_all
-    from benchmarks.load.figures import served_name
+    from benchmarks.load.compared_loads import publish_all
+    from benchmarks.load.labels import served_name
     from benchmarks.load.published_candidates import check
     from benchmarks.measure.engines import name_of, start
     from benchmarks.measure.progress import one_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from benchmarks.load.figures import engine_and_sharing, wire
+from benchmarks.load.labels import engine_and_sharing, transport
 from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, number, ratio_text, times_faster
@@ -56,7 +56,7 @@ def throughput(run: Run) -> Table:
     unit, count = ("core", run.machine["threads"]) if run.machine["device"] == "cpu" else ("GPU", 1)
     rows = []
     for row in measured_rows(run):
-        cells = {"model": row["model"], "protocol": wire(row), "instances x threads": engine_and_sharing(row)}
+        cells = {"model": row["model"], "protocol": transport(row), "instances x threads": engine_and_sharing(row)}
         cells |= {"load": _load(row), "images a request": str(row["batch"])}
         cells |= {"images/s": f"{row['images_per_s']:,.0f}"}
         cells |= {f"{unit}-seconds a million images": number(count * 1e6 / row["images_per_s"])}
@@ -78,7 +78,7 @@ def saturated(run: Run) -> str:
     lines = []
     for point in saturation(run.rows):
         if not point["beyond"]:
-            server = f"{point['model']}, {engine_and_sharing(point)}, {wire(point)}, {point['batch']} a request"
+            server = f"{point['model']}, {engine_and_sharing(point)}, {transport(point)}, {point['batch']} a request"
             lines.append(f"- {server}: {_saturation_text(point)}")
     return "\n".join(lines)
 

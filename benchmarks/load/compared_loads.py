@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.load import by_perf_analyzer, in_process
-from benchmarks.load.figures import Failed, WrongAnswer, served_name, wire
+from benchmarks.load.errors import Failed, WrongAnswer
+from benchmarks.load.labels import served_name, transport
 from benchmarks.load.published_candidates import IMAGES, Published, check, publish, server_arguments
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import why_not
@@ -132,7 +133,7 @@ class Bench:
 
 
 def named(candidate: Candidate, workload: Workload) -> str:
-    return f"{served_name(candidate, workload)}, {wire(asdict(workload))}"
+    return f"{served_name(candidate, workload)}, {transport(asdict(workload))}"
 
 
 def take(

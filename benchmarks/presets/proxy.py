@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks.drills.behind_proxy import EVENTS, OVER_HTTP, BehindProxy
+from benchmarks.drills.proxy_faults import EVENTS, OVER_HTTP, BehindProxy
 from benchmarks.drills.verdicts import keep
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded

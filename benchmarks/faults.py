@@ -12,8 +12,8 @@ from functools import partial
 import click
 
 from benchmarks.drills import poor_machines, server_faults, supervised_faults
-from benchmarks.drills.bench import Drill, DrillBench
 from benchmarks.drills.control_calls import foreign_calls
+from benchmarks.drills.drill_bench import Drill, DrillBench
 from benchmarks.drills.lone_requests import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections

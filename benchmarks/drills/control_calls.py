@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drills import hostile
-from benchmarks.drills.bench import MODEL, DrillBench, acts
+from benchmarks.drills.drill_bench import MODEL, DrillBench, acts
 from benchmarks.measure.run import Row
 
 REFUSED = 403

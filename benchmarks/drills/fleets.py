@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.drills.bench import RELOADED, triton_of
+from benchmarks.drills.drill_bench import RELOADED, triton_of
 from benchmarks.drills.hostile import send
 from clients.probing.asking import probe_server
 from serving.child import Child, ChildFailed

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drills.bench import MODEL, published
+from benchmarks.drills.drill_bench import MODEL, published
 from benchmarks.drills.verdicts import Asker, Verdicts, image_question, times
 from serving.local_server import running_server
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.drills.bench import HEAL_S, acts, stubs, wait_until, wait_until_right
+from benchmarks.drills.drill_bench import HEAL_S, acts, stubs, wait_until, wait_until_right
 from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
 from benchmarks.drills.verdicts import Asker, Question, Verdicts, is_close, meanwhile, question
 from benchmarks.measure.run import Row

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from benchmarks.drills.bench import HEAL_S, Drill, DrillBench, acts, wait_until, wait_until_right
+from benchmarks.drills.drill_bench import HEAL_S, Drill, DrillBench, acts, wait_until, wait_until_right
 from benchmarks.measure.run import Row
 from serving.local_server import Server
 from serving.ports import free_ports

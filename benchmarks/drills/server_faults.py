@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks.drills import hostile
-from benchmarks.drills.bench import (
+from benchmarks.drills.drill_bench import (
     MODEL,
     OVERLOAD,
     OVERLOADED,

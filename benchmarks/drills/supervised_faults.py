@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.drills.bench import (
+from benchmarks.drills.drill_bench import (
     HEAL_S,
     MODEL,
     RESTARTED,

@@ -9,7 +9,7 @@ import pytest
 from commands import measured
 
 from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
-from benchmarks.drills.bench import MODEL, DrillBench
+from benchmarks.drills.drill_bench import MODEL, DrillBench
 from benchmarks.drills.verdicts import Verdicts
 from benchmarks.faults import DRILLS, faults
 from benchmarks.measure.run import Row

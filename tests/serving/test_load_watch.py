@@ -12,7 +12,7 @@ import pytest
 from published_models import published
 from waiting import HEAL_S, wait_until
 
-from benchmarks.drills.bench import triton
+from benchmarks.drills.drill_bench import triton
 from clients.probing.asking import probe_server
 from serving.control import Control, ControlFailed
 from serving.local_server import Server, running_server

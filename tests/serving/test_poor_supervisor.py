@@ -9,7 +9,7 @@ import pytest
 from published_models import published
 from waiting import wait_until
 
-from benchmarks.drills.bench import lives, triton
+from benchmarks.drills.drill_bench import lives, triton
 from clients.probing.asking import probe_server
 from serving.child import Child
 from serving.local_server import running_server

@@ -19,7 +19,7 @@ from published_models import DAMAGES, published, truncate
 from server_state import right
 from waiting import HEAL_S, wait_until
 
-from benchmarks.drills.bench import lives, prober, triton
+from benchmarks.drills.drill_bench import lives, prober, triton
 from clients.probing.asking import probe_server
 from serving import control_key
 from serving.child import Child

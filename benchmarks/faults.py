@@ -12,12 +12,12 @@ from functools import partial
 import click
 
 from benchmarks.drills import poor_machines, server_faults, supervised_faults
+from benchmarks.drills.checked_requests import keep
 from benchmarks.drills.control_calls import foreign_calls
 from benchmarks.drills.drill_bench import Drill, DrillBench
 from benchmarks.drills.lone_requests import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
-from benchmarks.drills.verdicts import keep
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
 from models.training.command_options import FiniteRange

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
+from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, meanwhile
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
 from serving.local_server import Server, running_server

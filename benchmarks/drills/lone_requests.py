@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, times
 from benchmarks.drills.drill_bench import MODEL, published
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, times
 from serving.local_server import running_server
 
 UNBOUNDED = "unbounded"

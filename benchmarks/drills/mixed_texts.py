@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.drills.checked_requests import Asker, Question, Verdicts, is_close, meanwhile, question
 from benchmarks.drills.drill_bench import HEAL_S, acts, stubs, wait_until, wait_until_right
 from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
-from benchmarks.drills.verdicts import Asker, Question, Verdicts, is_close, meanwhile, question
 from benchmarks.measure.run import Row
 from serving.local_server import Server, running_server
 

@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 
 from benchmarks.drills import hostile
+from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close, meanwhile, times
 from benchmarks.drills.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.drills.fleets import RunningFleet, running_fleet
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close, meanwhile, times
 from benchmarks.measure.run import Row
 from clients.errors import ClientError
 from serving.control import Control

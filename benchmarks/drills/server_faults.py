@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks.drills import hostile
+from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close
 from benchmarks.drills.drill_bench import (
     MODEL,
     OVERLOAD,
@@ -33,7 +34,6 @@ from benchmarks.drills.drill_bench import (
     wait_until_right,
     workers,
 )
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, is_close
 from benchmarks.measure.run import Row
 from clients.probing.asking import probe_server
 from serving.control import Control

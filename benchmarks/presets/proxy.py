@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import click
 
+from benchmarks.drills.checked_requests import keep
 from benchmarks.drills.proxy_faults import EVENTS, OVER_HTTP, BehindProxy
-from benchmarks.drills.verdicts import keep
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
 

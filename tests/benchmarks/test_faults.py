@@ -9,8 +9,8 @@ import pytest
 from commands import measured
 
 from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
+from benchmarks.drills.checked_requests import Verdicts
 from benchmarks.drills.drill_bench import MODEL, DrillBench
-from benchmarks.drills.verdicts import Verdicts
 from benchmarks.faults import DRILLS, faults
 from benchmarks.measure.run import Row
 from export.publishing.new_config import to_text

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.drills.verdicts import Verdicts, meanwhile
+from benchmarks.drills.checked_requests import Verdicts, meanwhile
 from benchmarks.load.saturation import saturation
 from benchmarks.measure.workload import Workload
 

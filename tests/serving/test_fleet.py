@@ -18,9 +18,9 @@ from tiny_models import expected_logits
 from waiting import wait_until
 
 from benchmarks.drills import control_calls
+from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, meanwhile
 from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile import good, send
-from benchmarks.drills.verdicts import Asker, Verdicts, image_question, meanwhile
 from clients.probing.asking import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share

@@ -12,7 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from benchmarks.drills.drill_bench import MODEL, DrillBench, acts
 from benchmarks.measure.run import Row
 
@@ -52,8 +52,9 @@ def send(server_url: str, mark: Path, model: str = MODEL) -> dict[str, int]:
     """Name of the call -> HTTP status, 0 without an answer."""
     statuses = {}
     for name, (path, content) in calls(mark, model).items():
+        body = json.dumps(content).encode()
         try:
-            statuses[name], _ = hostile.send(server_url, "POST", f"/v2/{path}", json.dumps(content).encode(), PAGE)
+            statuses[name], _ = hostile_requests.send(server_url, "POST", f"/v2/{path}", body, PAGE)
         except (OSError, HTTPException):
             statuses[name] = 0
     return statuses

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.drills.drill_bench import RELOADED, triton_of
-from benchmarks.drills.hostile import send
+from benchmarks.drills.hostile_requests import send
 from clients.probing.asking import probe_server
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES

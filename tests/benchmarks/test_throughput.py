@@ -16,8 +16,8 @@ import pytest
 from click.testing import Result
 from commands import invoke
 from google.protobuf import text_format
+from perf_analyzer_windows import LONG_S, SHORT_S, without_gaps
 from tritonclient.grpc import model_config_pb2 as pb
-from windows import LONG_S, SHORT_S, without_gaps
 
 from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, compared_loads, in_process, published_candidates

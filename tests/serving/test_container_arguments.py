@@ -8,7 +8,7 @@ import pytest
 import yaml
 from published_models import published
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from clients.probing.asking import probe_server
 from serving.local_server import running_server
 
@@ -44,5 +44,5 @@ def test_it_answers_and_runs_no_stranger_s_code(tmp_path: Path, mode: str) -> No
     # Without a key, as in a container.
     with running_server(tmp_path / "models", [*arguments, *loads, "--open-control"]) as server:
         assert probe_server(server.http_url, timeout_s=5).ok
-        _, answer = hostile.send(server.http_url, "POST", "/v2/repository/models/evil/load", body)
+        _, answer = hostile_requests.send(server.http_url, "POST", "/v2/repository/models/evil/load", body)
     assert (b"load / unload is not allowed" in answer, ran.exists()) == (mode == "none", mode == "explicit"), answer

@@ -20,7 +20,7 @@ from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls
 from clients.probing.asking import probe_server
 from serving.local_server import Server, running_server
@@ -47,7 +47,7 @@ class Front:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        return hostile.send(self.url, method, path, body, {"x-api-key": KEY, **(headers or {})})
+        return hostile_requests.send(self.url, method, path, body, {"x-api-key": KEY, **(headers or {})})
 
 
 def backend(server: Server) -> Backend:
@@ -79,8 +79,8 @@ def test_answers_are_right_over_both_protocols(front: Front, protocol: str) -> N
 
 
 def test_without_the_key_nothing_is_answered(front: Front) -> None:
-    assert hostile.send(front.url, "GET", "/v2/health/live")[0] == 401
-    assert hostile.send(front.url, "GET", "/v2/health/live", b"", {"x-api-key": KEY[:-1]})[0] == 401
+    assert hostile_requests.send(front.url, "GET", "/v2/health/live")[0] == 401
+    assert hostile_requests.send(front.url, "GET", "/v2/health/live", b"", {"x-api-key": KEY[:-1]})[0] == 401
     assert front.ask("GET", "/v2/health/live")[0] == 200
 
 
@@ -107,9 +107,9 @@ def test_clients_may_list_models_and_not_change_them(front: Front) -> None:
         assert client.get_inference_statistics(headers={"x-api-key": KEY}).model_stats
 
 
-@pytest.mark.parametrize("name", hostile.requests())
+@pytest.mark.parametrize("name", hostile_requests.requests())
 def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: str) -> None:
-    body, headers = hostile.requests()[name]
+    body, headers = hostile_requests.requests()[name]
     before = [psutil.Process(server.pid).children()[0] for server in front.servers]
     status, answer = front.ask("POST", INFER, body, headers)
     assert status in (400, 413, 415), answer
@@ -118,13 +118,13 @@ def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: s
 
 def test_json_data_are_refused_with_what_to_send_instead(front: Front) -> None:
     for name in ("JSON data", "huge shape with JSON data"):  # with the binary header, and without
-        error = json.loads(front.ask("POST", INFER, *hostile.requests()[name])[1])["error"]
+        error = json.loads(front.ask("POST", INFER, *hostile_requests.requests()[name])[1])["error"]
         assert "set_data_from_numpy(array, binary_data=True)" in error
         assert "curl: --data-binary @FILE" in error
 
 
 def test_curl_asks_as_the_refusal_says(front: Front, tmp_path: Path) -> None:
-    body, headers = hostile.good(SAMPLE)
+    body, headers = hostile_requests.good(SAMPLE)
     (tmp_path / "body").write_bytes(body)
     words = [*(f"{name}: {value}" for name, value in headers.items()), f"x-api-key: {KEY}"]
     command = ["curl", "-s", "--data-binary", f"@{tmp_path}/body", *(part for each in words for part in ("-H", each))]
@@ -136,13 +136,13 @@ def test_curl_asks_as_the_refusal_says(front: Front, tmp_path: Path) -> None:
 def test_chunks_of_a_byte_end_a_server_alone_and_none_behind_the_proxy(front: Front, tmp_path: Path) -> None:
     before = [psutil.Process(server.pid).children()[0] for server in front.servers]
     for _ in before:
-        status, answer = front.ask("POST", INFER, *hostile.chunked())
+        status, answer = front.ask("POST", INFER, *hostile_requests.chunked())
         assert (status, b"batch-size must be <= 64" in answer) == (400, True), "Triton itself read the whole body"
     assert all(each.is_running() for each in before)
     published(tmp_path, versions=1)
     with running_server(tmp_path) as alone:
         with pytest.raises((OSError, HTTPException)):
-            hostile.send(alone.http_url, "POST", INFER, *hostile.chunked())
+            hostile_requests.send(alone.http_url, "POST", INFER, *hostile_requests.chunked())
         wait_until(lambda: psutil.Process(alone.pid).status() == psutil.STATUS_ZOMBIE, "the server has ended")
 
 
@@ -155,7 +155,7 @@ def test_a_full_server_says_so_and_when_to_come_again(front: Front, protocol: st
         wait_until(lambda: proxy.healthy() == 1, "the server passes its probes")
         ask = refused_over_http if protocol == "http" else refused_over_grpc
         refusals = [each for each in threads.map(lambda _: ask(url, images), range(200)) if each]
-        answered = hostile.send(url, "POST", INFER, *hostile.good(SAMPLE))[0]
+        answered = hostile_requests.send(url, "POST", INFER, *hostile_requests.good(SAMPLE))[0]
     assert 0 < len(refusals) < 200
     assert answered == 200
     assert set(refusals) == {("the servers are full; try again", "1")}
@@ -173,7 +173,7 @@ def test_no_ready_server_is_said() -> None:
 def refused_over_http(url: str, images: np.ndarray) -> tuple[str, str | None] | None:
     """The error of a 503 and its Retry-After."""
     with closing(HTTPConnection(url, timeout=60)) as connection:
-        connection.request("POST", INFER, *hostile.good(images))
+        connection.request("POST", INFER, *hostile_requests.good(images))
         answer = connection.getresponse()
         body = answer.read()
     if answer.status == 200:
@@ -202,7 +202,7 @@ def refused_over_grpc(url: str, images: np.ndarray) -> tuple[str, str | None] | 
 
 def test_clients_of_http_1_0_are_answered(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("http.client.HTTPConnection._http_vsn_str", "HTTP/1.0")
-    assert front.ask("POST", INFER, *hostile.good(SAMPLE))[0] == 200
+    assert front.ask("POST", INFER, *hostile_requests.good(SAMPLE))[0] == 200
 
 
 def test_a_compressed_message_is_refused_and_never_unpacked(front: Front) -> None:
@@ -216,7 +216,7 @@ def test_a_compressed_message_is_refused_and_never_unpacked(front: Front) -> Non
 
 
 def test_wrong_json_ejects_no_server(front: Front) -> None:
-    body, headers = hostile.good(SAMPLE, '{"inputs": null}')
+    body, headers = hostile_requests.good(SAMPLE, '{"inputs": null}')
     for _ in range(10):
         assert front.ask("POST", INFER, body, headers)[0] == 500
     assert front.proxy.ask("stats?filter=outlier_detection.ejections_enforced_total$").split()[1::2] == ["0", "0"]
@@ -230,7 +230,7 @@ def test_good_requests_pass_the_guard(front: Front) -> None:
     rng = np.random.default_rng(3)
     for _ in range(GOOD):
         images = rng.integers(0, 256, (int(rng.integers(1, 9)), 1, 28, 28), dtype=np.uint8)
-        status, answer = front.ask("POST", INFER, *hostile.good(images))
+        status, answer = front.ask("POST", INFER, *hostile_requests.good(images))
         assert status == 200, answer
         logits = np.frombuffer(answer[-40 * len(images) :], np.float32).reshape(-1, 10)
         np.testing.assert_allclose(logits, expected_logits(images), atol=1e-3)
@@ -238,7 +238,8 @@ def test_good_requests_pass_the_guard(front: Front) -> None:
 
 def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     def answered(server: Server) -> int:
-        (stats,) = json.loads(hostile.send(server.http_url, "GET", "/v2/models/linear/stats")[1])["model_stats"]
+        _, answer = hostile_requests.send(server.http_url, "GET", "/v2/models/linear/stats")
+        (stats,) = json.loads(answer)["model_stats"]
         return int(stats["inference_stats"]["success"]["count"])
 
     first, second = front.servers
@@ -247,7 +248,7 @@ def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     probes = answered(first)
     before = answered(second)
     for _ in range(40):
-        assert front.ask("POST", INFER, *hostile.good(SAMPLE))[0] == 200
+        assert front.ask("POST", INFER, *hostile_requests.good(SAMPLE))[0] == 200
     assert answered(second) - before >= 40
     assert answered(first) - probes < 20, "the probe alone, once a second"
     front.proxy.set_draining(0, False)
@@ -263,11 +264,11 @@ def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
     settings = Settings(backends, ports=(port,), admin=admin, tls=TlsFiles(*certificate), metrics=metrics)
     with running_proxy(settings) as proxy:
         wait_until(lambda: proxy.healthy() == 2, "two servers pass their probes")
-        status, statistics = hostile.send(f"127.0.0.1:{metrics}", "GET", "/stats/prometheus")
+        status, statistics = hostile_requests.send(f"127.0.0.1:{metrics}", "GET", "/stats/prometheus")
         assert status == 200
         assert b"envoy_cluster_upstream_rq" in statistics
         for method, path in (("POST", "/quitquitquit"), ("GET", "/config_dump"), ("POST", "/stats/prometheus")):
-            assert hostile.send(f"127.0.0.1:{metrics}", method, path)[0] == 404, path
+            assert hostile_requests.send(f"127.0.0.1:{metrics}", method, path)[0] == 404, path
         url, trusting = f"127.0.0.1:{port}", Tls(str(certificate[0]))
         for protocol in ("http", "grpc"):
             with Classifier(Options(url, protocol, retry_s=0, tls=trusting), "linear") as classifier:

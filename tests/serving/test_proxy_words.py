@@ -16,7 +16,7 @@ from background import running
 from proxies import running_proxy
 from waiting import wait_until
 
-from benchmarks.drills import hostile
+from benchmarks.drills import hostile_requests
 from clients.errors import ServerError, ServerUnavailable
 from clients.one_server import Server
 from clients.options import Options, Protocol
@@ -128,7 +128,8 @@ def test_inference_is_counted_apart_from_other_calls_and_its_timeouts_are_counte
     with before_a_silent_server({}) as (url, proxy):
         for _ in range(3):
             assert error_of(url, "GET", "/v2/models/m") == (504, "no answer within 1 s")
-        assert hostile.send(url, "POST", INFER, *hostile.good(np.zeros((1, 1, 28, 28), np.uint8)))[0] == 504
+        image = np.zeros((1, 1, 28, 28), np.uint8)
+        assert hostile_requests.send(url, "POST", INFER, *hostile_requests.good(image))[0] == 504
         text = proxy.ask("stats/prometheus").splitlines()
     counted = [line for line in text if line.startswith("envoy_vhost_route_upstream_rq_completed{")]
     assert counted == ['envoy_vhost_route_upstream_rq_completed{envoy_virtual_host="all",envoy_route="infer"} 1']

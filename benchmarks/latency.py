@@ -1,4 +1,4 @@
-"""In: networks, runtimes, precisions, batch sizes. Out: interleaved times of calls, each beside PyTorch eager."""
+"""In: networks, runtimes, precisions, batch sizes. Out: interleaved times of calls, compared with PyTorch eager."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from benchmarks.measure.engines import (
 )
 from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.options import (
-    PRECISION_HELP,
     WithPresets,
+    checkpoint_options,
     chosen,
     device_option,
     json_option,
-    models_or_own,
-    own_checkpoints,
-    own_options,
+    models_to_measure,
+    names_option,
     presets,
     seconds_option,
-    several,
+    user_networks,
 )
 from benchmarks.measure.workload import Workload
 from export.precision_table import PRECISIONS, Precision
@@ -52,25 +51,25 @@ CAVEAT = (
 @presets("rewrites", "sweep", "frontier", "norms", "engines", "operators", "gpu")
 @click.command(cls=WithPresets)
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.  [5000]")
-@several(
+@names_option(
     *("--model", "models", NAMES),
     default=COMPARED,
     show_default=True,
     help=f"Some of {', '.join(MODEL_NAMES)}; or shipped networks, such as vitbn-tiny. Repeatable.",
 )
-@several(
+@names_option(
     *("--runtime", "runtimes", RUNTIMES),
     help=f"all, or some of {', '.join(RUNTIMES)}. Repeatable.  [CPU: {', '.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
     f"{', '.join(DEFAULT_RUNTIMES['cuda'])}]",
 )
-@several("--precision", "precisions", PRECISIONS, help=PRECISION_HELP)
+@names_option("--precision", "precisions", PRECISIONS, help="Repeatable.  [CPU: fp32; GPU: fp32, tf32, fp16]")
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @seconds_option(180, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
-@own_options
+@checkpoint_options
 @json_option
 @click.pass_context
 def latency(
@@ -97,8 +96,8 @@ def latency(
     "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval, and beside a lower precision
     also relative to PyTorch eager in the same.
     """
-    own = own_checkpoints(checkpoints, dataset, data_dir)
-    models = models_or_own(chosen(models, NAMES), own)
+    from_checkpoints = user_networks(checkpoints, dataset, data_dir)
+    models = models_to_measure(chosen(models, NAMES), from_checkpoints)
     _check(models, depth, published)
     from benchmarks.measure.devices import choose
     from benchmarks.measure.run import recording
@@ -106,20 +105,21 @@ def latency(
     device, threads = choose(wanted), threads or cores()
     workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
-        networks = [*(_network(name, depth, published) for name in models), *own]
-        which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)
-        forms = (which or DEFAULT_RUNTIMES[device], kinds or DEFAULT_PRECISIONS[device])
-        failed = _compare(candidates(networks, *forms, threads, device), workloads, seconds, memory, published, record)
+        networks = [*(_network(name, depth, published) for name in models), *from_checkpoints]
+        runtimes = chosen(runtimes, RUNTIMES) or DEFAULT_RUNTIMES[device]
+        precisions = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
+        compared = candidates(networks, runtimes, precisions, threads, device)
+        failed = _compare(compared, workloads, seconds, memory, published, record)
     context.exit(1 if failed else 0)
 
 
 def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
     if published and (depth or not set(models) <= set(COMPARED)):
-        others = "--depth and models other than"
-        raise click.UsageError(f"--published-configuration excludes {others} {','.join(COMPARED)}")
-    own_depth = [name for name in models if name not in MODEL_NAMES]
-    if own_depth and depth:
-        raise click.UsageError(f"{','.join(own_depth)}: a shipped network has its own depth, without --depth")
+        excluded = f"--depth and models other than {','.join(COMPARED)}"
+        raise click.UsageError(f"--published-configuration excludes {excluded}")
+    trained = [name for name in models if name not in MODEL_NAMES]
+    if trained and depth:
+        raise click.UsageError(f"{','.join(trained)}: a shipped network has its own depth, without --depth")
 
 
 def _network(name: str, depth: int | None, published: bool) -> Network:
@@ -137,7 +137,7 @@ def _compare(
     published: bool,
     record: Record,
 ) -> bool:
-    """Measures the candidates and prints the tables. Returns whether an answer was wrong, or nothing was measured."""
+    """Measures the candidates and prints tables. Returns whether a candidate erred or none was timed."""
     from benchmarks.measure.devices import free
     from benchmarks.measure.first_calls import Missing, build_all
     from benchmarks.measure.latency_rows import finish, measure
@@ -146,25 +146,25 @@ def _compare(
     from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
-    limits = Limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))
+    limits = Limits(device, threads, tuple(dict.fromkeys(candidate.precision for candidate in candidates)))
     missing, rows = Missing(), list[Row]()
 
     def add(measured: list[Row]) -> None:
         rows.extend(measured)
-        record.update([*rows, *missing.rows], limits.found)
+        record.update([*rows, *missing.rows], limits.best)
         click.echo(batch_table(measured))
 
-    models = list(dict.fromkeys(each.model for each in candidates))
-    # A GPU's memory holds one network in all runtimes; on a CPU all networks take turns.
+    models = list(dict.fromkeys(candidate.model for candidate in candidates))
+    # A GPU's memory holds a single network in all runtimes; on a CPU all networks take turns.
     groups = [models] if device == "cpu" else [[model] for model in models]
     for group in groups:
-        built = build_all([each for each in candidates if each.model in group], workloads, missing)
+        built = build_all([candidate for candidate in candidates if candidate.model in group], workloads, missing)
         for workload in workloads if built else ():
-            measure(built, workload, seconds, limits.again, f"batch {workload.batch}", missing, add, memory)
+            measure(built, workload, seconds, limits.measure_again, f"batch {workload.batch}", missing, add, memory)
         del built
         free()
     finish(record, rows, missing)
-    for line in closing_lines(rows, missing.rows, limits.found, CAVEAT if published else None):
+    for line in closing_lines(rows, missing.rows, limits.best, CAVEAT if published else None):
         click.echo(line)
     return missing.wrong or not rows
 

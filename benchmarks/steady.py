@@ -1,4 +1,4 @@
-"""In: a machine. Out: whether it gives the same times again; `make benchmarks` checks that before it measures."""
+"""In: this machine. Out: whether it gives the same times again. `make benchmarks` runs this command first."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def steady(record: Record, seconds: float, anyway: bool) -> int:
     network = shipped_network("vitbn")
     data = export_checkpoint(network.path, Form(rewrites="all")).onnx
     with share_bar("watching the machine") as bar:
-        found = watch(data, network.examples(1), cores(), seconds, bar)
-    record.add(found.row())
-    if found.reasons():
-        click.echo(f"Not steady: {'; '.join(found.reasons())}", err=True)
+        steadiness = watch(data, network.examples(1), cores(), seconds, bar)
+    record.add(steadiness.row())
+    if reasons := steadiness.reasons():
+        click.echo(f"Not steady: {'; '.join(reasons)}", err=True)
         return 0 if anyway else UNSTEADY
     click.echo("Steady")
     return 0

@@ -17,13 +17,13 @@ from benchmarks.measure.engines import SERVED_ENGINES
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import (
     WithPresets,
+    checkpoint_options,
     device_option,
     json_option,
-    models_or_own,
-    own_checkpoints,
-    own_options,
+    models_to_measure,
     presets,
-    repeated,
+    repeatable_option,
+    user_networks,
 )
 from benchmarks.measure.workload import LARGEST_BATCH, Workload
 from export.precision_table import PRECISIONS
@@ -43,22 +43,22 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 
 @presets("added", "proxy", "bulk", "texts", rates={"sharings": ["1x0"], "batches": [1], "rates": [500, 1000, 2000]})
 @click.command(cls=WithPresets)
-@repeated("--model", "models", NameChoice(SHIPPED), "vitbn")
-@repeated(
+@repeatable_option("--model", "models", NameChoice(SHIPPED), "vitbn")
+@repeatable_option(
     *("--sharing", "sharings", click.STRING, "1x0", "2x1"),
     callback=_sharings,
     help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
-@repeated("--engine", "engines", click.Choice(SERVED_ENGINES), "onnxruntime", help="Of the server.")
-@repeated("--precision", "precisions", click.Choice(PRECISIONS), "fp32")
-@repeated("--batch", "batches", click.IntRange(1, LARGEST_BATCH), 1, 64)
-@repeated(
+@repeatable_option("--engine", "engines", click.Choice(SERVED_ENGINES), "onnxruntime", help="Of the server.")
+@repeatable_option("--precision", "precisions", click.Choice(PRECISIONS), "fp32")
+@repeatable_option("--batch", "batches", click.IntRange(1, LARGEST_BATCH), 1, 64)
+@repeatable_option(
     *("--in-flight", "in_flight", click.IntRange(1)),
     help=f"Requests; closed loop.  [default: {', '.join(map(str, IN_FLIGHT))}; with --rate none]",
 )
-@repeated("--rate", "rates", FiniteRange(0, min_open=True), help="Images/s; open loop.")
-@repeated("--protocol", "protocols", click.Choice(["grpc", "http"]), "grpc")
-@repeated(
+@repeatable_option("--rate", "rates", FiniteRange(0, min_open=True), help="Images/s; open loop.")
+@repeatable_option("--protocol", "protocols", click.Choice(["grpc", "http"]), "grpc")
+@repeatable_option(
     *("--shared-memory", "memories", click.Choice(["none", "system", "cuda"]), "none"),
     help="cuda needs --device cuda.",
 )
@@ -66,7 +66,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
 @device_option
-@own_options
+@checkpoint_options
 @json_option
 @click.pass_context
 def throughput(
@@ -104,8 +104,8 @@ def throughput(
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     device = device_of_server(wanted)
-    own = own_checkpoints(checkpoints, dataset, data_dir)
-    networks = [*map(shipped_network, models_or_own(models, own)), *own]
+    own = user_networks(checkpoints, dataset, data_dir)
+    networks = [*map(shipped_network, models_to_measure(models, own)), *own]
     cells = [
         (
             Candidate(network, engine, precision, threads, device),

@@ -87,15 +87,15 @@ def publish(
     engine: Any = candidate.engine
     bfloat16 = candidate.precision == "bf16"
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
-    path, place = candidate.network.path, candidate.network.place
+    path, data_folder = candidate.network.path, candidate.network.data_folder
     if engine == "tensorrt":
         if candidate.precision not in IN_A_PLAN:
             raise Unavailable(f"TensorRT is served only in {', '.join(IN_A_PLAN)}")
         form = Form("all", fuse_attention=True)
-        source = export_checkpoint(path, form, data_dir=place).artifact
+        source = export_checkpoint(path, form, data_dir=data_folder).artifact
         artifact = _engine(source, precision, largest)
     else:
-        source = artifact = export_for(Target(precision), path, Form("all"), data_dir=place).artifact
+        source = artifact = export_for(Target(precision), path, Form("all"), data_dir=data_folder).artifact
     for name, sharing in names.items():
         instances, threads = sharing or (None, None)
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)

@@ -1,4 +1,4 @@
-"""What is measured: a network after rewrites in an engine. Only data; `engines.py` starts an engine."""
+"""A candidate: a network, the rewrites applied to it, and the engine that runs it. Data alone; `engines.py` runs it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Program: TypeAlias = "Uint8Network | bytes"
 Classify = Callable[[Any], Any]
 """uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
 
-On CUDA it may return before the device has done its work.
+On CUDA a call may return before the device has finished.
 """
 Sizes = tuple[int, ...]
-"""The batch sizes of the calls to come; TensorRT gets a profile for each."""
+"""The batch sizes of all later calls. TensorRT optimises an engine for each size, in a profile."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` of the CPU, 0 for all cores."""
+    """`threads`: of the CPU, 0 for all cores. `rewrites`: what the network went through before the engine got it."""
 
     network: Network
     engine: str = "onnxruntime"

@@ -1,4 +1,4 @@
-"""Images a second of checkpoints after all rewrites, each in its best way."""
+"""Images a second of checkpoints after all rewrites, each with its fastest batch size and number of threads."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from export.checkpoint_to_version import export_checkpoint
 from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000
-TRIAL_S = 5.0  # for the speed of a trial of `vitbn tune`
+TRIAL_S = 5.0  # to measure a trial of `vitbn tune`
 
 
 def name_of(path: Path) -> str:
+    """A checkpoint's name in results: the folder's name and the file's."""
     return f"{path.parent.name}/{path.name}"
 
 
 def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[list[Row]], None]) -> None:
-    """Adds rows, slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
+    """Passes rows to `add`, slowest first, also after Ctrl-C. Raises EquivalenceError or RewriteError."""
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
-    for loaded in steps(checkpoints, "searching the best way"):
-        exported = export_checkpoint(loaded.path, Form(rewrites="all"))
-        network, name = Network(loaded.config.model, loaded.path), name_of(loaded.path)
+    for checkpoint in steps(checkpoints, "searching the best way"):
+        exported = export_checkpoint(checkpoint.path, Form(rewrites="all"))
+        network, name = Network(checkpoint.config.model, checkpoint.path), name_of(checkpoint.path)
         candidate, images = Candidate(network), network.examples(IMAGES)
         way = best_workload(exported.onnx, candidate, images)
         runs[name] = runner(exported.onnx, candidate, way, images)
@@ -37,10 +38,10 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
             {
                 "checkpoint": name,
                 "images": IMAGES,
-                "sha256": loaded.sha256,
-                "model": loaded.config.model,
-                "depth": loaded.config.depth if loaded.config.is_transformer else None,
-                "test_accuracy": loaded.metrics["test_accuracy"],
+                "sha256": checkpoint.sha256,
+                "model": checkpoint.config.model,
+                "depth": checkpoint.config.depth if checkpoint.config.is_transformer else None,
+                "test_accuracy": checkpoint.metrics["test_accuracy"],
                 "macs": exported.steps[-1].macs,
                 "max_abs_error": exported.artifact.network.max_abs_error,
                 "way": str(way),
@@ -50,7 +51,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
 
 
 def images_per_s(checkpoint: Path) -> float:
-    """The speed of a checkpoint after all rewrites, in its best way. Raises as `measure`."""
+    """The speed of the file `checkpoint`. Raises as `measure`."""
     rows: list[Row] = []
     measure([load(checkpoint)], TRIAL_S, rows.extend)
     return float(rows[0]["images_per_s"])

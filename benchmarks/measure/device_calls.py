@@ -1,4 +1,4 @@
-"""Calls on images in device memory; several buffers take turns."""
+"""Timed calls on images in device memory. Several buffers take turns, so no call finds its images in the caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BUFFERS = 4
 
 
 class Calls:
-    """A call classifies the next `batch` of `images` and waits for the device."""
+    """Calls of a candidate: each classifies the next `batch` of `images`, uint8 (n, C, H, W), and waits for the device.
+
+    `counted`: how many of the `device_ms` belong to rounds that count.
+    """
 
     def __init__(self, run: Classify, images: Images, batch: int, device: Device) -> None:
         self.run, self.device = run, device
@@ -26,7 +29,7 @@ class Calls:
         self.pinned: Any = None
         self.ahead: Any = None
         self.device_ms: list[float] = []
-        """On CUDA the time of each call between two events; the host's clock also counts the launches and the wait."""
+        """The time of each call on CUDA, between two events. The host's clock also counts the launches and the wait."""
         self.counted = 0
 
     def __call__(self) -> Any:
@@ -43,6 +46,7 @@ class Calls:
         return logits
 
     def forget(self) -> None:
+        """Drops all times."""
         self.device_ms.clear()
         self.counted = 0
 
@@ -53,7 +57,7 @@ class Calls:
         self.counted = len(self.device_ms)
 
     def with_copies(self) -> None:
-        """CUDA only: copies images from pinned memory and logits back into it."""
+        """CUDA only: a call that copies its images from pinned host memory, and its logits back to pinned memory."""
         import torch
 
         images, logits = self._next_pinned()
@@ -61,7 +65,7 @@ class Calls:
         torch.cuda.current_stream().synchronize()
 
     def overlapped(self) -> None:
-        """As `with_copies`, but another stream copies the images of the next call meanwhile."""
+        """As `with_copies`, but the images were copied during the last call, on another stream."""
         import torch
 
         if self.ahead is None:
@@ -82,13 +86,15 @@ class Calls:
 
     def _next_pinned(self) -> tuple[Any, Any]:
         if self.pinned is None:
-            self.pinned = cycle([(each.cpu().pin_memory(), self.run(each).cpu().pin_memory()) for each in self.buffers])
+            self.pinned = cycle(
+                [(images.cpu().pin_memory(), self.run(images).cpu().pin_memory()) for images in self.buffers]
+            )
         pinned: tuple[Any, Any] = next(self.pinned)
         return pinned
 
 
 def classify(run: Classify, images: Images, batch: int, device: Device) -> Logits:
-    """float32 (n, classes) in the host's memory."""
+    """Classifies images uint8 (n, C, H, W) in calls of `batch`; logits float32 (n, classes), both on the host."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, batch)]
     logits: Logits = np.concatenate(parts)
     return logits

@@ -1,4 +1,4 @@
-"""Chooses the measured device and frees its memory; counts the cores."""
+"""The device to measure: chooses it, frees its memory, and counts the cores of the CPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def choose(wanted: str) -> Device:
-    """`wanted`: `auto`, `cpu` or `cuda`. Raises ClickException for a missing or failing GPU."""
-    if wanted == "cpu":
+def choose(option: str) -> Device:
+    """The device for `--device`: `auto`, `cpu` or `cuda`. Raises ClickException for a missing or failing GPU."""
+    if option == "cpu":
         return "cpu"
     import torch
 
@@ -28,20 +28,21 @@ def choose(wanted: str) -> Device:
         return "cuda"
     if gpu := find_gpu():
         problem = f"expected PyTorch to start {gpu.name}, found {_why_not()}"
-        raise click.ClickException(f"--device {wanted}: {problem}; --device cpu measures the CPU")
-    if wanted == "cuda":
+        raise click.ClickException(f"--device {option}: {problem}; --device cpu measures the CPU")
+    if option == "cuda":
         raise click.ClickException("--device cuda: expected a CUDA device, found none")
     return "cpu"
 
 
 def gpu_uuid() -> str:
-    """NVML's name of PyTorch's GPU: NVML's numbers ignore CUDA_VISIBLE_DEVICES."""
+    """The UUID of PyTorch's GPU for NVML, whose device numbers ignore CUDA_VISIBLE_DEVICES."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties().uuid}"
 
 
 def free() -> None:
+    """Frees the memory of networks that are no longer referenced, and compiled code on a GPU."""
     import torch
 
     gc.collect()

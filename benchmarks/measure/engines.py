@@ -1,4 +1,4 @@
-"""All engines, a function each. Imports none of their libraries: the commands' help needs this module.
+"""The table of all engines. It imports none of their libraries, since the commands' help reads it.
 
 A new engine is a function, a row in ENGINES and, if its kind is new, its name in `export/precision_table.py`.
 """
@@ -59,11 +59,11 @@ def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 
 @dataclass(frozen=True)
 class Engine:
-    """`kind`: the engine's name in the table of precisions. `devices`: where `start` can start it.
+    """`label`: the engine's name in tables. `kind`: its name in the table of precisions.
 
-    `fused`: attention in the form that GPU kernels fuse. `graph`: a call is one CUDA graph.
-
-    `runtimes`: name for `--runtime` -> the rewrites, and how tables call them.
+    `start`: takes the `program`, a PyTorch network or the bytes of an ONNX file. `devices`: where `start` can run.
+    `fused`: attention has the form that GPU kernels fuse. `graph`: a call replays a CUDA graph. `runtimes`: name for
+    `--runtime` -> the rewrites before the engine, and their name in tables.
     """
 
     label: str
@@ -76,6 +76,7 @@ class Engine:
     runtimes: Mapping[str, tuple[Rewrites, str]] = field(default_factory=dict)
 
     def precisions(self, device: Device) -> tuple[Precision, ...]:
+        """The precisions that are measured on `device`; empty if the engine cannot run there."""
         if device not in self.devices:
             return ()
         return tuple(name for name, row in PRECISIONS.items() if self.kind in row.engines(device))
@@ -137,7 +138,9 @@ ENGINES: dict[str, Engine] = {
 SERVED_ENGINES = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each
 
 RUNTIMES: dict[str, tuple[str, Rewrites]] = {
-    name: (engine, rewrites) for engine, each in ENGINES.items() for name, (rewrites, _) in each.runtimes.items()
+    name: (engine_name, rewrites)
+    for engine_name, engine in ENGINES.items()
+    for name, (rewrites, _) in engine.runtimes.items()
 }
 """Name for `--runtime` -> engine and rewrites."""
 
@@ -154,11 +157,11 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
 
 
-USUAL = Candidate(shipped_network("vitbn"))
+DEFAULT = Candidate(shipped_network("vitbn"))
 
 
-def start(program: Program, candidate: Candidate = USUAL, sizes: Sizes = (1,)) -> Classify:
-    """Starts the candidate's engine for calls with `sizes` images.
+def start(program: Program, candidate: Candidate = DEFAULT, sizes: Sizes = (1,)) -> Classify:
+    """Starts the candidate's engine for calls with `sizes` images. By default: ONNX Runtime on all cores of the CPU.
 
     Raises Unavailable without the library or the device.
     """
@@ -172,6 +175,7 @@ def candidates(
     threads: int,
     device: Device,
 ) -> list[Candidate]:
+    """Every combination. `runtimes`: names for `--runtime`."""
     return [
         Candidate(network, engine, precision, threads, device, rewrites)
         for network in networks
@@ -181,21 +185,24 @@ def candidates(
 
 
 def name_of(candidate: Candidate) -> str:
+    """The candidate's name in messages."""
     return f"{candidate.model} {runtime_of(candidate)} {candidate.precision}"
 
 
 def runtime_of(candidate: Candidate) -> str:
     """The candidate's name for `--runtime`."""
-    return next(name for name, form in RUNTIMES.items() if form == (candidate.engine, candidate.rewrites))
+    engine_and_rewrites = (candidate.engine, candidate.rewrites)
+    return next(name for name, pair in RUNTIMES.items() if pair == engine_and_rewrites)
 
 
 def label_of(candidate: Candidate) -> str:
+    """The candidate's engine and rewrites in tables."""
     engine = ENGINES[candidate.engine]
     return f"{engine.label}, {engine.runtimes[runtime_of(candidate)][1]}"
 
 
 def why_not(candidate: Candidate) -> str | None:
-    """Why the candidate cannot be measured; None if only a try can tell."""
+    """Why the candidate cannot be measured; None if only the attempt can tell."""
     engine, precision, device = ENGINES[candidate.engine], candidate.precision, candidate.device
     precisions = engine.precisions(device)
     if not precisions:

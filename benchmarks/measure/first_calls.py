@@ -1,4 +1,7 @@
-"""Builds candidates, calls them once and checks their answers."""
+"""Builds candidates, times the first call of each, and compares its logits with PyTorch's.
+
+In: candidates. Out: candidates that answered correctly; the others go to `Missing` with a reason.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.device_calls import BUFFERS, Calls, classify
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start, why_not
 from benchmarks.measure.progress import count_bar, note, one_line
-from benchmarks.measure.reference import Reference, program, reference
+from benchmarks.measure.reference import Reference, make_reference, program
 from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images
 from export.errors import Unavailable
@@ -26,7 +29,9 @@ CHECKED = 512  # images; all 5,000 would take PyTorch eager a minute per model
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltCandidate:
+    """A candidate whose engine has started. `macs`: per image. `sizes`: the batch sizes that it was built for."""
+
     candidate: Candidate
     reference: Reference
     program: Program
@@ -42,10 +47,13 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Called:
-    """A candidate after its first call. `warm_ns`: time of a warm call; 0 if timing must start with another call."""
+class CalledCandidate:
+    """A candidate after its first call.
 
-    built: Built
+    `warm_ns`: the expected time of the next call; 0 if only a further call can tell. `max_abs_error`: of its logits.
+    """
+
+    built: BuiltCandidate
     calls: Calls
     first_call_ns: int
     warm_ns: int
@@ -55,60 +63,65 @@ class Called:
 
 @dataclass
 class Missing:
+    """Rows of the candidates that are not measured, each with its `reason`. `wrong`: whether a candidate erred."""
+
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
 
     def add(self, candidate: Candidate, reason: Exception) -> None:
         self.wrong |= isinstance(reason, EquivalenceError)
-        words = one_line(reason)
-        kind = {"model": candidate.model, "runtime": runtime_of(candidate), "precision": candidate.precision}
-        row = kind | {"reason": words}
+        text = one_line(reason)
+        row = {"model": candidate.model, "runtime": runtime_of(candidate), "precision": candidate.precision}
+        row["reason"] = text
         if row not in self.rows:
             self.rows.append(row)
-            note(f"Not measured: {candidate.model}, {label_of(candidate)}, {candidate.precision}: {words}")
+            note(f"Not measured: {candidate.model}, {label_of(candidate)}, {candidate.precision}: {text}")
 
 
-def build(of: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> Built:
-    """For calls with `sizes` images. Raises Unavailable if the candidate cannot be measured here."""
+def build(reference: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> BuiltCandidate:
+    """Starts the engine for calls with `sizes` images. Raises Unavailable if this machine cannot run it."""
     if reason := why_not(candidate):
         raise Unavailable(reason)
-    made, macs = program(of, candidate)
-    return Built(candidate, of, made, start(made, candidate, sizes), macs, sizes)
+    engine_input, macs = program(reference, candidate)
+    return BuiltCandidate(candidate, reference, engine_input, start(engine_input, candidate, sizes), macs, sizes)
 
 
-def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
+def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[BuiltCandidate]:
+    """Builds the candidates for the batch sizes of `workloads`; a candidate that fails goes to `missing`."""
     built = []
     sizes = tuple(sorted({workload.batch for workload in workloads}))
-    references = {network: reference(network) for network in dict.fromkeys(each.network for each in candidates)}
+    networks = dict.fromkeys(candidate.network for candidate in candidates)
+    references = {network: make_reference(network) for network in networks}
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
-        for each in candidates:
+        for candidate in candidates:
             try:
-                built.append(build(references[each.network], each, sizes))
-            except Exception as reason:  # engines raise anything; only this candidate is lost
-                missing.add(each, reason)
+                built.append(build(references[candidate.network], candidate, sizes))
+            except Exception as reason:  # engines raise anything; the other candidates go on
+                missing.add(candidate, reason)
             advance(1)
     return built
 
 
 def first_calls(
-    built: Sequence[Built], workload: Workload, title: str, missing: Missing, memory: bool = False
-) -> list[Called]:
-    """The candidates that answer right. `memory`: measures the peak on the CPU, each candidate in its own process."""
+    built: Sequence[BuiltCandidate], workload: Workload, title: str, missing: Missing, memory: bool = False
+) -> list[CalledCandidate]:
+    """Calls the candidates; those that fail or err go to `missing`. `memory`: as in `first_call`."""
     called = []
     with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
-        for each in built:
+        for candidate in built:
             try:
-                called.append(first_call(each, workload, memory))
+                called.append(first_call(candidate, workload, memory))
             except Exception as reason:  # engines raise anything
-                missing.add(each.candidate, reason)
+                missing.add(candidate.candidate, reason)
             advance(1)
     return called
 
 
-def first_call(built: Built, workload: Workload, memory: bool = False) -> Called:
+def first_call(built: BuiltCandidate, workload: Workload, memory: bool = False) -> CalledCandidate:
     """Times the first call, compilation included, and checks its logits. Raises EquivalenceError.
 
-    PyTorch eager on the CPU prepares nothing for a batch, so it gets at most `CHECKED` images.
+    PyTorch eager on the CPU prepares nothing for a batch, so it gets at most `CHECKED` images. `memory`: also measures
+    the peak memory on the CPU, in a process for this candidate alone.
     """
     candidate, batch = built.candidate, workload.batch
     device = candidate.device
@@ -128,7 +141,7 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Called
             peak_mb = pool.submit(_peak_memory_mb, built.program, candidate, built.sizes, images[:batch]).result()
     calls = Calls(built.run, images, batch, device)
     warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
-    return Called(built, calls, first_call_ns, warm_ns, error, peak_mb)
+    return CalledCandidate(built, calls, first_call_ns, warm_ns, error, peak_mb)
 
 
 def _device_memory(device: Device) -> int | None:
@@ -140,7 +153,7 @@ def _device_memory(device: Device) -> int | None:
 
 
 def _peak_memory_mb(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> float:
-    """The peak of this process, libraries included, after it has classified the images."""
+    """The peak memory of this process, libraries included, after it has classified the images."""
     classify(start(program, candidate, sizes), images, len(images), candidate.device)
     # Not getrusage: its maximum includes the parent's memory at the fork.
     status = Path("/proc/self/status").read_text()

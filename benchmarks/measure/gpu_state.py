@@ -6,18 +6,20 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-# Bits of nvml.h. A power cap is normal under load, so it is only recorded.
+# Bits of nvml.h. Under load a power cap is normal, so it refuses no round.
 SLOWED_BY = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 POWER_CAP = 0x04
 
 
 @dataclass(frozen=True)
 class Reading:
+    """`reasons`: why the clocks are reduced, as bits."""
+
     sm_mhz: int
     memory_mhz: int
     power_w: float
     temperature_c: int
-    reasons: int  # for reduced clocks, as bits
+    reasons: int
 
     @property
     def slowed_by(self) -> list[str]:
@@ -25,7 +27,7 @@ class Reading:
 
 
 class Monitor:
-    """`nvml`: the module pynvml. Raises its NVMLError without NVML or the GPU."""
+    """Reads a GPU's state. `nvml`: the module pynvml. Raises pynvml's NVMLError without NVML or the GPU."""
 
     def __init__(self, uuid: str, nvml: Any) -> None:
         self.nvml = nvml
@@ -34,7 +36,7 @@ class Monitor:
         self.device = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def undisturbed(self) -> bool:
-        """Takes a reading. False if the GPU is slowed for a reason in SLOWED_BY: the round does not count."""
+        """Takes a reading. Returns False if the GPU is slowed for a reason in SLOWED_BY."""
         nvml, device = self.nvml, self.device
         reading = Reading(
             nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
@@ -47,12 +49,12 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """[minimum, median, maximum] of each quantity, and how many turns were rejected or capped by power."""
-        table = [asdict(reading) for reading in self.readings]
+        """[minimum, median, maximum] of each quantity, and how many readings were slowed down or capped by power."""
+        readings = [asdict(reading) for reading in self.readings]
         ranges = {
-            key: [statistic(row[key] for row in table) for statistic in (min, median, max)]
+            key: [statistic(reading[key] for reading in readings) for statistic in (min, median, max)]
             for key in ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-            if table
+            if readings
         }
         slowed = [name for reading in self.readings for name in reading.slowed_by]
         capped = sum(bool(reading.reasons & POWER_CAP) for reading in self.readings)
@@ -60,15 +62,15 @@ class Monitor:
 
 
 def monitor(uuid: str) -> Monitor | None:
-    """None if NVML is missing or, as for some virtual GPUs, withholds a value."""
+    """The monitor of a GPU; None if NVML is missing or, as for some virtual GPUs, withholds a value."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
-        watch = Monitor(uuid, pynvml)
-        watch.undisturbed()
+        gpu_monitor = Monitor(uuid, pynvml)
+        gpu_monitor.undisturbed()
     except pynvml.NVMLError:
         return None
-    watch.readings.clear()
-    return watch
+    gpu_monitor.readings.clear()
+    return gpu_monitor

@@ -1,4 +1,4 @@
-"""Candidates -> rows: a checked first call, then interleaved timed rounds."""
+"""From candidates to the rows of a latency result: a first call whose logits are checked, then interleaved rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.measure.devices import free, gpu_uuid
 from benchmarks.measure.engines import BASELINE, label_of, runtime_of
-from benchmarks.measure.first_calls import Built, Called, Missing, first_calls
+from benchmarks.measure.first_calls import BuiltCandidate, CalledCandidate, Missing, first_calls
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record, Row
 from benchmarks.measure.timing import (
@@ -30,14 +30,15 @@ from benchmarks.measure.workload import Workload
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 
-# Suffixes of a candidate's name, by the row's key.
+# The row's key of the time with copies -> the suffix of its name among the timed calls.
 COPIES = {"copies_p50_ms": " with copies", "overlapped_p50_ms": " with copies beside the computing"}
 
 Limits = Mapping[str, Any]
+"""As `roofline.limits` returns them."""
 
 
 def measure(
-    built: Sequence[Built],
+    built: Sequence[BuiltCandidate],
     workload: Workload,
     seconds: float,
     limits: Callable[[], Limits],
@@ -46,28 +47,28 @@ def measure(
     add: Callable[[list[Row]], None],
     memory: bool = False,
 ) -> None:
-    """Adds a JSON-ready row per candidate, also at Ctrl-C. Asks for the machine's `limits` after the rounds.
+    """Passes a JSON-ready row per candidate to `add`, also after Ctrl-C. After the rounds, `limits` measures the machine.
 
     A candidate that fails goes to `missing`, and the others begin again. All candidates go to `missing` if the device
     slows itself down in every round.
     """
-    called = {str(i): each for i, each in enumerate(first_calls(built, workload, title, missing, memory))}
+    called = {str(i): candidate for i, candidate in enumerate(first_calls(built, workload, title, missing, memory))}
     rounds = Rounds(called, workload, seconds, limits, title, missing)
     finished_rounds(rounds.timed, lambda measured: add(rounds.rows(measured)))
 
 
 def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
-    """Writes all rows. Raises ClickException if no candidate was measured or missing."""
+    """Writes all rows. Raises ClickException if no row was written before: nothing was measured."""
     if not record.rows:
         raise click.ClickException("nothing to measure: expected one of --runtime on this machine, found none")
-    record.update([*rows, *missing.rows])  # also the rows of a network that lacks all candidates
+    record.update([*rows, *missing.rows])  # the last network may have only missing candidates
 
 
 @dataclass
 class Rounds:
-    """The timed rounds of candidates on one device."""
+    """The timed rounds of candidates on a device. `_called`: by their names in the rounds."""
 
-    _called: dict[str, Called]
+    _called: dict[str, CalledCandidate]
     _workload: Workload
     _seconds: float
     _limits: Callable[[], Limits]
@@ -75,13 +76,14 @@ class Rounds:
     _missing: Missing
 
     def __post_init__(self) -> None:
-        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in self._called.values())
-        self._watch = monitor(gpu_uuid()) if self._on_a_gpu else None
+        self._on_a_gpu = any(called.built.candidate.device == "cuda" for called in self._called.values())
+        self._monitor = monitor(gpu_uuid()) if self._on_a_gpu else None
         self._protocol = replace(ON_A_GPU if self._on_a_gpu else ON_A_CPU, ended=self._end_round)
-        if self._watch:
-            self._protocol = replace(self._protocol, accept=self._watch.undisturbed)
+        if self._monitor:
+            self._protocol = replace(self._protocol, accept=self._monitor.undisturbed)
 
     def timed(self) -> dict[str, Durations]:
+        """Times all candidates; without a candidate that fails, it starts over."""
         while self._called:
             try:
                 return self._interleaved()
@@ -90,32 +92,33 @@ class Rounds:
                 self._forget()
                 free()
             except Slowed as reason:
-                for each in self._called.values():
-                    self._missing.add(each.built.candidate, reason)
+                for called in self._called.values():
+                    self._missing.add(called.built.candidate, reason)
                 self._called.clear()
         return {}
 
     def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
-        compared, limits = list[Row](), self._limits()
+        rows, limits = list[Row](), self._limits()
         for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}
-            own = called.built.candidate.precision
-            for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", own)):
-                base = self._baseline(name, precision)
-                row[key] = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
-            if self._watch:
-                row["gpu_state"] = self._watch.summary()
+            same_precision = called.built.candidate.precision
+            for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", same_precision)):
+                baseline = self._baseline(name, precision)
+                row[key] = asdict(ratio_with_interval(measured[baseline], measured[name])) if baseline else None
+            if self._monitor:
+                row["gpu_state"] = self._monitor.summary()
             for key, suffix in COPIES.items():
                 if copies := measured.get(f"{name}{suffix}"):
                     row[key] = copies.percentile_ms(50)
-            compared.append(_row(called, measured[name], self._workload.batch, limits) | row)
-        return compared
+            rows.append(_row(called, measured[name], self._workload.batch, limits) | row)
+        return rows
 
     def _interleaved(self) -> dict[str, Durations]:
-        runs = {name: partial(_call, name, each.calls) for name, each in self._called.items()}
+        runs = {name: partial(_call, name, called.calls) for name, called in self._called.items()}
         if self._on_a_gpu:
-            for name, each in self._called.items():
-                for suffix, call in zip(COPIES.values(), (each.calls.with_copies, each.calls.overlapped), strict=True):
+            for name, called in self._called.items():
+                with_copies = called.calls.with_copies, called.calls.overlapped
+                for suffix, call in zip(COPIES.values(), with_copies, strict=True):
                     runs[f"{name}{suffix}"] = partial(_call, name, call)
         return time_interleaved(
             runs,
@@ -123,31 +126,30 @@ class Rounds:
             self._title,
             MIN_ROUNDS_ON_A_GPU if self._on_a_gpu else MIN_ROUNDS,
             enough=lambda so_far: all(self._stable(so_far, name) for name in self._called),
-            warm_up_ns={name: each.warm_ns for name, each in self._called.items() if each.warm_ns},
+            warm_up_ns={name: called.warm_ns for name, called in self._called.items() if called.warm_ns},
             protocol=self._protocol,
         )
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:
-        """The name of PyTorch eager for the same network; None if it is not measured."""
-        network = self._called[name].built.candidate.network
-        same = (i for i, each in self._called.items() if each.built.candidate.network == network)
-        forms = {i: self._called[i].built.candidate for i in same}
-        kinds = {i: (runtime_of(each), each.precision) for i, each in forms.items()}
-        return next((i for i, kind in kinds.items() if kind == (BASELINE, precision)), None)
+        """The name of PyTorch eager for the same network in `precision`; None if it is not measured."""
+        candidates = {name: called.built.candidate for name, called in self._called.items()}
+        expected = (candidates[name].network, BASELINE, precision)
+        forms = {name: (each.network, runtime_of(each), each.precision) for name, each in candidates.items()}
+        return next((name for name, form in forms.items() if form == expected), None)
 
     def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
         return is_stable(measured[name], measured[self._baseline(name) or name])
 
     def _end_round(self, counts: bool) -> None:
-        for each in self._called.values():
-            each.calls.end_round(counts)
+        for called in self._called.values():
+            called.calls.end_round(counts)
 
     def _forget(self) -> None:
-        """Drops the readings of an aborted attempt."""
-        for each in self._called.values():
-            each.calls.forget()
-        if self._watch:
-            self._watch.readings.clear()
+        """Drops the times and GPU readings of an aborted attempt."""
+        for called in self._called.values():
+            called.calls.forget()
+        if self._monitor:
+            self._monitor.readings.clear()
 
 
 class _Failed(Exception):
@@ -163,13 +165,15 @@ def _call(name: str, call: Callable[[], object]) -> object:
         raise _Failed(name, reason) from reason
 
 
-def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
-    """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
+def _row(called: CalledCandidate, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
+    """`bandwidth_share`: weights, images and logits, moved once. `fallback`: why the candidate runs without its CUDA
+    graph.
+    """
     built, candidate = called.built, called.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)
     gflops_per_s = 2 * built.macs * batch / p50_ms / 1e6
     gemms = limits["gemm_gflops_per_s_by_precision"]
-    moved = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
+    moved_bytes = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
     return {
         "model": candidate.model,
         "depth": config.depth if config.is_transformer else None,
@@ -187,7 +191,7 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
         "first_call_ms": called.first_call_ns / 1e6,
         "macs": built.macs,
         "gemm_share": gflops_per_s / gemms.get(candidate.precision, gemms["fp32"]),
-        "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
+        "bandwidth_share": moved_bytes / p50_ms / 1e6 / limits["copy_gb_per_s"],
         "peak_memory_mb": called.peak_memory_mb,
         "max_abs_error": called.max_abs_error,
         "fallback": getattr(built.run, "fallback", None),

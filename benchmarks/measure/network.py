@@ -1,7 +1,7 @@
-"""A network to measure: its weights, and the images that it is measured on.
+"""A network to measure, and the images that it is measured on.
 
-In: a configuration, a shipped network, or a checkpoint of the user's with a dataset's name or folder. Out: its
-configuration, its checkpoint and its dataset.
+In: a configuration, a shipped network, or a user's checkpoint with the name or folder of a dataset. Out: the network's
+configuration, checkpoint and dataset.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """`name`: in results and on a server. `weights`: a checkpoint, or a configuration.
+    """`name`: of the network in results and on a server. `weights`: a checkpoint, or a configuration.
 
-    `own`: whether it is measured on its own dataset. Others are measured on digits or noise, which need no files.
-    `dataset`: a name or a folder, by default the dataset of its training. `data_dir`: the folder of its files.
+    `on_dataset`: whether the network is measured on a dataset. Other networks are measured on digits or noise, which
+    need no files. `dataset`: a name or a folder, by default the dataset of the network's training. `data_dir`: the
+    folder of the dataset's files.
     """
 
     name: str
     weights: Path | ModelConfig
-    own: bool = False
+    on_dataset: bool = False
     dataset: str | None = None
     data_dir: Path | None = None
 
     @property
     def path(self) -> Path:
-        """Its checkpoint, for a configuration the shipped one. Raises Unavailable if none is shipped."""
+        """The network's checkpoint. For a configuration: the shipped checkpoint; raises Unavailable without it."""
         path = matching(self.weights) if isinstance(self.weights, ModelConfig) else self.weights
         if path is None:
             raise Unavailable(f"{self.name}: expected the configuration of a shipped network, found another")
@@ -49,24 +50,24 @@ class Network:
 
     @property
     def data(self) -> Dataset:
-        """Raises CheckpointError, and DataError if the own dataset is missing or does not fit the network."""
+        """Raises CheckpointError, and DataError if the dataset is missing or does not fit the network."""
         from models.data import load_digits
 
-        return _data(self) if self.own else load_digits()
+        return _dataset(self) if self.on_dataset else load_digits()
 
     @property
-    def place(self) -> Path | None:
+    def data_folder(self) -> Path | None:
         """The dataset's folder for the exporter; None if the user named no folder."""
         folder = Path(self.dataset) if self.dataset else None
         return self.data_dir or (folder if folder and folder.is_dir() else None)
 
     def examples(self, count: int) -> Images:
-        """uint8 (count, C, H, W), repeated: test images of its own dataset, else digits or noise."""
+        """uint8 (count, C, H, W): test images of the dataset, else digits or noise, repeated if they are too few."""
         import numpy as np
 
         from export.sample_images import COUNT, embedded_sample
 
-        images = self.data.test_images[:COUNT] if self.own else embedded_sample(self.config).images
+        images = self.data.test_images[:COUNT] if self.on_dataset else embedded_sample(self.config).images
         return np.resize(images, (count, *self.config.input_shape))
 
 
@@ -82,10 +83,10 @@ def _config(path: Path) -> ModelConfig:
 
 
 @cache
-def _data(network: Network) -> Dataset:
+def _dataset(network: Network) -> Dataset:
     from export.sample_images import own_dataset
     from models.checkpoints.checkpoint import load
 
-    loaded = load(network.path)
-    metrics = loaded.metrics if network.dataset is None else {"dataset": network.dataset}
-    return own_dataset(loaded.config, metrics, network.data_dir)
+    checkpoint = load(network.path)
+    metrics = checkpoint.metrics if network.dataset is None else {"dataset": network.dataset}
+    return own_dataset(checkpoint.config, metrics, network.data_dir)

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, elsewhere lines; notes on standard error."""
+"""Notes on standard error, and progress: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def _begin(title: str) -> None:
 
 
 def one_line(error: Exception) -> str:
+    """The first line of an error's message, with the error's type if the type is not the project's."""
     first = next(iter(str(error).splitlines()), "no reason given")
     return first if is_ours(error) else f"{type(error).__name__}: {first}"
 
 
 def steps(items: Sequence[T], title: str) -> Iterable[T]:
+    """The items, with progress as they are consumed."""
     from tqdm import tqdm
 
     _begin(title)
@@ -38,6 +40,7 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
 
 @contextmanager
 def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
+    """Yields a function that advances the bar by a number of units."""
     from tqdm import tqdm
 
     _begin(f"{title}: {total:,} {unit}")
@@ -47,16 +50,16 @@ def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], obj
 
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """The yielded function sets the share, 0 to 1; without a terminal it prints a line for each quarter."""
+    """Yields a function that sets the share that is done, 0 to 1. Without a terminal it prints each quarter."""
     from tqdm import tqdm
 
     if title and not sys.stderr.isatty():
-        told = 0
+        printed = 0
 
         def show(share: float) -> None:
-            nonlocal told
-            if (quarters := min(4, int(4 * share))) > told:
-                told = quarters
+            nonlocal printed
+            if (quarters := min(4, int(4 * share))) > printed:
+                printed = quarters
                 note(f"{title}: {25 * quarters} %")
 
         yield show

@@ -1,7 +1,7 @@
-"""Measures a published model on labelled pictures, prepared as clients prepare any picture.
+"""The accuracy and calibration of a published model on labelled pictures, which are prepared as clients do.
 
-In: a model's folder in a repository, and a dataset's name or a folder of pictures by class. Out: a row of its accuracy,
-and of the temperature that fits a half of the pictures, judged by the other half.
+In: a model's folder in a repository, and a dataset's name or a folder of pictures by class. Out: a row with accuracy,
+temperature and calibration error. The temperature is fitted on a half of the pictures and judged by the other half.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from models.data.picture_files import PictureFile
 
 FEWEST = 20  # pictures to fit a temperature on
-AT_ONCE = 64
+BATCH = 64
 
-Shown = tuple[NDArray[np.uint8], int]  # an image (C, H, W) as the model sees it, and its class in the model
+Labelled = tuple[NDArray[np.uint8], int]
+"""An image (C, H, W) as the model reads it, and its class in the model."""
 
 
 def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str, Any]:
-    """`part`: test, or all of a folder without parts. Raises ClientError, or DataError for other classes."""
+    """The model's row. `part`: test, or all for a folder that is not split. Raises ClientError, and DataError for a
+    missing dataset or for classes that the model does not know.
+    """
     from clients.bulk.network import Network, find_model
 
     network = Network(find_model(folder))
-    part, shown = _shown(network, dataset, data_dir)
-    logits, labels = _logits_and_labels(network, shown)
+    part, pictures = _labelled_pictures(network, dataset, data_dir)
+    logits, labels = _logits_and_labels(network, pictures)
     row = {
         "dataset": dataset,
         "part": part,
@@ -42,15 +45,18 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
     return row | (calibration(logits, labels) if len(labels) >= FEWEST else {})
 
 
-def _logits_and_labels(network: Network, shown: Iterator[Shown]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    answers, labels = list[NDArray[np.float32]](), list[int]()
-    while some := [*islice(shown, AT_ONCE)]:
-        answers.append(network.logits(np.stack([image for image, _ in some])))
-        labels += [label for _, label in some]
-    return np.concatenate(answers), np.array(labels, np.int64)
+def _logits_and_labels(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Logits (n, classes) and labels (n,)."""
+    logits, labels = list[NDArray[np.float32]](), list[int]()
+    while batch := [*islice(pictures, BATCH)]:
+        logits.append(network.logits(np.stack([image for image, _ in batch])))
+        labels += [label for _, label in batch]
+    return np.concatenate(logits), np.array(labels, np.int64)
 
 
-def _shown(network: Network, dataset: str, data_dir: Path | None) -> tuple[Literal["test", "all"], Iterator[Shown]]:
+def _labelled_pictures(
+    network: Network, dataset: str, data_dir: Path | None
+) -> tuple[Literal["test", "all"], Iterator[Labelled]]:
     from models.data import DATASETS, DataError
     from models.data.picture_files import find_files
 
@@ -60,23 +66,24 @@ def _shown(network: Network, dataset: str, data_dir: Path | None) -> tuple[Liter
     if not folder.is_dir():
         raise DataError(f"{folder}: expected a dataset's name or a folder of pictures by class, found no such folder")
     files = find_files(folder)
-    places = _places(network, dataset, files.classes)
-    return "test" if files.test else "all", _of_files(network, files.test or files.train, places)
+    classes = _class_numbers(network, dataset, files.classes)
+    return "test" if files.test else "all", _of_files(network, files.test or files.train, classes)
 
 
-def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Shown]:
+def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Labelled]:
     from models.data import load_dataset
 
     data = load_dataset(dataset, data_dir)
-    places = _places(network, dataset, data.labels)
+    classes = _class_numbers(network, dataset, data.labels)
     for image, label in zip(data.test_images, data.test_labels, strict=True):
         if len(image) == 1:
-            yield network.about.prepare_array(image[0]).image, places[label]
+            yield network.about.prepare_array(image[0]).image, classes[label]
         else:
-            yield network.about.prepare(_coloured(image)).image, places[label]
+            yield network.about.prepare(_coloured(image)).image, classes[label]
 
 
-def _of_files(network: Network, files: Sequence[PictureFile], places: Sequence[int]) -> Iterator[Shown]:
+def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[int]) -> Iterator[Labelled]:
+    """`classes`: number of a class in the dataset -> its number in the model."""
     from clients.errors import InvalidImage
     from clients.images.decode import read_image
     from models.data import DataError
@@ -84,20 +91,20 @@ def _of_files(network: Network, files: Sequence[PictureFile], places: Sequence[i
     for file in files:
         try:
             picture = read_image(file.path, full_size=network.about.reads_whole)
-            yield network.about.prepare(picture).image, places[file.label]
+            yield network.about.prepare(picture).image, classes[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error
 
 
 def _coloured(image: NDArray[np.uint8]) -> Any:
-    """uint8 (3, H, W) -> a picture."""
+    """uint8 (3, H, W) -> a picture of Pillow."""
     from PIL import Image
 
     return Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
 
 
-def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]:
-    """The model's number for each class of the dataset. Raises DataError for an unknown class."""
+def _class_numbers(network: Network, dataset: str, classes: Sequence[str]) -> list[int]:
+    """The model's number of each class of the dataset. Raises DataError for a class that the model does not know."""
     from models.data import DataError
 
     if unknown := sorted({*classes} - {*network.about.labels}):
@@ -107,7 +114,10 @@ def _places(network: Network, dataset: str, classes: Sequence[str]) -> list[int]
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
-    """The temperature that fits all pictures. The errors are of one half, without and with a fit on the other half."""
+    """The temperature that fits all pictures, and calibration errors.
+
+    The errors are those of a half of the pictures: before, and with the temperature that fits the other half.
+    """
     import torch
 
     from models.evaluation.evaluation import calibration_error, fit_temperature

@@ -1,4 +1,4 @@
-"""A network in PyTorch, its images and the expected logits; and the network as an engine takes it."""
+"""A network in PyTorch with images and their expected logits, and the form in which each engine takes the network."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from models.networks.registry import build, randomise_norms
 
 @dataclass(frozen=True)
 class Reference:
-    """The unchanged network in PyTorch, and its float32 logits (n, classes) of the `proof` images.
+    """The unchanged network in PyTorch, and its float32 logits (n, classes) of the `proof_images` (n, C, H, W) uint8.
 
-    `data`: calibrates the conversion to int8.
+    `data`: its training images calibrate the conversion to int8.
     """
 
     network: Network
     model: Uint8Network
-    proof: Images
+    proof_images: Images
     logits: Logits
     data: Dataset
     _graphs: dict[Form, tuple[onnx.ModelProto, int]] = field(default_factory=dict)
@@ -52,16 +52,20 @@ class Reference:
 
     @cached_property
     def plain(self) -> onnx.ModelProto:
+        """The ONNX file before rewrites, float32."""
         return to_onnx(self.model, self.config, DEFAULT_OPSET)
 
     @cached_property
-    def own(self) -> float:
-        """The network's own error in float32, relative to the largest logit. Raises EquivalenceError if too large."""
+    def float32_error(self) -> float:
+        """How far float32 takes the network from float64, relative to the largest logit.
+
+        Raises EquivalenceError if the error is too large.
+        """
         exact, single = (torch_classifier(model) for model in (copy.deepcopy(self.model).double(), self.model))
-        return float32_error(self.network.name, exact, single, self.proof)
+        return float32_error(self.network.name, exact, single, self.proof_images)
 
     def graph(self, form: Form) -> tuple[onnx.ModelProto, int]:
-        """The rewritten float32 graph and its multiply-accumulates an image; each form is made once."""
+        """The rewritten float32 graph, cached, and its multiply-accumulates per image."""
         if form not in self._graphs:
             rewritten = rewrite(self.plain, form)
             if rewritten.steps:
@@ -71,41 +75,44 @@ class Reference:
         return self._graphs[form]
 
     def images(self, count: int) -> Images:
-        """The proof images, repeated: uint8 (count, C, H, W)."""
-        return np.resize(self.proof, (count, *self.proof.shape[1:]))
+        """The proof images, repeated to `count`: uint8 (count, C, H, W)."""
+        return np.resize(self.proof_images, (count, *self.proof_images.shape[1:]))
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
-        """The largest absolute error of the first `count` images' logits; raises EquivalenceError."""
+        """The largest absolute error of `logits`, which a candidate computed for `images(count)`.
+
+        Raises EquivalenceError above the tolerance of `precision`, and in float32 for another class.
+        """
         expected, tolerance = np.resize(self.logits, (count, self.logits.shape[1])), PRECISIONS[precision].tolerance
         if precision != "fp32":
             return check(name, expected, logits, tolerance)
-        error = check(name, expected, logits, allowed(tolerance, self.own))
-        check_classes(name, expected, logits, max(TIE, 2 * self.own))
+        error = check(name, expected, logits, allowed(tolerance, self.float32_error))
+        check_classes(name, expected, logits, max(TIE, 2 * self.float32_error))
         return error
 
 
-def reference(network: Network) -> Reference:
-    """With the weights of the network's checkpoint, else random: time does not depend on weights."""
+def make_reference(network: Network) -> Reference:
+    """Loads the network's checkpoint. Without a checkpoint the weights are random: time does not depend on weights."""
     try:
         trained = load(network.path).model
     except Unavailable:
         torch.manual_seed(0)
         trained = build(network.config).eval()
         randomise_norms(trained)
-    model, proof = Uint8Network(trained), network.examples(COUNT)
-    return Reference(network, model, proof, torch_classifier(model)(proof), network.data)
+    model, images = Uint8Network(trained), network.examples(COUNT)
+    return Reference(network, model, images, torch_classifier(model)(images), network.data)
 
 
-def program(of: Reference, candidate: Candidate) -> tuple[Program, int]:
-    """What the candidate's engine takes, and its multiply-accumulates an image."""
+def program(reference: Reference, candidate: Candidate) -> tuple[Program, int]:
+    """The PyTorch network or the ONNX file for the candidate's engine, and its multiply-accumulates per image."""
     engine, precision = ENGINES[candidate.engine], candidate.precision
     if engine.program == "network":
-        model = copy.deepcopy(of.model)
+        model = copy.deepcopy(reference.model)
         if engine.fused:
-            model.model = with_fused_attention(model.model, of.config)
-        return model.to(getattr(torch, PRECISIONS[precision].dtype)), of.graph(Form("none"))[1]
-    proto, macs = of.graph(Form(candidate.rewrites, engine.fused))
-    return _file(of, proto, precision, engine.kind), macs
+            model.model = with_fused_attention(model.model, reference.config)
+        return model.to(getattr(torch, PRECISIONS[precision].dtype)), reference.graph(Form("none"))[1]
+    proto, macs = reference.graph(Form(candidate.rewrites, engine.fused))
+    return _file(reference, proto, precision, engine.kind), macs
 
 
 class FusedAttention(Attention):
@@ -115,25 +122,25 @@ class FusedAttention(Attention):
         return F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, N, E)
 
 
-def fused_attention(config: ModelConfig, i: int, norm: NormFactory) -> Attention:
-    return FusedAttention(config.block(i), norm)
-
-
 def with_fused_attention(model: nn.Module, config: ModelConfig) -> nn.Module:
-    """A copy in eval mode with fused attention; a network without attention stays as it is."""
-    fused = build(config, fused_attention).eval()
+    """A copy in eval mode whose attention is fused; of a network without attention a plain copy."""
+
+    def attention(config: ModelConfig, block: int, norm: NormFactory) -> Attention:
+        return FusedAttention(config.block(block), norm)
+
+    fused = build(config, attention).eval()
     fused.load_state_dict(model.state_dict())
     return fused
 
 
-def rewritten_file(of: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
-    """The ONNX file after these passes, in the compiler's order, and its multiply-accumulates an image."""
-    rewritten = optimise(of.plain, passes=passes, sizes=ONE_IMAGE)
+def rewritten_file(reference: Reference, passes: Sequence[str], precision: Precision = "fp32") -> tuple[bytes, int]:
+    """The ONNX file after the passes `passes`, in the compiler's order, and its multiply-accumulates per image."""
+    rewritten = optimise(reference.plain, passes=passes, sizes=ONE_IMAGE)
     macs = rewritten.steps[-1].macs if passes else rewritten.macs
-    return _file(of, cleaned_proto(of.plain, rewritten), precision, "onnxruntime"), macs
+    return _file(reference, cleaned_proto(reference.plain, rewritten), precision, "onnxruntime"), macs
 
 
-def _file(of: Reference, proto: onnx.ModelProto, precision: Precision, engine: EngineKind) -> bytes:
-    wanted, images = file_precision(precision, engine), of.data.train_images
-    data: bytes = lowered(proto, wanted, images, strongly_typed=engine == "tensorrt").SerializeToString()
+def _file(reference: Reference, proto: onnx.ModelProto, precision: Precision, engine: EngineKind) -> bytes:
+    in_file, images = file_precision(precision, engine), reference.data.train_images
+    data: bytes = lowered(proto, in_file, images, strongly_typed=engine == "tensorrt").SerializeToString()
     return data

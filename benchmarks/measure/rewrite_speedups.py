@@ -1,4 +1,4 @@
-"""Times networks before and after the exact rewrites, as one call and in their best way."""
+"""Times networks before and after the exact rewrites: in one call, and with the fastest batch size and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
 
-IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images of the search for the best way
+IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images of the search for the best batches and threads
 ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
@@ -28,7 +28,7 @@ FUSED_ATTENTION = f"{EAGER}, fused attention"
 ALONE = ("fold", "absorb", "CLS row")
 TOGETHER = ("fold + absorb", "fold + CLS row", "fold + absorb + CLS row")
 
-# ONNX files in float32 after the rewrites in their name, except PyTorch's and int8.
+# The forms of each network. A form that names rewrites is a float32 ONNX file after these rewrites.
 FORMS: dict[ModelName, tuple[str, ...]] = {
     "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL, INT8),
     "vitbnffn": (EAGER, PLAIN, ALL),
@@ -40,9 +40,12 @@ ONE_CALL, BEST = "one call", "best"
 
 
 def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
-    """Adds JSON-ready rows, also at Ctrl-C; raises EquivalenceError."""
+    """Passes JSON-ready rows to `add`, also after Ctrl-C. `depth`: blocks of a transformer. Raises EquivalenceError.
+
+    The rows: limits of this machine, and each form of each network, in one call and in its best way.
+    """
     from benchmarks.measure.progress import steps
-    from benchmarks.measure.reference import reference
+    from benchmarks.measure.reference import make_reference
     from benchmarks.measure.roofline import gemms
     from benchmarks.measure.timing import finished_rounds, time_interleaved
 
@@ -51,11 +54,11 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     for name, (run, flops) in gemms(cores()).items():
         runs[name] = run
         rows.append({"name": name, "flops": flops})
-    references = [reference(Network(model, ModelConfig(model=model, depth=depth))) for model in FORMS]
-    pairs = [(each, form) for each in references for form in FORMS[each.config.model]]
-    for each, form in steps(pairs, f"depth {depth}: searching the best way"):
-        images, model = each.images(IMAGES), each.config.model
-        candidate, program, macs = _built(each, form)
+    references = [make_reference(Network(model, ModelConfig(model=model, depth=depth))) for model in FORMS]
+    pairs = [(reference, form) for reference in references for form in FORMS[reference.config.model]]
+    for reference, form in steps(pairs, f"depth {depth}: searching the best way"):
+        images, model = reference.images(IMAGES), reference.config.model
+        candidate, program, macs = _built(reference, form)
         one_call, quickest = Workload(IMAGES, micro_batch=IMAGES), best_workload(program, candidate, images[:SEARCHED])
         for kind, way in ((ONE_CALL, one_call), (BEST, quickest)):
             row = {"name": f"{model}, {form}, {kind}", "model": model, "candidate": form, "kind": kind}
@@ -67,23 +70,25 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     )
 
 
-def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
+def _built(reference: Reference, form: str) -> tuple[Candidate, Program, int]:
+    """The candidate, what its engine takes, and its multiply-accumulates per image. Raises EquivalenceError."""
     from benchmarks.measure.engines import start
     from benchmarks.measure.reference import program, rewritten_file
 
     if form in (EAGER, FUSED_ATTENTION):
         engine = "torch" if form == EAGER else "torch-sdpa"
-        candidate = Candidate(of.network, engine, rewrites="none")
-        return candidate, *program(of, candidate)
+        candidate = Candidate(reference.network, engine, rewrites="none")
+        return candidate, *program(reference, candidate)
     precision: Precision = "int8" if form == INT8 else "fp32"
-    candidate = Candidate(of.network, precision=precision)
-    data, macs = rewritten_file(of, passes_of(form), precision)
-    of.check(f"{of.config.model}, {form}", precision, len(of.proof), start(data, candidate)(of.proof))
+    candidate = Candidate(reference.network, precision=precision)
+    data, macs = rewritten_file(reference, passes_of(form), precision)
+    images = reference.proof_images
+    reference.check(f"{reference.config.model}, {form}", precision, len(images), start(data, candidate)(images))
     return candidate, data, macs
 
 
 def passes_of(form: str) -> tuple[str, ...]:
-    """The compiler's passes of a form."""
+    """The compiler's passes that make a form of an ONNX file."""
     from export.checkpoint_to_onnx import Form
     from export.compiler.passes import PASSES
 
@@ -91,12 +96,15 @@ def passes_of(form: str) -> tuple[str, ...]:
         return ()
     if form in (ALL, INT8):
         return PASSES
-    named = {"fold": Form("bn").passes, "absorb": ("absorb-queries",), "CLS row": ("read-rows",)}
-    return tuple(name for part in form.split(" + ") for name in named[part])
+    passes = {"fold": Form("bn").passes, "absorb": ("absorb-queries",), "CLS row": ("read-rows",)}
+    return tuple(name for rewrite in form.split(" + ") for name in passes[rewrite])
 
 
 def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
-    """Adds the figures; "best" is the faster of the best way and one call."""
+    """The rows with their figures. The row "best" takes the times of "one call" if one call is faster.
+
+    `measured`: by the rows' names. `ratios`: the speed relative to other forms of the network.
+    """
     from benchmarks.measure.timing import ratio_with_interval
 
     timed, durations = [dict(row) for row in rows], dict(measured)
@@ -105,19 +113,19 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
             durations[best["name"]] = measured[one_call["name"]]
             best["way"] = one_call["way"]
     for row in timed:
-        own = durations[row["name"]]
-        row |= own.row()
+        row_durations = durations[row["name"]]
+        row |= row_durations.row()
         row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
         if "model" in row:
             row["ratios"] = {
-                other: asdict(ratio_with_interval(durations[f"{row['model']}, {other}, {row['kind']}"], own))
-                for other in (EAGER, PLAIN)
-                if f"{row['model']}, {other}, {row['kind']}" in durations
+                base: asdict(ratio_with_interval(durations[base_name], row_durations))
+                for base in (EAGER, PLAIN)
+                if (base_name := f"{row['model']}, {base}, {row['kind']}") in durations
             }
     return [*timed]
 
 
 def pairs_of(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(one call, best) of each network and form."""
+    """The rows (one call, best) of each network and form."""
     measured = [row for row in rows if "model" in row]
     return list(zip(measured[::2], measured[1::2], strict=True))

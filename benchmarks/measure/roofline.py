@@ -1,4 +1,4 @@
-"""The machine's limits: the rate of a large matrix product, and memory bandwidth."""
+"""The machine's limits: the rate of a large matrix product (GEMM), and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Matrix = NDArray[np.float32]
 
 
 def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """A 2048³ float32 product on the CPU in both libraries, and its operations."""
+    """Name -> a function that computes a 2048³ float32 product on the CPU, and its floating-point operations.
+
+    In PyTorch and in ONNX Runtime.
+    """
     side = SIDE["cpu"]
     left, right = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
     flops = 2 * side**3
@@ -34,53 +37,57 @@ def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> dict[str, Any]:
-    """JSON-ready. The fastest run counts; a copy moves two bytes per copied byte, a triad (a = b + 2c) three."""
+    """GFLOP/s of products and GB/s of memory, JSON-ready; the fastest run counts.
+
+    A copy reads and writes each byte; a triad (a = b + 2c) reads two bytes and writes one.
+    """
     rates = {"PyTorch": _torch_gemm_rate(device, threads, "fp32")}
     if device == "cpu":
         run, flops = gemms(threads)[f"{SIDE['cpu']}^3 in ONNX Runtime"]
         rates["ONNX Runtime"] = flops / _best_ns(run)
     library = max(rates, key=lambda name: rates[name])
-    other: dict[str, float] = {
-        each: _torch_gemm_rate(device, threads, each)
-        for each in precisions
-        if each != "fp32" and "torch" in PRECISIONS[each].engines(device)
+    lower: dict[str, float] = {
+        precision: _torch_gemm_rate(device, threads, precision)
+        for precision in precisions
+        if precision != "fp32" and "torch" in PRECISIONS[precision].engines(device)
     }
     if device == "cuda" and "int8" in precisions:
-        other |= _int8_gemm_rate()
+        lower |= _int8_gemm_rate()
     a, b, c = (torch.ones(STREAM_FLOATS, device=device) for _ in range(3))
     copy_ns = _best_ns(lambda: a.copy_(b))
     triad_ns = _best_ns(lambda: torch.add(b, c, alpha=2, out=a))
     return {
         "gemm_gflops_per_s": rates[library],
         "gemm_library": f"{library}, {SIDE[device]}^3, float32",
-        "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | other,
+        "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | lower,
         "copy_gb_per_s": 2 * a.nbytes / copy_ns,
         "triad_gb_per_s": 3 * a.nbytes / triad_ns,
     }
 
 
 class Limits:
-    """The machine's limits, measured before and after calls: two cores may work as one for minutes. The best count."""
+    """The best limits of several measurements: two cores of a shared machine may work as one for minutes."""
 
     def __init__(self, device: Device, threads: int, precisions: tuple[Precision, ...]) -> None:
-        self._asked = device, threads, precisions
-        self.found = limits(*self._asked)
+        self._machine = device, threads, precisions
+        self.best = limits(*self._machine)
 
-    def again(self) -> dict[str, Any]:
-        self.found = best(self.found, limits(*self._asked))
-        return self.found
+    def measure_again(self) -> dict[str, Any]:
+        self.best = better(self.best, limits(*self._machine))
+        return self.best
 
 
-def best(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def better(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The better value of each limit in two results of `limits`."""
-    found = dict(max(one, other, key=lambda limits: limits["gemm_gflops_per_s"]))
-    found |= {key: max(one[key], other[key]) for key in found if key.endswith("_per_s")}
+    merged = dict(max(first, second, key=lambda limits: limits["gemm_gflops_per_s"]))
+    merged |= {key: max(first[key], second[key]) for key in merged if key.endswith("_per_s")}
     rates = "gemm_gflops_per_s_by_precision"
-    return {**found, rates: {precision: max(rate, other[rates][precision]) for precision, rate in one[rates].items()}}
+    merged[rates] = {precision: max(rate, second[rates][precision]) for precision, rate in first[rates].items()}
+    return merged
 
 
 def _int8_gemm_rate() -> dict[str, float]:
-    """GFLOP/s of int8 on a GPU; empty if PyTorch has no kernels for it."""
+    """GFLOP/s of an int8 product on a GPU; empty if PyTorch has no kernel for it."""
     side = SIDE["cuda"]
     matrix = torch.ones((side, side), dtype=torch.int8).to("cuda")
     with suppress(RuntimeError):
@@ -98,12 +105,14 @@ def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> floa
 
 
 def _best_ns(run: Callable[[], object]) -> int:
-    def finished() -> None:
+    """The shortest of REPEATS calls after a warm-up, on a GPU until the device has finished."""
+
+    def run_to_the_end() -> None:
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    return min([time_ns(finished) for _ in range(1 + REPEATS)][1:])
+    return min([time_ns(run_to_the_end) for _ in range(1 + REPEATS)][1:])
 
 
 def _in_torch(left: torch.Tensor, right: torch.Tensor, threads: int) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""A run: what a command measured, in one form of JSON, checked against run.schema.json on writing and on reading.
+"""A run: what a command measured, as JSON, checked against run.schema.json when it is written and read.
 
 `pandas.DataFrame(json.load(file)["rows"])` is its table.
 """
@@ -21,23 +21,23 @@ from models.training.environment import commit, describe
 from vitbn_packages import one_line_errors
 
 Row = Mapping[str, Any]
-"""A measured cell, or with `reason` a cell that was left out.
+"""A measurement, or with the key `reason` a measurement that was left out.
 
-No dataclass: the kinds of measurement share few fields. The schema names the fields of timed calls and of loads.
+Not a dataclass: the kinds of measurement share few fields. The schema names the fields of timed calls and of loads.
 """
 
-STEADY = "steady.json"  # written by benchmarks/steady.py beside the results of the same machine
+STEADY = "steady.json"  # benchmarks/steady.py writes it into the folder of the machine's results
 DIRTY = "measured from a working tree with uncommitted changes"
 NO_COMMIT = "measured outside a git repository"
 
 
 class RunError(Exception):
-    """The message names the file."""
+    """A result that does not fit the schema; the message names the file."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """`doubt`: why the figures cannot be repeated as they are, such as an unknown command."""
+    """The content of a result. `doubt`: why the figures cannot be reproduced, such as uncommitted changes."""
 
     command: str | None
     commit: str | None
@@ -86,9 +86,9 @@ def _validator() -> Any:
 
 
 class Record:
-    """The rows of the running command, written to `path`; None: to no file.
+    """The rows of the running command, written to `path`, if given.
 
-    `commit` is read once, at the start: a result that git tracks changes the working tree as it is written.
+    `commit` is read at the start: a result that git tracks changes the working tree when it is written.
     """
 
     def __init__(self, path: Path | None, threads: int, device: str) -> None:
@@ -98,7 +98,7 @@ class Record:
         self.rows: Sequence[Row] = ()
 
     def update(self, rows: Sequence[Row], limits: Mapping[str, Any] | None = None, interrupted: bool = False) -> None:
-        """Writes the file at once: an interrupted run keeps its measurements."""
+        """Replaces the rows and writes the file at once, so an interrupted run keeps its measurements."""
         from common.files import write_atomically
 
         self.rows, self.limits = rows, limits or self.limits
@@ -114,17 +114,17 @@ class Record:
         return Run(self.command, self.commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
 
     def _steadiness(self) -> dict[str, Any]:
-        """Whether the machine is steady, if a file beside the result says so."""
-        beside = self.path.with_name(STEADY) if self.path else None
-        if beside is None or beside == self.path or not beside.is_file():
+        """Whether the machine is steady, as the file STEADY in the result's folder says; empty without the file."""
+        file = self.path.with_name(STEADY) if self.path else None
+        if file is None or file == self.path or not file.is_file():
             return {}
-        row = read(beside).rows[0]
+        row = read(file).rows[0]
         return {name: row[name] for name in ("steady", "reasons")}
 
 
 @contextmanager
 def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[Record]:
-    """Ctrl-C and errors mark the measurements `interrupted`; Ctrl-C exits with 130.
+    """A `Record` for a `with` block. After Ctrl-C or an error its result is `interrupted`; Ctrl-C exits with 130.
 
     Raises ClickException for an OSError and for the errors that the project's packages define.
     """
@@ -135,7 +135,7 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
         except KeyboardInterrupt:
             if record.rows:
                 record.update(record.rows, interrupted=True)
-                _tell(record)
+                _print_path(record)
             click.echo("Interrupted: only the finished rounds count", err=True)
             raise click.exceptions.Exit(130) from None
         except Exception:
@@ -143,9 +143,9 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
                 with suppress(OSError):  # the disk may be full; the first error says more
                     record.update(record.rows, interrupted=True)
             raise
-    _tell(record)
+    _print_path(record)
 
 
-def _tell(record: Record) -> None:
+def _print_path(record: Record) -> None:
     if record.path and record.rows:
         click.echo(f"Wrote {record.path}")

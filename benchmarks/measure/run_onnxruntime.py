@@ -15,23 +15,23 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 @cache
 def _share_memory() -> None:
-    """A single CPU arena for all sessions: separate arenas keep 2 to 3 GB each at batch 5000."""
-    kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
-    onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
+    """Registers a CPU arena for all sessions: a session's own arena keeps 2 to 3 GB at batch 5000."""
+    allocator, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", allocator, 0, memory), None)
 
 
 def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     _share_memory()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = candidate.threads
-    options.enable_mem_pattern = False  # it would keep a second arena per shape and be no faster
+    options.enable_mem_pattern = False  # patterns keep another arena per shape, and calls get no faster
     options.add_session_config_entry("session.use_env_allocators", "1")
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
 def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
-    """Raises Unavailable without the library or the device."""
+    """`graph`: calls replay a CUDA graph. Raises Unavailable without the library or the device."""
     provider = "CUDAExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
@@ -43,8 +43,9 @@ def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
 
 
 def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
-    """float32 uses TF32 only by request. float16 needs the option, too: else convolutions stay off the tensor cores.
-    Tensor cores also want channels last.
+    """Options of the provider. `use_tf32` lets float32 use TF32, and float16 run convolutions on the tensor cores.
+
+    Convolutions on tensor cores also need channels last, `prefer_nhwc`.
     """
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
@@ -75,11 +76,11 @@ def _bound_to_cuda(session: Any) -> Classify:
 
 
 def _replayed(session: Any) -> Classify:
-    """A CUDA graph for each batch size, over tensors that stay; the next call overwrites the logits."""
+    """Calls by a CUDA graph for each batch size, on fixed tensors: the next call overwrites the logits."""
     import torch
 
     classes = session.get_outputs()[0].shape[1]
-    prepared: dict[int, tuple[Any, Any, Any, Any]] = {}
+    prepared: dict[int, tuple[Any, Any, Any, Any]] = {}  # batch size -> images, logits, binding, options
 
     def run(images: Any) -> Any:
         count = len(images)

@@ -1,7 +1,7 @@
-"""Runs a TensorRT engine through an execution context, as a server does.
+"""Runs an ONNX file as a TensorRT engine, through an execution context, as a server does.
 
-In: an engine, the profile for each batch size, and a CUDA stream other than the default. Out: a function of images on
-the device; it allocates memory once per batch size.
+In: an ONNX file, or a plan, which is a built engine. Out: a function of images on the device. It allocates memory at
+the first call with a batch size.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 Call = Callable[[Any], Any]
 
 TIMINGS: list[bytes] = []
-"""TensorRT's timing cache after the last engine."""
+"""TensorRT's timing cache after the last engine; empty before the first."""
 
 
 def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
-    """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
+    """Builds an engine with a profile for each batch size in `sizes`. `graph`: calls replay a CUDA graph.
+
+    Raises Unavailable without the library or the device, EngineError.
+    """
     require()
     options = EngineOptions(candidate.precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
     return execution(engine_of(data, candidate.config, options), sizes.index, graph)
@@ -40,7 +43,7 @@ def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) ->
 
 @cache
 def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes:
-    """Candidates with one file share its engine; engines share their kernels' timings."""
+    """The plan of an ONNX file, cached for candidates with the same file. Builds share the timings of kernels."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         timings = Path(folder, "timings")
@@ -53,7 +56,7 @@ def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes
 
 
 def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
-    """Raises EngineError."""
+    """The plan on the current CUDA stream. `profile_of`: batch size -> index of its profile. Raises EngineError."""
     import torch
 
     with load(plan) as engine:
@@ -63,8 +66,9 @@ def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False
 class Execution:
     """uint8 images (B, C, H, W) -> float32 logits (B, classes), both on the device.
 
-    Returns before the device is done; the next call overwrites the logits. With `graph` each batch size becomes a CUDA
-    graph, or `fallback` says why not. Raises RuntimeError if TensorRT refuses.
+    A call returns before the device has finished, and overwrites the logits of the last call. With `graph` each batch
+    size becomes a CUDA graph; if that fails, `fallback` says why. `stream`: not the default stream, which forbids a
+    capture. Raises RuntimeError if TensorRT refuses.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Execution:
         enqueue = self._enqueuer(images)
         if not self.graph:
             return enqueue
-        enqueue(images)  # the first call allocates, which a capture forbids
+        enqueue(images)  # the first call allocates memory, which a capture forbids
         try:
             return captured(enqueue, images, self.stream)
         except RuntimeError as reason:
@@ -112,13 +116,13 @@ class Execution:
 
 
 def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
-    """`enqueue` as a CUDA graph. Raises RuntimeError."""
+    """Captures `enqueue` as a CUDA graph, for images of this shape. Raises RuntimeError."""
     import torch
 
     static, graph = images.clone(), torch.cuda.CUDAGraph()
     stream.synchronize()
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
+        graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the device
         try:
             logits = enqueue(static)
         finally:
@@ -133,5 +137,6 @@ def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
 
 
 def _demand(accepted: bool, what: str) -> None:
+    """Raises RuntimeError unless TensorRT has accepted."""
     if not accepted:
         raise RuntimeError(f"TensorRT: expected it to take {what}, found a refusal (its own message stands above)")

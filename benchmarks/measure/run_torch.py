@@ -18,7 +18,7 @@ from benchmarks.measure.candidate import Candidate
 from export.checkpoint_to_onnx import Uint8Network
 from export.errors import Unavailable
 
-SHAPES = 64  # most compiled forms: one per batch size, model and precision
+SHAPES = 64  # the most compiled forms: each batch size, model and precision has a form
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
 
 Forward = Callable[[Tensor], Tensor]
@@ -27,14 +27,14 @@ Forward = Callable[[Tensor], Tensor]
 def in_torch(
     network: Uint8Network, candidate: Candidate, make: Callable[[Uint8Network], Forward]
 ) -> Callable[[Any], Any]:
-    """A function from images to float32 logits. `make` gets a copy of `network` on the device."""
+    """A function from images to float32 logits. `make` turns a copy of `network` on the device into its forward."""
     network = copy.deepcopy(network).to(candidate.device)
     if candidate.device == "cuda" and not candidate.config.is_transformer:
         network = channels_last(network)
     forward = make(network)
 
     def on_cuda(images: Tensor) -> Tensor:
-        # Process-wide settings; other candidates need others.
+        # Settings of the process: each candidate sets its values before its calls.
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = candidate.precision == "tf32"
         with torch.inference_mode():
@@ -55,7 +55,7 @@ def channels_last(network: Uint8Network) -> Uint8Network:
 
 
 def compile_network(network: Uint8Network) -> Forward:
-    """Compiles at the first call with each batch size. Raises Unavailable if that fails, never runs eager instead."""
+    """Compiles at the first call with each batch size. Raises Unavailable if that fails: eager would be another row."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")
@@ -78,7 +78,7 @@ def compile_network(network: Uint8Network) -> Forward:
 
 
 class CudaGraphs:
-    """A graph per batch size; the next call overwrites the logits."""
+    """Calls by a CUDA graph for each batch size; the next call overwrites the logits."""
 
     def __init__(self, network: Uint8Network) -> None:
         self.network = network

@@ -1,7 +1,7 @@
-"""Whether a machine gives the same times again: two threads against one, and the spread of single images.
+"""Whether a machine gives the same times again: the speed of all threads against one, and the spread of single images.
 
-In: a network's file and the seconds to watch. Out: a `Steadiness`. Shared cores work as one for seconds to minutes, so
-the machine is watched for about a minute, and the windows of that minute are compared.
+In: a network's file and the seconds to watch. Out: a `Steadiness`. The cores of a shared machine may work as one for
+seconds to minutes, so the machine is watched for about a minute, and windows of that minute are compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from export.interleaved import time_ns, turn_ns
 
-GEMM_S, SINGLES = 0.4, 200  # in a window: seconds of products for each number of threads, single images
+GEMM_S, SINGLES = 0.4, 200  # of a window: seconds of products for each number of threads; single images
 SPEEDUP = 0.8  # at least, as a share of the number of threads
 WINDOWS_SPREAD = 0.1  # at most, as a share of the median: from the tenth to the ninetieth percentile of the windows
 SINGLES_SPREAD = 1.3  # at most: p90 over p50 of single images, in the median window
@@ -23,7 +23,10 @@ SINGLES_SPREAD = 1.3  # at most: p90 over p50 of single images, in the median wi
 
 @dataclass(frozen=True)
 class Steadiness:
-    """A figure for each window. `gemm_*`: GFLOP/s of a float32 product of 2048^3. `singles_spread`: p90 over p50."""
+    """Each tuple has a figure for each window.
+
+    `gemm_*`: GFLOP/s of a float32 product of 2048^3. `singles_*`: calls with an image; `singles_spread`: p90 over p50.
+    """
 
     threads: int
     gemm_one_thread: tuple[float, ...]
@@ -37,9 +40,9 @@ class Steadiness:
 
     def reasons(self) -> list[str]:
         """Why the machine is not steady; empty if it is."""
-        told = []
+        reasons = []
         if self.speedup < SPEEDUP * self.threads:
-            told.append(
+            reasons.append(
                 f"{self.threads} threads multiply {self.speedup:.2f} times as fast as one, "
                 f"expected at least {SPEEDUP * self.threads:.1f}"
             )
@@ -49,11 +52,11 @@ class Steadiness:
             "single images": self.singles_p50_ms,
         }
         for what, windows in watched.items():
-            if (apart := spread(windows)) > WINDOWS_SPREAD:
-                told.append(f"{what}: windows differ by {apart:.0%}, expected at most {WINDOWS_SPREAD:.0%}")
-        if (apart := float(np.median(self.singles_spread))) > SINGLES_SPREAD:
-            told.append(f"single images: p90 is {apart:.2f} times p50, expected at most {SINGLES_SPREAD}")
-        return told
+            if (difference := spread(windows)) > WINDOWS_SPREAD:
+                reasons.append(f"{what}: windows differ by {difference:.0%}, expected at most {WINDOWS_SPREAD:.0%}")
+        if (ratio := float(np.median(self.singles_spread))) > SINGLES_SPREAD:
+            reasons.append(f"single images: p90 is {ratio:.2f} times p50, expected at most {SINGLES_SPREAD}")
+        return reasons
 
     def row(self) -> dict[str, Any]:
         """The machine's row in a result."""
@@ -61,28 +64,31 @@ class Steadiness:
 
 
 def spread(windows: Sequence[float]) -> float:
-    """Between the tenth and the ninetieth percentile, relative to the median."""
-    low, middle, high = np.percentile(windows, (10, 50, 90))
-    return float((high - low) / middle)
+    """The distance from the tenth to the ninetieth percentile, relative to the median."""
+    p10, p50, p90 = np.percentile(windows, (10, 50, 90))
+    return float((p90 - p10) / p50)
 
 
 def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[[float], object]) -> Steadiness:
-    """`data`: an ONNX file that reads `image` (1, C, H, W) uint8; `show` gets the share that is done."""
+    """Measures windows for `seconds`, at least three.
+
+    `data`: an ONNX file that classifies `image`, uint8 (1, C, H, W). `show` is called with the share that is done.
+    """
     from benchmarks.measure.roofline import SIDE, gemms
     from export.equivalence import onnx_classifier
 
     products = {count: gemms(count)[f"{SIDE['cpu']}^3 in ONNX Runtime"] for count in {1, threads}}
     classify = onnx_classifier(data, threads)
     rates: dict[int, list[float]] = {count: [] for count in products}
-    p50: list[float] = []
-    apart: list[float] = []
+    p50_ms: list[float] = []
+    spreads: list[float] = []
     start = time.perf_counter()
-    while (gone := time.perf_counter() - start) < seconds or len(p50) < 3:
+    while (elapsed_s := time.perf_counter() - start) < seconds or len(p50_ms) < 3:
         for count, (run, flops) in products.items():
             rates[count].append(flops / float(np.median(turn_ns(run, GEMM_S))))
         calls_ns = [time_ns(lambda: classify(image)) for _ in range(SINGLES)]
-        middle, high = np.percentile(calls_ns, (50, 90))
-        p50.append(float(middle) / 1e6)
-        apart.append(float(high / middle))
-        show(gone / seconds)
-    return Steadiness(threads, tuple(rates[1]), tuple(rates[threads]), tuple(p50), tuple(apart))
+        p50_ns, p90_ns = np.percentile(calls_ns, (50, 90))
+        p50_ms.append(float(p50_ns) / 1e6)
+        spreads.append(float(p90_ns / p50_ns))
+        show(elapsed_s / seconds)
+    return Steadiness(threads, tuple(rates[1]), tuple(rates[threads]), tuple(p50_ms), tuple(spreads))

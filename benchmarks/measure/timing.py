@@ -1,7 +1,7 @@
-"""Times candidates in interleaved rounds: a drift of the machine affects all equally.
+"""Times candidates in interleaved rounds, so a drift of the machine affects all candidates equally.
 
-Adds to `export/interleaved.py`: untimed calls before a turn, rounds that do not count, progress, and at Ctrl-C the
-finished rounds.
+In a round each candidate has a turn of one or more calls. Adds to `export/interleaved.py`: untimed calls before a
+turn, rounds that do not count, progress, and the finished rounds after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from export.interleaved import Schedule, time_ns, turn_ns
 from export.intervals import Ratio, ratio_of_rounds
 
 MIN_ROUNDS = 3
-QUICK_NS = 200_000_000  # a quicker candidate gets an untimed call before its turn
+QUICK_NS = 200_000_000  # a candidate with shorter calls gets an untimed call before its turn
 STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
-STATE_WIDTH = 1.15  # a round that is slower by more belongs to another state; see in_quickest_state
+STATE_WIDTH = 1.15  # rounds whose times differ by a larger factor are of two states; see in_quickest_state
 SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next candidate
 
 ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
-"""Environment variable for tests: limits the rounds of any measurement, even its minimum. Figures need all rounds."""
+"""Environment variable for tests: limits the rounds of every measurement, even its minimum."""
 
 
 @dataclass(frozen=True)
 class Durations:
-    """`samples_ns`: a value for each round, for ratios. `calls_ns`: a value for each call, if a round has several.
+    """The times of a candidate.
 
-    `slower_rounds`: how many further rounds were left out, because the machine was slower in them.
+    `samples_ns`: the median call of each round, for ratios. `calls_ns`: every call, if a round has several calls; else
+    empty. `slower_rounds`: how many further rounds were left out because the machine was slower in them.
     """
 
     samples_ns: tuple[int, ...]
@@ -44,7 +45,7 @@ class Durations:
     slower_rounds: int = 0
 
     def percentile_ms(self, percent: float) -> float:
-        """Of single calls."""
+        """A percentile of single calls."""
         return float(np.percentile(self.calls_ns or self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
@@ -52,18 +53,18 @@ class Durations:
 
     def row(self) -> dict[str, Any]:
         """The fields in a row of a result."""
-        slower = {"slower_rounds": self.slower_rounds}
-        return {**self.percentiles(50, 90, 99), **slower, "samples_ns": list(self.samples_ns)}
+        rounds = {"slower_rounds": self.slower_rounds, "samples_ns": list(self.samples_ns)}
+        return {**self.percentiles(50, 90, 99), **rounds}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick candidate, because slow
-    candidates evict the caches.
+    """How rounds are run, and which rounds count.
 
-    All run for `load_s` before the first round. A turn is as many calls as take `turn_s`, at least one; ratios take
-    their median. A round counts if `accept` is true after each turn; `ended` learns whether it counts. `one_state`:
-    only rounds in the machine's quickest state count.
+    Before the first round all candidates run for `load_s`. Before a turn there are `settle_s` of sleep. With `refill` a
+    quick candidate then gets an untimed call, because slow candidates evict the caches. A turn has as many calls as fit
+    into `turn_s`, at least one. A round counts if `accept()` is true after each of its turns; `ended(counts)` is called
+    after the round. `one_state`: only rounds in the machine's quickest state count.
     """
 
     settle_s: float = SETTLE_S
@@ -75,8 +76,8 @@ class Protocol:
     one_state: bool = True
 
 
-# The median interval of six ratios was 0.07 and 0.16 wide after 75 and 139 rounds of single calls of 0.1 to 1 ms, and
-# 0.03 and 0.04 wide after 7 and 15 rounds of turns of 50 ms.
+# Turns of 50 ms give narrow intervals soon. The median interval of six ratios was 0.07 and 0.16 wide after 75 and 139
+# rounds of single calls of 0.1 to 1 ms, but 0.03 and 0.04 wide after 7 and 15 rounds of such turns.
 ON_A_CPU = Protocol(turn_s=0.05)
 # A GPU's clock rises under load and falls in a sleep.
 ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1, one_state=False)
@@ -84,11 +85,11 @@ MAX_REFUSED = 30  # rounds
 
 
 class Slowed(click.ClickException):
-    pass
+    """The device slowed itself down in every round."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """`measured` holds the finished rounds, at least one."""
+    """Ctrl-C after at least one round. `measured`: the finished rounds."""
 
     def __init__(self, measured: dict[str, Durations]) -> None:
         super().__init__("interrupted")
@@ -96,26 +97,29 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """The ratio of samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
+    """The ratio of two candidates' samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
     return ratio_of_rounds(numerator.samples_ns, denominator.samples_ns)
 
 
 def in_quickest_state(samples_ns: Sequence[Sequence[int]]) -> list[int]:
-    """Indices of the rounds in the quickest state that the machine kept for a third of them and for STABLE_ROUNDS.
+    """Indices of the rounds in which the machine was in its quickest state.
 
-    `samples_ns`: for each candidate, a value for each round. Two cores may work as one for seconds to minutes. Of 21
-    rounds of 76 candidates nine took 1.3 times as long as the others in the median. PyTorch took 1.3 times as long and
-    quick graphs 1.9 times, so no ratio held for both states. Within a state the median candidate differs by 3 %.
+    `samples_ns`: for each candidate, a value for each round. A state counts if it held for a third of the rounds, and
+    for STABLE_ROUNDS.
+
+    The cores of a shared machine may work as one for seconds to minutes. In 21 rounds of 76 candidates, the median
+    candidate took 1.3 times as long in nine rounds as in the others: PyTorch 1.3 times, quick graphs 1.9 times. So no
+    ratio held for both states. Within a state the median candidate differs by 3 %.
     """
-    taken_ns = np.asarray(samples_ns, np.float64)
-    levels = np.median(taken_ns / np.median(taken_ns, axis=1, keepdims=True), axis=0)
-    kept = min(len(levels), max(STABLE_ROUNDS, len(levels) // 3))
-    counted: list[int] = np.flatnonzero(levels <= STATE_WIDTH * np.sort(levels)[kept - 1]).tolist()
-    return counted
+    times_ns = np.asarray(samples_ns, np.float64)  # (candidates, rounds)
+    slowness = np.median(times_ns / np.median(times_ns, axis=1, keepdims=True), axis=0)  # (rounds,)
+    fewest = min(len(slowness), max(STABLE_ROUNDS, len(slowness) // 3))
+    indices: list[int] = np.flatnonzero(slowness <= STATE_WIDTH * np.sort(slowness)[fewest - 1]).tolist()
+    return indices
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:
-    """Whether the ratio to `baseline` has a narrow interval; for the baseline itself, whether its median has."""
+    """Whether the interval of the ratio to `baseline` is narrow; for the baseline itself, that of its median."""
     if len(durations.samples_ns) < STABLE_ROUNDS:
         return False
     if durations == baseline:
@@ -135,8 +139,9 @@ def time_interleaved(
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Stops early if the samples are `enough`. Candidates in `warm_up_ns` are warm already; their call took that long.
-    Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses all rounds.
+    Stops early once `enough(measured)` is true. `warm_up_ns`: how long the warm-up of candidates took that are warm
+    already; the others get a call. Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses
+    all rounds.
     """
     if not candidates:
         return {}
@@ -153,7 +158,7 @@ def time_interleaved(
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
     _keep_busy(candidates, protocol.load_s)
     rounds = _Turns(candidates, quick, protocol)
-    start, next_question = time.perf_counter(), schedule.least
+    start, next_check = time.perf_counter(), schedule.least
     with share_bar(title) as show:
         try:
             while schedule.goes_on(rounds.counted, time.perf_counter() - start):
@@ -164,8 +169,8 @@ def time_interleaved(
                     break
                 share_s = (time.perf_counter() - start) / max(budget_s, least_s)
                 show(min(1.0, max(share_s, rounds.counted / schedule.most)))
-                if rounds.counted >= next_question:
-                    next_question = -(-rounds.counted * 5 // 4)
+                if rounds.counted >= next_check:
+                    next_check = -(-rounds.counted * 5 // 4)
                     if enough(rounds.durations()):
                         break
         except KeyboardInterrupt as stop:
@@ -178,7 +183,7 @@ def time_interleaved(
 
 
 class _Turns:
-    """The turns of the rounds that count."""
+    """The turns of the rounds that count. `counted`, `refused`: numbers of rounds."""
 
     def __init__(
         self, candidates: Mapping[str, Callable[[], object]], quick: Container[str], protocol: Protocol
@@ -188,36 +193,38 @@ class _Turns:
         self.counted = self.refused = 0
 
     def add(self) -> bool:
-        """Runs a round, a turn of each candidate. Returns whether the round counts."""
-        taken, counts = dict[str, list[int]](), True
+        """Runs a round. Returns whether it counts."""
+        turns_ns, counts = dict[str, list[int]](), True
         for name, run in self._candidates.items():
             time.sleep(self._protocol.settle_s)
             if name in self._quick:
                 run()
-            taken[name] = turn_ns(run, self._protocol.turn_s)
+            turns_ns[name] = turn_ns(run, self._protocol.turn_s)
             counts = self._protocol.accept() and counts
         self._protocol.ended(counts)
         if not counts:
             self.refused += 1
             return False
-        for name, turn in taken.items():
-            self._turns[name].append(turn)
+        for name, calls_ns in turns_ns.items():
+            self._turns[name].append(calls_ns)
         self.counted += 1
         return True
 
     def durations(self) -> dict[str, Durations]:
         """Durations of the finished rounds alone, even if Ctrl-C came while the turns of a round were stored."""
-        every = {name: _durations(taken[: self.counted]) for name, taken in self._turns.items()}
+        measured = {name: _durations(turns[: self.counted]) for name, turns in self._turns.items()}
         if not self._protocol.one_state or self.counted <= STABLE_ROUNDS:
-            return every
-        kept = in_quickest_state([each.samples_ns for each in every.values()])
-        slower = self.counted - len(kept)
-        turns = {name: [taken[place] for place in kept] for name, taken in self._turns.items()}
-        return {name: replace(_durations(taken), slower_rounds=slower) for name, taken in turns.items()}
+            return measured
+        quickest = in_quickest_state([durations.samples_ns for durations in measured.values()])
+        slower = self.counted - len(quickest)
+        return {
+            name: replace(_durations([turns[index] for index in quickest]), slower_rounds=slower)
+            for name, turns in self._turns.items()
+        }
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Passes the finished rounds to `use`, also at Ctrl-C, which it re-raises."""
+    """Passes the result of `measure()` to `use`. At Ctrl-C passes the finished rounds and raises Interrupted."""
     try:
         measured = measure()
     except Interrupted as stop:
@@ -227,6 +234,7 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
 
 
 def _limited(min_rounds: int, budget_s: float) -> Schedule:
+    """The schedule, with no more rounds than ROUNDS_VARIABLE allows. Raises ClickException for another value."""
     text = os.environ.get(ROUNDS_VARIABLE)
     if text is None:
         return Schedule(min_rounds, budget_s)
@@ -236,8 +244,8 @@ def _limited(min_rounds: int, budget_s: float) -> Schedule:
 
 
 def _durations(turns: Sequence[Sequence[int]]) -> Durations:
-    several = any(len(turn) > 1 for turn in turns)
-    calls_ns = tuple(chain(*turns)) if several else ()
+    """`turns`: for each round, the times of its calls in ns."""
+    calls_ns = tuple(chain(*turns)) if any(len(turn) > 1 for turn in turns) else ()
     return Durations(tuple(int(np.median(turn)) for turn in turns), calls_ns)
 
 

@@ -1,4 +1,7 @@
-"""How images reach a candidate: by which protocol, and how many at once. A short search gives the best way here."""
+"""How images reach a candidate: by which protocol, in what batches, and how many requests at once.
+
+`best_workload` searches the fastest batch size and number of threads for calls in this process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 IN_PROCESS: Literal["in process"] = "in process"
 LARGEST_BATCH = 5000  # images of a request to a server
-SEED = 0  # of the times at which an open loop sends
+SEED = 0  # of an open loop's arrival times
 MICRO_BATCHES = (16, 32, 64, 128, 256)
 SEARCH_IMAGES = 2560
 SEARCH_ROUNDS = 3
@@ -32,9 +35,9 @@ SEARCH_ROUNDS = 3
 class Workload:
     """Requests of `batch` images to `instances` copies of a candidate, by a client's `protocol` or in this process.
 
-    A closed loop keeps requests `in_flight` (None: one). An open loop sends `rate` images a second, each request when
-    it is due. In process, a call has `micro_batch` images (None: all). `shared_memory` of client and server holds
-    images and logits.
+    A closed loop keeps `in_flight` requests running (None: a single request). An open loop sends `rate` images a
+    second, each request when it is due. In process, a call has `micro_batch` images (None: all). `shared_memory`: the
+    memory of client and server that holds images and logits.
     """
 
     batch: int
@@ -46,21 +49,23 @@ class Workload:
     instances: int = 1
 
     def requests(self, seconds: float) -> int:
+        """How many requests an open loop sends in this time."""
         return round((self.rate or 0) * seconds / self.batch)
 
     def address(self, server: Server) -> tuple[str, Protocol]:
-        """The URL and protocol for a client."""
+        """The URL and protocol for a client of the server."""
         return (server.grpc_url, "grpc") if self.protocol == "grpc" else (server.http_url, "http")
 
     def alone(self) -> Workload:
-        """The same load in process, for comparison. No more requests than instances: the others would only wait."""
+        """The same load in process, for comparison. More requests than instances would only wait."""
         in_flight = min(self.in_flight or 1, self.instances)
         return replace(self, in_flight=in_flight, protocol=IN_PROCESS, shared_memory="none")
 
     def due_s(self, seconds: float) -> NDArray[np.float64]:
-        """When requests are due, from the loop's start; the same at each call.
+        """When an open loop's requests are due, in seconds from its start; the same times at each call.
 
-        A Poisson process with a fixed number of requests: a random number would miss a low rate by over 5 %.
+        The arrivals are a Poisson process with a fixed number of requests: a random number would miss a low rate by
+        over 5 %.
         """
         import numpy as np
 
@@ -72,7 +77,7 @@ class Workload:
 
 
 def best_workload(program: Program, candidate: Candidate, images: Images) -> Workload:
-    """The fastest of MICRO_BATCHES with calls by one thread or by a thread per core."""
+    """The fastest of MICRO_BATCHES, with calls from a single thread or from a thread per core."""
     from benchmarks.measure.timing import time_interleaved
 
     ways = [Workload(len(images), at_once, size) for size in MICRO_BATCHES for at_once in sorted({1, cores()})]
@@ -83,7 +88,7 @@ def best_workload(program: Program, candidate: Candidate, images: Images) -> Wor
 
 
 def runner(program: Program, candidate: Candidate, workload: Workload, images: Images) -> Callable[[], None]:
-    """A function that classifies `images`. A call in flight has a copy of the program and its share of the cores."""
+    """A function that classifies `images`. Each thread has a copy of the program and an equal share of the cores."""
     size, at_once = workload.micro_batch or len(images), workload.in_flight or 1
     batches = [images[i : i + size] for i in range(0, len(images), size)]
     copy = replace(candidate, threads=cores() // at_once)

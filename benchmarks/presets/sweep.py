@@ -47,7 +47,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
 
     def add(axis: str, measured: list[Row]) -> None:
         rows.extend({"axis": axis, **row} for row in measured)
-        record.update([*rows, *missing.rows], limits.found)
+        record.update([*rows, *missing.rows], limits.best)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
     points = _points(middle)
@@ -59,7 +59,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
             built = build_all(candidates(networks, RUNTIMES, precisions, threads, device), workloads, missing)
             for workload in workloads if built else ():
                 title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
-                measure(built, workload, seconds_a_workload, limits.again, title, missing, partial(add, axis))
+                measure(built, workload, seconds_a_workload, limits.measure_again, title, missing, partial(add, axis))
         finish(record, rows, missing)
     for line in unstable_lines(rows):
         click.echo(line)

@@ -9,7 +9,7 @@ from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.network import Network, shipped_network
-from benchmarks.measure.reference import reference
+from benchmarks.measure.reference import make_reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS
 from models.catalog import shipped
@@ -22,13 +22,14 @@ ON_THE_CPU = [
 ]
 
 
-small = cache(lambda: reference(SMALL))
+small = cache(lambda: make_reference(SMALL))
 
 
 def answers(candidate: Candidate) -> float:
     """The largest error of 7 images' logits."""
-    of = small()
-    return of.check(name_of(candidate), "fp32", 7, build(of, candidate, (7,)).run(of.proof[:7].copy()))
+    reference = small()
+    logits = build(reference, candidate, (7,)).run(reference.proof_images[:7].copy())
+    return reference.check(name_of(candidate), "fp32", 7, logits)
 
 
 @pytest.mark.slow
@@ -74,4 +75,4 @@ def test_a_name_stands_for_the_shipped_network() -> None:
 )
 def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
-        build(reference(candidate.network), candidate)
+        build(make_reference(candidate.network), candidate)

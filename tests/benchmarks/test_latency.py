@@ -18,7 +18,7 @@ from benchmarks.measure.device_calls import BUFFERS, Calls
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
 from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.network import Network
-from benchmarks.measure.reference import reference
+from benchmarks.measure.reference import make_reference
 from benchmarks.measure.run_torch import channels_last
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
@@ -51,13 +51,13 @@ def run(path: Path, options: str = "", exit_code: int = 0) -> tuple[str, dict[st
 
 
 def test_answers_may_err_twice_as_much_as_the_network_itself() -> None:
-    of = reference(Network("cnn", ModelConfig(model="cnn")))
-    assert 0 < of.own < 1e-6
-    off = of.logits + np.float32(3e-5 * np.abs(of.logits).max())
+    reference = make_reference(Network("cnn", ModelConfig(model="cnn")))
+    assert 0 < reference.float32_error < 1e-6
+    off = reference.logits + np.float32(3e-5 * np.abs(reference.logits).max())
     with pytest.raises(EquivalenceError, match=r"expected an error of at most 2.0e-05 of the largest logit, found 3"):
-        of.check("of a sound network", "fp32", len(off), off)
-    vars(of)["own"] = 2e-5
-    assert of.check("of a diverged network", "fp32", len(off), off) > 0
+        reference.check("of a sound network", "fp32", len(off), off)
+    vars(reference)["float32_error"] = 2e-5
+    assert reference.check("of a diverged network", "fp32", len(off), off) > 0
 
 
 @pytest.mark.slow
@@ -178,10 +178,10 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
     built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), rewrites="none"))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
     run = latency_rows.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
-    run._watch = SimpleNamespace(readings=[])
+    run._monitor = SimpleNamespace(readings=[])
 
     def attempt() -> dict[str, Any]:
-        run._watch.readings.append(len(ready))
+        run._monitor.readings.append(len(ready))
         call.device_ms.append(float(len(ready)))
         run._end_round(True)
         if len(ready) == 2:
@@ -190,7 +190,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(run, "_interleaved", attempt)
     assert run.timed() == {}
-    assert (run._watch.readings, call.device_ms, call.counted) == ([1], [1.0], 1)
+    assert (run._monitor.readings, call.device_ms, call.counted) == ([1], [1.0], 1)
 
 
 @pytest.mark.slow
@@ -255,12 +255,12 @@ def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
 def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None:
-    of = reference(Network("vitbn", ModelConfig(depth=1)))
-    assert of.check("it", precision, 64, of.logits + 1e-4) == pytest.approx(1e-4, rel=0.1)
-    too_dark = of.model(torch.from_numpy(of.proof // 8)).detach().numpy()
-    for wrong in (too_dark, of.logits[::-1], of.logits[:32], np.full_like(of.logits, np.nan)):
+    reference = make_reference(Network("vitbn", ModelConfig(depth=1)))
+    assert reference.check("it", precision, 64, reference.logits + 1e-4) == pytest.approx(1e-4, rel=0.1)
+    too_dark = reference.model(torch.from_numpy(reference.proof_images // 8)).detach().numpy()
+    for wrong in (too_dark, reference.logits[::-1], reference.logits[:32], np.full_like(reference.logits, np.nan)):
         with pytest.raises(EquivalenceError, match=r"it: expected (logits|an error)"):
-            of.check("it", precision, 64, wrong)
+            reference.check("it", precision, 64, wrong)
 
 
 def test_the_table_of_runtimes_is_whole() -> None:
@@ -271,13 +271,13 @@ def test_the_table_of_runtimes_is_whole() -> None:
 
 
 def test_channels_last_changes_no_logit() -> None:
-    of = reference(Network("cnn", ModelConfig(model="cnn")))
-    network = channels_last(copy.deepcopy(of.model))
+    reference = make_reference(Network("cnn", ModelConfig(model="cnn")))
+    network = channels_last(copy.deepcopy(reference.model))
     assert any(
         weight.is_contiguous(memory_format=torch.channels_last) for weight in network.parameters() if weight.dim() == 4
     )
     with torch.inference_mode():
-        assert of.check("cnn", "fp32", 64, network(torch.from_numpy(of.proof)).numpy()) < 1e-5
+        assert reference.check("cnn", "fp32", 64, network(torch.from_numpy(reference.proof_images)).numpy()) < 1e-5
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from benchmarks.measure.engines import candidates
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.network import Network
-from benchmarks.measure.reference import reference
+from benchmarks.measure.reference import make_reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS, Precision
 from models.networks.config import ModelConfig
@@ -48,7 +48,7 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
 
 def built(runtime: str, precision: Precision, config: ModelConfig) -> Classify:
     (candidate,) = candidates([Network("vitbn", config)], [runtime], [precision], 1, "cuda")
-    return build(reference(candidate.network), candidate, (7, 64)).run
+    return build(make_reference(candidate.network), candidate, (7, 64)).run
 
 
 def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:
@@ -59,11 +59,11 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
     import torch
 
     config = ModelConfig(depth=1)
-    of = reference(Network("vitbn", config))
+    reference = make_reference(Network("vitbn", config))
     run = built("torch-cudagraphs", "fp32", config)
     for order in (slice(None), slice(None, None, -1), slice(7)):
-        logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
-        assert abs(logits - of.logits[order]).max() < 1e-4
+        logits = run(torch.from_numpy(reference.proof_images[order].copy()).cuda()).cpu().numpy()
+        assert abs(logits - reference.logits[order]).max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,13 @@ def test_tensorrt_and_onnx_runtimes_graphs(runtime: str, precision: Precision) -
         pytest.importorskip("tensorrt")
     assert choose("cuda") == "cuda"  # a capture needs another stream than the default
     config = ModelConfig(depth=1)
-    of = reference(Network("vitbn", config))
+    reference = make_reference(Network("vitbn", config))
     try:
         run = built(runtime, precision, config)
     except Unavailable as reason:  # ONNX Runtime for CPUs
         pytest.skip(str(reason))
     for order in (slice(None), slice(None, None, -1), slice(7)):
-        logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
-        assert abs(logits - of.logits[order]).max() < PRECISIONS[precision].tolerance * abs(of.logits).max()
+        logits = run(torch.from_numpy(reference.proof_images[order].copy()).cuda()).cpu().numpy()
+        largest = abs(reference.logits).max()
+        assert abs(logits - reference.logits[order]).max() < PRECISIONS[precision].tolerance * largest
     assert getattr(run, "fallback", None) is None

@@ -16,7 +16,7 @@ from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
 from benchmarks.foreign import foreign
 from benchmarks.latency import latency
-from benchmarks.measure.options import Result, WithPresets, json_option, seconds_option, several
+from benchmarks.measure.options import Result, WithPresets, json_option, names_option, seconds_option
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.throughput import throughput
@@ -30,7 +30,7 @@ EVERY = [*WITH_PRESETS, *(each.preset(name) for each in WITH_PRESETS for name in
 
 @click.command()
 @click.argument("kinds", nargs=-1)
-@several("--name", "names", "abc")
+@names_option("--name", "names", "abc")
 @click.option("--batch", type=int, multiple=True)
 @click.option("--quick", is_flag=True)
 @click.option("--folder", type=click.Path(file_okay=False))

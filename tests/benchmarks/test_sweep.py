@@ -48,4 +48,4 @@ def test_the_best_of_each_limit_counts() -> None:
     second = {"gemm_gflops_per_s": 3.0, "gemm_library": "b", by_precision: {"fp32": 3.0, "bf16": 4.0}}
     times = {"copy_gb_per_s": 9.0}, {"copy_gb_per_s": 8.0}
     expected = {**second, **times[0], by_precision: {"fp32": 3.0, "bf16": 5.0}}
-    assert roofline.best({**first, **times[0]}, {**second, **times[1]}) == expected
+    assert roofline.better({**first, **times[0]}, {**second, **times[1]}) == expected

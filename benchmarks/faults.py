@@ -1,7 +1,7 @@
 """In: scenarios against local servers, most of them supervised.
 
-Out: a JSON row each: requests sent, right, wrong, refused and failed; p50, p99 and worst latency of right answers in
-ms; seconds until answers were right again; memory in MB.
+Out: for each scenario a JSON row: requests sent, right, wrong, refused and failed; p50, p99 and worst latency of right
+answers in ms; seconds until answers were right again; memory in MB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 import click
 
 from benchmarks.drills import poor_machines, server_faults, supervised_faults
-from benchmarks.drills.checked_requests import keep
+from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.control_calls import foreign_calls
 from benchmarks.drills.drill_bench import Drill, DrillBench
 from benchmarks.drills.lone_requests import lone_requests
@@ -31,7 +31,7 @@ DRILLS: Mapping[str, Drill] = {
     **poor_machines.DRILLS,
     **supervised_faults.DRILLS,
 }
-TEN_MINUTES = "many-faults"  # runs only by name
+TEN_MINUTES = "many-faults"  # takes ten minutes, so it runs only if --scenario names it
 
 
 @click.command()
@@ -40,11 +40,11 @@ TEN_MINUTES = "many-faults"  # runs only by name
 @recorded()
 def faults(record: Record, names: tuple[str, ...], hours: float | None) -> None:
     """Break a real server in known ways and count what its clients see."""
-    usual = [] if hours else [name for name in DRILLS if name != TEN_MINUTES]
-    runs: Mapping[str, Drill] = {**DRILLS, "soak": partial(server_faults.soak, hours=hours or 0)}
-    chosen = [*(names or usual), *(["soak"] if hours else [])]
+    default = [] if hours else [name for name in DRILLS if name != TEN_MINUTES]
+    drills: Mapping[str, Drill] = {**DRILLS, "soak": partial(server_faults.soak, hours=hours or 0)}
+    chosen = [*(names or default), *(["soak"] if hours else [])]
     with DrillBench() as bench:
-        keep(record, ({"scenario": name, **runs[name](bench)} for name in chosen))
+        record_each(record, ({"scenario": name, **drills[name](bench)} for name in chosen))
 
 
 if __name__ == "__main__":

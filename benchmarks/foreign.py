@@ -1,4 +1,4 @@
-"""In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates and interleaved times on one thread."""
+"""In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates and interleaved times on a single thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def foreign(record: Record, names: tuple[str, ...], seconds: float) -> int:
 
 
 def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, Any]]:
-    """A row for each batch and candidate, measured or left out. Rewriting includes the proof."""
+    """A row for each batch and candidate, measured or left out. `errors`: of the proof, by precision.
+
+    Raises ForeignError, and ImportError if a package is missing.
+    """
     from benchmarks.measure.foreign_candidates import OPTIMISER, OURS, PLAIN, optimise
     from export.rewrite_file import Request, rewrite_file
 
@@ -50,7 +53,7 @@ def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, A
         written = rewrite_file(plain, ours, Request(reads=network.reads, dims=network.dims))
         optimised, fused = optimise(network, plain, Path(folder))
         files = {PLAIN: plain, OPTIMISER: optimised, OURS: ours}
-        about = {
+        network_fields = {
             "fused": fused,
             "macs": written.rewritten.macs,
             "macs_after": {step.name: step.macs for step in written.rewritten.steps},
@@ -61,7 +64,7 @@ def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, A
         }
         for batch in BATCHES:
             for row in _timed(network, files, dict(written.sizes), batch, seconds, f"{name}, batch {batch}"):
-                yield {**about, "batch": batch, **row}
+                yield {**network_fields, "batch": batch, **row}
 
 
 def _timed(
@@ -76,9 +79,9 @@ def _timed(
     from export.compiler.proof.inputs import draw, first_dimensions
     from export.compiler.proof.rounds import picked
 
-    model = prepared(ir.load(files[PLAIN])).model
-    feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
-    reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
+    graph = prepared(ir.load(files[PLAIN])).model.graph
+    feeds = draw(graph, {**sizes, **dict.fromkeys(first_dimensions(graph), batch)})
+    reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in graph.outputs]
     calls, left_out = candidates(files, lambda outputs: picked(dict(zip(names, outputs, strict=True)), reads)[0], feeds)
     measured = time_interleaved(calls, seconds, title)
     for candidate, durations in measured.items():
@@ -90,6 +93,7 @@ def _timed(
 
 
 def _norms(path: Path) -> int:
+    """The number of BatchNormalization nodes in a file."""
     import onnx_ir as ir
 
     return sum(node.op_type == "BatchNormalization" for node in ir.load(path).graph)

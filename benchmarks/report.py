@@ -1,4 +1,4 @@
-"""In: result files. Out: the pages' tables and pictures, or the rows that differ between two results."""
+"""In: results. Out: the tables and pictures of the pages, or the rows that differ between two results."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def build(results: Path, check: bool) -> None:
 
 
 def _compare(texts: dict[Path, str]) -> None:
+    """Raises ClickException if a page is not as in `texts`."""
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     if stale:
         names = ", ".join(map(str, stale))

@@ -1,4 +1,4 @@
-"""In: networks and loads. Out: images a second and latencies of a server, beside the same file in this process."""
+"""In: networks and loads. Out: images a second and latencies of a server, and of the same file in this process."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def throughput(
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     device = device_of_server(wanted)
-    own = user_networks(checkpoints, dataset, data_dir)
-    networks = [*map(shipped_network, models_to_measure(models, own)), *own]
+    from_checkpoints = user_networks(checkpoints, dataset, data_dir)
+    networks = [*map(shipped_network, models_to_measure(models, from_checkpoints)), *from_checkpoints]
     cells = [
         (
             Candidate(network, engine, precision, threads, device),
@@ -115,16 +115,17 @@ def throughput(
             loads, networks, engines, precisions, sharings, protocols, memories
         )
     ]
-    about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
+    settings = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
     with recording(json_path, cores(), device) as record:
         by_perf_analyzer.program()
         for rows in run(cells, seconds, rounds):
-            record.update([{**about, **row} for row in rows])
+            record.update([{**settings, **row} for row in rows])
         click.echo(show(record.run(), "throughput", "saturated", "left_out"))
     context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)
 
 
 def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Workload]:
+    """Closed and open loops. Raises UsageError if an open loop would send too few requests for its rate."""
     open_loops = [Workload(batch, rate=rate) for batch in batches for rate in sorted(rates)]
     for load in open_loops:
         if (requests := load.requests(seconds)) < MIN_REQUESTS:

@@ -28,7 +28,7 @@ TOLERANCE = 1e-3
 ANSWER_S, RETRY_S, CAPACITY_S = 30.0, 0.05, 3.0
 
 
-def keep(record: Record, measured: Iterable[Row]) -> None:
+def record_each(record: Record, measured: Iterable[Row]) -> None:
     """Prints and writes each row at once."""
     for row in measured:
         texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}

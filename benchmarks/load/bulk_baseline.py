@@ -1,8 +1,9 @@
-"""Classifies part INDEX of COUNT of a file's images with ONNX Runtime alone, as a user would, and drops the answers.
+"""What `vitbn bulk` is compared with: a loop over ONNX Runtime, as a user would write it.
 
     python -m benchmarks.load.bulk_baseline MODEL.onnx FILE INDEX COUNT
 
-FILE: idx of uint8 images (n, 28, 28). One thread.
+Classifies part INDEX of COUNT of the images in FILE on a single thread, and drops the answers. FILE: an idx file of
+uint8 images (n, 28, 28).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-BATCH_SIZE = 256  # as vitbn bulk
+BATCH_SIZE = 256  # as `vitbn bulk`
 SHAPE = (-1, 1, 28, 28)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -29,6 +30,7 @@ def main(model: str, path: str, index: int, count: int) -> None:
 
 
 def batches(path: str, index: int, count: int) -> Iterator[Pixels]:
+    """Every `count`-th batch of the file's images, uint8 (B, 1, 28, 28), beginning with batch `index`."""
     images = np.memmap(path, np.uint8, "r", offset=16).reshape(SHAPE)
     for start in range(index * BATCH_SIZE, len(images), count * BATCH_SIZE):
         yield images[start : start + BATCH_SIZE]

@@ -1,6 +1,7 @@
-"""Measures cells in turns, on the server and in this process; a failed cell loses only its figures.
+"""Measures loads in turns, on the server and in this process.
 
-In: cells, each a candidate under a workload. Out: the rows after each round.
+In: cells; a cell is a candidate under a workload. Out: the rows after each round. A cell that fails gets a row with the
+reason, and the other cells go on.
 """
 
 from __future__ import annotations
@@ -29,33 +30,33 @@ if TYPE_CHECKING:
     from serving.local_server import Server
 
 Cell = tuple[Candidate, Workload]
-Taken = dict[Cell, "list[dict[str, float]] | Exception"]
-"""The figures of each round, or why a cell has none."""
+Results = dict[Cell, "list[dict[str, float]] | Exception"]
+"""Cell -> its figures in each round, or why it failed."""
 
 
 def run(cells: Sequence[Cell], seconds: float, rounds: int) -> Iterator[list[Row]]:
-    """Raises Failed if no cell can be measured."""
+    """Publishes and checks the cells, then yields their rows after each round. Raises Failed if every cell fails."""
     from serving.local_server import running_server
 
     with tempfile.TemporaryDirectory() as folder:
-        published, lost = publish_all(cells, Path(folder, "repository"))
+        published, failures = publish_all(cells, Path(folder, "repository"))
         if not published:
-            raise Failed(one_line(next(iter(lost.values()))))
+            raise Failed(one_line(next(iter(failures.values()))))
         arguments = server_arguments(any(workload.shared_memory != "none" for _, workload in cells))
         with running_server(Path(folder, "repository"), arguments) as server:
             bench = Bench(published, server, Path(folder))
-            order = turns(cells)
-            lost |= bench.check([cell for cell in order if cell not in lost])
-            if all(cell in lost for cell in cells):
-                raise Failed(one_line(next(error for cell, error in lost.items() if cell in cells)))
-            took_s = sum(cell not in lost for cell in order) * rounds * seconds
-            note(f"{len(order)} loads, {rounds} rounds of {seconds:g} s each: about {took_s:.0f} s")
-            for taken in take(bench.measure, order, seconds, rounds, lost):
-                yield rows(taken)
+            order = with_loads_in_process(cells)
+            failures |= bench.check([cell for cell in order if cell not in failures])
+            if all(cell in failures for cell in cells):
+                raise Failed(one_line(next(error for cell, error in failures.items() if cell in cells)))
+            total_s = sum(cell not in failures for cell in order) * rounds * seconds
+            note(f"{len(order)} loads, {rounds} rounds of {seconds:g} s each: about {total_s:.0f} s")
+            for results in measure_rounds(bench.measure, order, seconds, rounds, failures):
+                yield rows(results)
 
 
-def turns(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, each closed loop after the same load in process, which several closed loops may share."""
+def with_loads_in_process(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, and before each closed loop the same load in this process. Closed loops share equal loads."""
     order: list[Cell] = []
     for candidate, workload in cells:
         order += [(candidate, workload.alone())] if workload.in_flight else []
@@ -64,26 +65,29 @@ def turns(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def publish_all(cells: Sequence[Cell], repository: Path) -> tuple[dict[Candidate, Published], dict[Cell, Exception]]:
-    """What was published, by candidate, and why cells were lost. Candidates that differ in threads share an export."""
+    """Candidate -> what was published, and cell -> why it failed. Candidates that differ in threads share an export."""
     published: dict[Candidate, Published] = {}
-    lost: dict[Cell, Exception] = {}
+    failures: dict[Cell, Exception] = {}
     largest = max(workload.batch for _, workload in cells)
-    for form in dict.fromkeys(replace(candidate, threads=0) for candidate, _ in cells):
-        alike = [cell for cell in turns(cells) if replace(cell[0], threads=0) == form]
-        names = {served_name(*cell): (cell[1].instances, cell[0].threads) for cell in alike}
+    for export in dict.fromkeys(replace(candidate, threads=0) for candidate, _ in cells):
+        sharing = [cell for cell in with_loads_in_process(cells) if replace(cell[0], threads=0) == export]
+        names = {served_name(*cell): (cell[1].instances, cell[0].threads) for cell in sharing}
         try:
-            if reason := why_not(form):
+            if reason := why_not(export):
                 raise Failed(reason)
-            made = publish(form, repository, names, largest)
-            published |= {candidate: made for candidate, _ in alike}
-        except Exception as error:  # engines raise anything; only this form is lost
-            lost |= dict.fromkeys(alike, error)
-    return published, lost
+            files = publish(export, repository, names, largest)
+            published |= {candidate: files for candidate, _ in sharing}
+        except Exception as error:  # engines raise anything; the other exports go on
+            failures |= dict.fromkeys(sharing, error)
+    return published, failures
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A server with the published candidates. `copies`: instances in this process, by candidate and their number."""
+    """A server with the published candidates, and copies of them in this process.
+
+    `copies`: (candidate, number of instances) -> the instances in this process. `folder`: for perf_analyzer's files.
+    """
 
     published: Mapping[Candidate, Published]
     server: Server
@@ -91,17 +95,17 @@ class Bench:
     copies: dict[tuple[Candidate, int], list[in_process.Instance]] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> dict[Cell, Exception]:
-        """The errors of cells with wrong answers. Compares once for cells that differ only in their load."""
-        wrong: dict[Cell, Exception] = {}
+        """Cell -> why its answers are wrong. Cells that differ only in their load share a comparison."""
+        errors: dict[Cell, Exception] = {}
         by_name: dict[str, list[Cell]] = {}
         for cell in cells:
-            by_name.setdefault(named(*cell), []).append(cell)
-        for alike in by_name.values():
+            by_name.setdefault(cell_name(*cell), []).append(cell)
+        for sharing in by_name.values():
             try:
-                self._check(*alike[0])
+                self._check(*sharing[0])
             except Exception as error:  # engines raise anything
-                wrong |= dict.fromkeys(alike, error)
-        return wrong
+                errors |= dict.fromkeys(sharing, error)
+        return errors
 
     def _check(self, candidate: Candidate, workload: Workload) -> None:
         from benchmarks.measure.engines import start
@@ -117,9 +121,10 @@ class Bench:
             with Classifier(options, served_name(candidate, workload)) as classifier:
                 logits = classifier.logits(images)
         expected: Logits = start(self.published[candidate].data)(images)
-        check(named(candidate, workload), logits, expected, candidate.precision)
+        check(cell_name(candidate, workload), logits, expected, candidate.precision)
 
     def measure(self, candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
+        """The figures of a cell: images a second and latencies in ms. Raises Failed."""
         images = candidate.network.examples(IMAGES)
         if workload.protocol == IN_PROCESS:
             return in_process.measure(self._copies(candidate, workload), workload, images, seconds)
@@ -132,62 +137,69 @@ class Bench:
         return self.copies[key]
 
 
-def named(candidate: Candidate, workload: Workload) -> str:
+def cell_name(candidate: Candidate, workload: Workload) -> str:
+    """The model on the server and the transport, for messages."""
     return f"{served_name(candidate, workload)}, {transport(asdict(workload))}"
 
 
-def take(
+def measure_rounds(
     measure: Callable[[Candidate, Workload, float], dict[str, float]],
     order: Sequence[Cell],
     seconds: float,
     rounds: int,
-    lost: Mapping[Cell, Exception] = MappingProxyType({}),
-) -> Iterator[Taken]:
-    """Yields all figures after each round. Raises Failed if no cell is left."""
-    taken: Taken = {cell: lost.get(cell) or [] for cell in order}
-    for line in dict.fromkeys(f"{named(*cell)}: {one_line(error)}" for cell, error in lost.items()):
+    failures: Mapping[Cell, Exception] = MappingProxyType({}),
+) -> Iterator[Results]:
+    """Yields the results of all cells after each round. Raises Failed once every cell has failed.
+
+    `failures`: cells that are not measured.
+    """
+    results: Results = {cell: failures.get(cell) or [] for cell in order}
+    for line in dict.fromkeys(f"{cell_name(*cell)}: {one_line(error)}" for cell, error in failures.items()):
         note(f"Not measured: {line}")
     for number in range(rounds):
-        left = [(cell, figures) for cell, figures in taken.items() if isinstance(figures, list)]
-        for cell, figures in steps(left, f"round {number + 1} of {rounds}"):
+        measurable = [(cell, figures) for cell, figures in results.items() if isinstance(figures, list)]
+        for cell, figures in steps(measurable, f"round {number + 1} of {rounds}"):
             try:
                 figures.append(measure(*cell, seconds))
             except Exception as error:  # engines raise anything
-                taken[cell] = error
-        if all(isinstance(figures, Exception) for figures in taken.values()):
-            first = next(error for error in taken.values() if isinstance(error, Exception))
+                results[cell] = error
+        if all(isinstance(figures, Exception) for figures in results.values()):
+            first = next(error for error in results.values() if isinstance(error, Exception))
             raise Failed(f"nothing was measured: {one_line(first)}")
-        yield taken
+        yield results
 
 
-def rows(taken: Taken) -> list[Row]:
-    """Medians over the rounds; then the cells that were left out."""
+def rows(results: Results) -> list[Row]:
+    """Rows of medians over the rounds; after them the rows of cells that failed."""
     measured: list[Row] = []
     missing: list[Row] = []
-    for (candidate, workload), figures in taken.items():
+    for (candidate, workload), figures in results.items():
         cell = candidate.row | asdict(workload)
         if isinstance(figures, Exception):
             wrong = {"wrong_answer": True} if isinstance(figures, WrongAnswer) else {}
             missing.append({**cell, "reason": one_line(figures), **wrong})
         elif workload.protocol != IN_PROCESS:
-            alone = taken.get((candidate, workload.alone()), []) if workload.in_flight else []
-            measured.append(cell | _medians(figures, [] if isinstance(alone, Exception) else alone))
+            baseline = results.get((candidate, workload.alone()), []) if workload.in_flight else []
+            measured.append(cell | _medians(figures, [] if isinstance(baseline, Exception) else baseline))
     return measured + missing
 
 
-def _medians(figures: Sequence[dict[str, float]], alone: Sequence[dict[str, float]]) -> dict[str, Any]:
-    middle: dict[str, Any] = {name: float(median(each[name] for each in figures)) for name in figures[0]}
-    images_per_s, p50_ms = (median([each[n] for each in alone] or [nan]) for n in ("images_per_s", "p50_ms"))
-    compared = {
+def _medians(on_server: Sequence[dict[str, float]], baseline: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Medians over the figures of rounds, compared with `baseline`, the rounds in process, unless there are none."""
+    medians: dict[str, Any] = {name: float(median(figures[name] for figures in on_server)) for name in on_server[0]}
+    rates = [figures["images_per_s"] for figures in baseline]
+    images_per_s = median(rates or [nan])
+    p50_ms = median([figures["p50_ms"] for figures in baseline] or [nan])
+    comparison = {
         "in_process_images_per_s": images_per_s,
         "in_process_p50_ms": p50_ms,
-        "of_in_process": middle["images_per_s"] / images_per_s,
-        "added_ms": middle["p50_ms"] - p50_ms,
+        "of_in_process": medians["images_per_s"] / images_per_s,
+        "added_ms": medians["p50_ms"] - p50_ms,
     }
     return {
-        **middle,
-        **(compared if alone else dict.fromkeys(compared)),
-        "rounds_images_per_s": [each["images_per_s"] for each in figures],
-        "rounds_p50_ms": [each["p50_ms"] for each in figures],
-        "rounds_in_process_images_per_s": [each["images_per_s"] for each in alone],
+        **medians,
+        **(comparison if baseline else dict.fromkeys(comparison)),
+        "rounds_images_per_s": [figures["images_per_s"] for figures in on_server],
+        "rounds_p50_ms": [figures["p50_ms"] for figures in on_server],
+        "rounds_in_process_images_per_s": rates,
     }

@@ -1,4 +1,4 @@
-"""Measures the server's file in this process, on the server's device."""
+"""Loads the file that the server has in this process, on the server's device."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instance:
-    """A copy of the model, on a GPU with its own stream, which a thread enters by `in_stream`."""
+    """A copy of the model. On a GPU each copy has a CUDA stream; a thread enters it with `in_stream()`."""
 
     run: Classify
     in_stream: Callable[[], AbstractContextManager[object]]
     device: Device
 
     def logits(self, images: Images, batch: int) -> Logits:
-        """Images uint8 (n, C, H, W) in the host's memory."""
+        """float32 (n, classes) of images uint8 (n, C, H, W), both in the host's memory."""
         from benchmarks.measure.device_calls import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
-        """A function that classifies `images`. On a GPU it copies images there and logits back, as the server does."""
+        """A function that classifies `images`. On a GPU it copies images to the device and logits back, as a server."""
         from benchmarks.measure.device_calls import Calls
 
         call = Calls(self.run, images, len(images), self.device)
@@ -55,7 +55,7 @@ def _instance(published: Published, candidate: Candidate) -> Instance:
     import torch
 
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # a stream is current in this thread alone; others enter it by in_stream
+    with torch.cuda.stream(stream):  # current in this thread alone; others enter it with in_stream
         run = _start(published, candidate)
     return Instance(run, lambda: torch.cuda.stream(stream), candidate.device)
 
@@ -70,15 +70,18 @@ def _start(published: Published, candidate: Candidate) -> Classify:
 
 
 def measure(copies: Sequence[Instance], workload: Workload, images: Images, seconds: float) -> dict[str, float]:
-    """Images a second and latencies in ms of a thread per instance; images uint8 (n, C, H, W)."""
+    """Images a second and latencies in ms. Each instance has a thread, and at most `in_flight` instances work.
+
+    `images`: uint8 (n, C, H, W).
+    """
     import numpy as np
 
     batch = np.resize(images, (workload.batch, *images.shape[1:]))
     busy = copies[: workload.in_flight]
     calls = []
-    for each in busy:
-        with each.in_stream():
-            calls.append(each.call(batch))
+    for instance in busy:
+        with instance.in_stream():
+            calls.append(instance.call(batch))
     begin = perf_counter()
 
     def work(instance: Instance, call: Callable[[], object]) -> list[float]:

@@ -25,37 +25,41 @@ IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
 @dataclass(frozen=True)
 class Published:
-    """The ONNX file, and for TensorRT the `plan` built from it."""
+    """The bytes of the exported ONNX file and, for TensorRT, of the `plan` that was built from it."""
 
     data: bytes
     plan: bytes | None = None
 
 
-def device_of_server(wanted: str) -> Device:
-    """The device that the server computes on: a GPU only with a native server. Raises ClickException."""
+def device_of_server(option: str) -> Device:
+    """The server's device for `--device`: a GPU only with a native server. Raises ClickException."""
     from benchmarks.measure.devices import choose
     from serving.launcher import native_server
 
     if native_server(os.environ.get("PATH", os.defpath)):
-        return choose(wanted)
-    if wanted == "cuda":
+        return choose(option)
+    if option == "cuda":
         raise click.ClickException("--device cuda: expected a native tritonserver, found nvidia-pytriton's for CPUs")
     return "cpu"
 
 
 def server_arguments(shares_memory: bool = False) -> list[str]:
-    """With these arguments the server starts without models that do not load; clients may share memory if asked for."""
+    """Arguments with which the server starts even if a model does not load.
+
+    `shares_memory`: whether clients may share memory with the server.
+    """
     from serving.arguments import BY_PRIORITY
 
-    alone = ["--exit-on-error=false", "--strict-readiness=false"]
+    tolerant = ["--exit-on-error=false", "--strict-readiness=false"]
     sharing = shared_memory_arguments(os.environ.get("PATH", os.defpath)) if shares_memory else []
-    return [*alone, BY_PRIORITY, *sharing]
+    return [*tolerant, BY_PRIORITY, *sharing]
 
 
 def shared_memory_arguments(search_path: str) -> list[str]:
-    """Lets clients share memory: native servers from Triton 26.05 on need an argument.
+    """Arguments that let clients share memory.
 
-    Our launcher's server wants a key for it, which perf_analyzer cannot send over gRPC.
+    Native servers need an argument from Triton 26.05 on. The launcher's server demands a key for shared memory, which
+    perf_analyzer cannot send over gRPC, so its control calls are opened. `search_path`: the value of $PATH.
     """
     from serving.launcher import native_server
     from serving.restricted_api import OPEN
@@ -63,19 +67,18 @@ def shared_memory_arguments(search_path: str) -> list[str]:
     native = native_server(search_path)
     if native is None:
         return [OPEN]
-    told = subprocess.run([native, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([native, "--help"], capture_output=True, text=True, timeout=60)
     option = "--allow-client-shm"
-    return [f"{option}=true"] if option in told.stdout + told.stderr else []
+    return [f"{option}=true"] if option in done.stdout + done.stderr else []
 
 
 def publish(
     candidate: Candidate, repository: Path, names: Mapping[str, tuple[int, int] | None], largest: int = 1
 ) -> Published:
-    """Exports with all rewrites, and publishes under each name with its instances and threads; None: the defaults.
+    """Exports the candidate with all rewrites and publishes it under each name.
 
-    Requests may have up to `largest` images.
-
-    Raises ExportError, or DataError if the check of a lower precision lacks the test images.
+    `names`: name on the server -> (instances, threads); None: the defaults. `largest`: images of a request, at most.
+    Raises ExportError, and DataError if the check of a lower precision lacks the test images.
     """
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_checkpoint, export_for
@@ -86,7 +89,7 @@ def publish(
 
     engine: Any = candidate.engine
     bfloat16 = candidate.precision == "bf16"
-    precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
+    precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file
     path, data_folder = candidate.network.path, candidate.network.data_folder
     if engine == "tensorrt":
         if candidate.precision not in IN_A_PLAN:
@@ -96,8 +99,8 @@ def publish(
         artifact = _engine(source, precision, largest)
     else:
         source = artifact = export_for(Target(precision), path, Form("all"), data_dir=data_folder).artifact
-    for name, sharing in names.items():
-        instances, threads = sharing or (None, None)
+    for name, instances_and_threads in names.items():
+        instances, threads = instances_and_threads or (None, None)
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)
         publish_artifact(repository, name, artifact, serving)
     return Published(source.data, artifact.data if engine == "tensorrt" else None)
@@ -113,11 +116,14 @@ def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:
     return export_engine(source, options, gpu).artifact
 
 
-def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    """Raises WrongAnswer if the logits differ from `expected`, those in process, by more than the tolerance."""
+def check(name: object, logits: Logits, expected: Logits, precision: Precision = "fp32") -> None:
+    """Raises WrongAnswer if logits of the server differ from those of this process by more than the tolerance.
+
+    `name`: of the server's model or transport, for the message.
+    """
     from export import equivalence
 
     try:
-        equivalence.check(f"{who}", expected, found, PRECISIONS[precision].tolerance)
+        equivalence.check(f"{name}", expected, logits, PRECISIONS[precision].tolerance)
     except equivalence.EquivalenceError as error:
         raise WrongAnswer(f"{error}, beside the logits in process") from error

@@ -1,9 +1,10 @@
-"""Saturation points, from the rows of benchmarks/throughput.py.
+"""Saturation points of a server, from the rows of benchmarks/throughput.py.
 
-- open loop: the largest carried rate, at which all but `SHORTFALL` are answered and p99 is within a bound.
-- closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best.
+- Open loop: the largest rate that is carried, which means that all images but a share of `SHORTFALL` are answered and
+  p99 is within its limit.
+- Closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best.
 
-`beyond`: the largest load did not saturate the server.
+`beyond`: even the largest load did not saturate the server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from benchmarks.measure.run import Row
 
 SHORTFALL = 0.05
-ALIKE = (
+SETTINGS = (
     *("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch"),
     "max_p99_ms",
 )
@@ -26,31 +27,28 @@ def carried(row: Row) -> bool:
 
 
 def saturation(rows: Sequence[Row]) -> list[Row]:
-    """A point for each set of rows that differ only in load. A point without a carried load has the rate None.
-
-    Rows with a `reason` have no figures.
-    """
+    """The points of each group of rows with the same settings. If no rate was carried, the point has the rate None."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["protocol"] != "in process":
-            groups.setdefault(tuple(row[name] for name in ALIKE), []).append(row)
+            groups.setdefault(tuple(row[name] for name in SETTINGS), []).append(row)
     points = []
     for values, group in sorted(groups.items()):
-        alike = dict(zip(ALIKE, values, strict=True))
-        measured = [row for row in group if "images_per_s" in row]
+        settings = dict(zip(SETTINGS, values, strict=True))
+        measured = [row for row in group if "images_per_s" in row]  # the others have a `reason`
         largest = max((row["rate"] for row in group if row["rate"]), default=None)
         if largest is not None:
-            held = [row for row in measured if row["rate"] and carried(row)]
-            best = max(held, key=lambda row: float(row["rate"]), default={})
-            points.append(_point(alike, "rate", best, best.get("rate") == largest))
+            carried_rows = [row for row in measured if row["rate"] and carried(row)]
+            best = max(carried_rows, key=lambda row: float(row["rate"]), default={})
+            points.append(_point(settings, "rate", best, best.get("rate") == largest))
         closed = sorted((row for row in measured if row["in_flight"]), key=lambda row: int(row["in_flight"]))
         if closed:
             enough = (1 - SHORTFALL) * max(row["images_per_s"] for row in closed)
             first = next(row for row in closed if row["images_per_s"] >= enough)
-            points.append(_point(alike, "in_flight", first, first is closed[-1]))
+            points.append(_point(settings, "in_flight", first, first is closed[-1]))
     return points
 
 
-def _point(alike: Row, by: str, row: Row, beyond: bool) -> Row:
+def _point(settings: Row, by: str, row: Row, beyond: bool) -> Row:
     figures = {name: row.get(name) for name in ("rate", "in_flight", "images_per_s", "p99_ms")}
-    return {**alike, "by": by, **figures, "beyond": beyond}
+    return {**settings, "by": by, **figures, "beyond": beyond}

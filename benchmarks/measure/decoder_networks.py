@@ -1,7 +1,7 @@
 """Writes decoders with random weights as ONNX files, from configurations of the package transformers.
 
-In: a `Decoder` and a folder. Out: in it a model's folder for each candidate: as exported, rewritten, and built with
-`prune_lm_head` by onnxruntime-genai's builder.
+In: a `Decoder` and a folder. Out: a subfolder for each candidate: as exported, rewritten, and built with the option
+`prune_lm_head` of onnxruntime-genai's builder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAST_ROW = ("logits[:,-1:]", "*")
 TWO_COLUMNS = ("logits[:,-1,[9693,2152]]",)  # "yes" and "no" of Qwen3's rerankers
 OPSET = 20
 
-# The builder 0.18 also reads a field of Gemma 3 that transformers 5 no longer has.
+# The builder 0.18 reads a field of Gemma 3 that transformers 5 no longer has.
 BUILDER = """
 import runpy, transformers
 transformers.Gemma3TextConfig.rope_local_base_freq = 1e4
@@ -34,7 +34,10 @@ runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 
 @dataclass(frozen=True)
 class Decoder:
-    """`precision`: of onnxruntime-genai's builder; empty: PyTorch exports the file, without past keys and values."""
+    """`family`: prefix of the class names in transformers. `sizes`: fields of its configuration.
+
+    `precision`: of onnxruntime-genai's builder; empty: PyTorch exports the file, without past keys and values.
+    """
 
     title: str
     family: str
@@ -43,6 +46,7 @@ class Decoder:
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """The parts of the outputs that an application reads."""
         return LAST_ROW if self.precision else TWO_COLUMNS
 
 
@@ -51,12 +55,12 @@ SMOLLM2 = SPECIAL | {
     **{"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30},
     **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
 }
-BASE = {"rope_type": "default", "rope_theta": 1e6}
-BASES = {"full_attention": BASE, "sliding_attention": BASE | {"rope_theta": 1e4}}
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+ROPE_BY_ATTENTION = {"full_attention": ROPE, "sliding_attention": ROPE | {"rope_theta": 1e4}}
 GEMMA3 = SPECIAL | {
     **{"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18},
     **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512},
-    **{"rope_parameters": BASE | BASES},  # the builder 0.18 wants one base beside those of each kind of layer
+    **{"rope_parameters": ROPE | ROPE_BY_ATTENTION},  # the builder 0.18 also reads a base outside the two
 }
 QWEN3 = SPECIAL | {
     **{"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6},
@@ -72,7 +76,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 def prepare(decoder: Decoder, folder: Path) -> None:
-    """Writes all candidates to `folder`, if it is missing.
+    """Writes all candidates to `folder`, unless the folder exists.
 
     Raises ForeignError, ImportError, OSError; ChildProcessError if the builder fails.
     """
@@ -82,25 +86,26 @@ def prepare(decoder: Decoder, folder: Path) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
-        drawn, made = Path(name, "drawn"), Path(name, "made")
-        network = draw(decoder)
+        checkpoint, candidates = Path(name, "checkpoint"), Path(name, "candidates")
+        plain, ours = candidates / PLAIN, candidates / OURS
+        network = random_network(decoder)
         if decoder.precision:
-            network.save_pretrained(drawn)
-            _write_tokenizer(drawn)
-            for pruned, candidate in ((False, PLAIN), (True, PRUNED)):
-                _build(decoder, drawn, made / candidate, pruned)
+            network.save_pretrained(checkpoint)
+            _write_tokenizer(checkpoint)
+            _build(decoder, checkpoint, plain, pruned=False)
+            _build(decoder, checkpoint, candidates / PRUNED, pruned=True)
         else:
-            _export(network, made / PLAIN)
+            _export(network, plain)
         del network
-        ours = made / OURS
         ours.mkdir()
-        for file in (made / PLAIN).glob("*.json"):
+        for file in plain.glob("*.json"):
             shutil.copy(file, ours)
-        rewrite_file(made / PLAIN / "model.onnx", ours / "model.onnx", Request(reads=decoder.reads, proof="float32"))
-        made.rename(folder)
+        rewrite_file(plain / "model.onnx", ours / "model.onnx", Request(reads=decoder.reads, proof="float32"))
+        candidates.rename(folder)
 
 
-def draw(decoder: Decoder) -> Any:
+def random_network(decoder: Decoder) -> Any:
+    """The decoder in PyTorch, with random weights and norms."""
     import torch
 
     transformers, family = library("transformers"), decoder.family
@@ -114,12 +119,12 @@ def draw(decoder: Decoder) -> Any:
 
 
 def files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The candidates that were prepared, each with its folder."""
+    """The prepared candidates and their folders."""
     return ((name, folder / name) for name in (PLAIN, OURS, PRUNED) if (folder / name).is_dir())
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer, which the builder copies; nothing is measured with it."""
+    """Writes the tokenizer that the builder demands; no measurement uses it."""
     from tokenizers import Tokenizer, models
 
     words = models.WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>")
@@ -127,9 +132,10 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _build(decoder: Decoder, drawn: Path, made: Path, pruned: bool) -> None:
-    command = [sys.executable, "-c", BUILDER, "-i", drawn, "-o", made, "-p", decoder.precision, "-e", "cpu"]
-    command += ["-c", drawn / "cache", "--extra_options", f"prune_lm_head={str(pruned).lower()}"]
+def _build(decoder: Decoder, checkpoint: Path, folder: Path, pruned: bool) -> None:
+    """Runs onnxruntime-genai's builder. Raises ChildProcessError if it fails."""
+    command = [sys.executable, "-c", BUILDER, "-i", checkpoint, "-o", folder, "-p", decoder.precision, "-e", "cpu"]
+    command += ["-c", checkpoint / "cache", "--extra_options", f"prune_lm_head={str(pruned).lower()}"]
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
     run = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=offline)
     if run.returncode:
@@ -147,14 +153,14 @@ def _export(network: Any, folder: Path) -> None:
             self.network = network
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            made = self.network(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-            logits: torch.Tensor = made.logits
+            output = self.network(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            logits: torch.Tensor = output.logits
             return logits
 
     folder.mkdir(parents=True)
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "batch", 1: "sequence_length"}
-    form: dict[str, Any] = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
-    form |= {"dynamic_shapes": (free, free), "opset_version": OPSET, "dynamo": True, "verbose": False}
+    options: dict[str, Any] = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
+    options |= {"dynamic_shapes": (free, free), "opset_version": OPSET, "dynamo": True, "verbose": False}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), folder / "model.onnx", **form)
+        torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), folder / "model.onnx", **options)

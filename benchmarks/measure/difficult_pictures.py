@@ -1,6 +1,6 @@
-"""Pictures as people bring them: digits in a printed box, turned, under a hard edge of a shadow; letters and shapes.
+"""Pictures as people bring them: digits in a printed box, turned, or under the edge of a shadow; letters and shapes.
 
-In: digits uint8 (n, 28, 28), 255 = ink. Out: grey pictures of 280 x 280 pixels, the same at every call.
+In: digits uint8 (n, 28, 28), 255 = ink. Out: grey pictures of 280 x 280 pixels, the same pictures at every call.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 SIDE = 280  # pixels
 TURN = 30.0  # degrees, clockwise
 FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneralItalic", "cmtt10")
-LETTERS = "ACEFHKLMNPRTUVWXYadehkmnrtuw"  # none that is also a way to write a digit
+LETTERS = "ACEFHKLMNPRTUVWXYadehkmnrtuw"  # without letters that some people write as digits
 
 Digit = NDArray[np.uint8]
-Levels = NDArray[np.float64]
+Levels = NDArray[np.float64]  # grey levels (SIDE, SIDE), 255 = white paper
 Rng = np.random.Generator
 
 
@@ -27,7 +27,7 @@ def plain(digit: Digit, rng: Rng) -> Image.Image:
 
 
 def boxed(digit: Digit, rng: Rng) -> Image.Image:
-    """The box's line is 2 to 8 pixels wide, black to grey; it may be turned by up to 3 degrees."""
+    """The box has lines of 2 to 8 pixels, black to grey, and may be turned by up to 3 degrees."""
     levels, margin, width = _written(digit, rng), int(rng.integers(8, 50)), int(rng.integers(2, 9))
     lines = Image.new("L", (SIDE, SIDE))
     ImageDraw.Draw(lines).rectangle((margin, margin, SIDE - margin, SIDE - margin), outline=255, width=width)
@@ -41,12 +41,13 @@ def turned(digit: Digit, rng: Rng) -> Image.Image:
 
 
 def shaded(digit: Digit, rng: Rng) -> Image.Image:
-    """A straight edge through the middle half; 35 to 65 % of the light behind it."""
+    """The shadow has a straight edge near the middle, and 35 to 65 % of the light."""
     angle, (y, x) = rng.uniform(0, 2 * np.pi), np.mgrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
-    behind = np.cos(angle) * x + np.sin(angle) * y > rng.uniform(-0.4, 0.4)
-    return _developed(_written(digit, rng) * np.where(behind, rng.uniform(0.35, 0.65), 1.0), rng)
+    in_shadow = np.cos(angle) * x + np.sin(angle) * y > rng.uniform(-0.4, 0.4)
+    return _developed(_written(digit, rng) * np.where(in_shadow, rng.uniform(0.35, 0.65), 1.0), rng)
 
 
+# Name of a kind of picture -> a function that draws a digit, uint8 (28, 28).
 DIGITS: dict[str, Callable[[Digit, Rng], Image.Image]] = {
     "as written": plain,
     "in a printed box": boxed,
@@ -81,12 +82,13 @@ def shapes() -> Iterator[Image.Image]:
 
 
 def _polygon(corners: int, inner: float, width: int, rng: Rng) -> Image.Image:
+    """A polygon, or with `inner` < 1 a star: the radius of its inner corners. `width`: of the line; 0: filled."""
     angles = rng.uniform(0, 2 * np.pi) + np.arange(2 * corners) * np.pi / corners
-    reach = rng.uniform(70, 110) * np.where(np.arange(2 * corners) % 2, inner, 1.0)
+    radius = rng.uniform(70, 110) * np.where(np.arange(2 * corners) % 2, inner, 1.0)
     if inner == 1.0:
-        angles, reach = angles[::2], reach[::2]
-    corner = np.stack((140 + reach * np.cos(angles), 140 + reach * np.sin(angles)), axis=1)  # (n, 2)
-    points = [(float(x), float(y)) for x, y in corner]
+        angles, radius = angles[::2], radius[::2]
+    places = np.stack((140 + radius * np.cos(angles), 140 + radius * np.sin(angles)), axis=1)  # (n, 2)
+    points = [(float(x), float(y)) for x, y in places]
     picture = Image.new("L", (SIDE, SIDE), 250)
     ImageDraw.Draw(picture).polygon(points, fill=None if width else 20, outline=20, width=width or 1)
     return picture
@@ -96,27 +98,27 @@ NOT_DIGITS: dict[str, Callable[[], Iterator[Image.Image]]] = {"letters of four f
 
 
 def pictures(name: str, digits: Digit) -> Iterator[Image.Image]:
-    """A picture of each digit, uint8 (n, 28, 28), by the function `name` of DIGITS."""
+    """Pictures of the digits, uint8 (n, 28, 28), of the kind `name` in DIGITS."""
     rng = np.random.default_rng([0, *name.encode()])
     for digit in digits:
         yield DIGITS[name](digit, rng)
 
 
 def _written(digit: Digit, rng: Rng, turn: float = 0.0) -> Levels:
-    """Grey levels: dark ink, 40 to 55 % of the side, near the middle of light paper."""
+    """A digit of dark ink near the middle of light paper, of 40 to 55 % of its side, turned by `turn` degrees."""
     large = Image.fromarray(digit).resize((224, 224), Image.Resampling.BICUBIC)
     large = large.rotate(-turn, Image.Resampling.BICUBIC, expand=True)
-    cut = large.crop(large.point(lambda level: 255 if level > 25 else 0).getbbox())
-    scale = SIDE * rng.uniform(0.4, 0.55) / max(cut.size)
-    cut = cut.resize((max(1, round(cut.width * scale)), max(1, round(cut.height * scale))), Image.Resampling.BICUBIC)
+    ink = large.crop(large.point(lambda level: 255 if level > 25 else 0).getbbox())
+    scale = SIDE * rng.uniform(0.4, 0.55) / max(ink.size)
+    ink = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.BICUBIC)
     x, y = rng.uniform(0.42, 0.58, 2)
     sheet = Image.new("L", (SIDE, SIDE))
-    sheet.paste(cut, (round(x * (SIDE - cut.width)), round(y * (SIDE - cut.height))))
+    sheet.paste(ink, (round(x * (SIDE - ink.width)), round(y * (SIDE - ink.height))))
     cover = np.asarray(sheet, float) / 255
     written: Levels = rng.uniform(230, 255) * (1 - cover) + cover * rng.uniform(10, 60)
     return written
 
 
 def _developed(levels: Levels, rng: Rng) -> Image.Image:
-    """Adds a camera's noise of two grey levels."""
+    """The picture with a camera's noise, of a standard deviation of two grey levels."""
     return Image.fromarray(np.clip(np.rint(levels + rng.normal(0, 2, levels.shape)), 0, 255).astype(np.uint8))

@@ -1,7 +1,7 @@
-"""Digits as other pens, scanners and cameras show them: uint8 (n, 1, 28, 28) -> the same, 255 = ink.
+"""Digits as other pens, scanners and cameras show them.
 
-`thinned` is an erosion by 3x3 pixels, `blurred` a Gaussian of 1.2 pixels, `dimmed` half the contrast, `noisy` Gaussian
-noise with a standard deviation of 0.2 of full ink.
+In and out: images uint8 (n, 1, 28, 28), 255 = ink. `thinned` erodes by 3x3 pixels, `blurred` applies a Gaussian filter
+of 1.2 pixels, `dimmed` halves the contrast, `noisy` adds Gaussian noise with a standard deviation of 0.2 of full ink.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PENS: dict[str, Callable[[Pictures], Pictures]] = {
 
 
 def conditions(data: Dataset) -> dict[str, tuple[Pictures, NDArray[np.int64]]]:
-    """Images and labels by condition; SMALL are scikit-learn's, the others the test images."""
+    """Name of a condition -> images and labels (n,). SMALL: scikit-learn's digits; the others: the test images."""
     digits = load_digits()
     images = np.concatenate((digits.train_images, digits.test_images))
     small = images, np.concatenate((digits.train_labels, digits.test_labels))

@@ -1,6 +1,7 @@
-"""The candidates of benchmarks/foreign.py, on one thread and the same inputs.
+"""The candidates of benchmarks/foreign.py, on a single thread and with the same inputs.
 
-In: a network's files. Out: a callable per candidate, or why it is left out: it fails or differs from the plain file.
+In: a network's ONNX files. Out: a callable for each candidate, or why the candidate is left out: it fails, or its
+answers differ from those of the plain file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Call = Callable[[], Any]
 
 PLAIN, OPTIMISER, OURS = "plain", "ONNX Runtime's optimiser", "rewritten"
 OPENVINO, OPENVINO_OURS = "OpenVINO", "OpenVINO, rewritten"
-TOLERANCE = 1e-3  # of the outputs' size; fused kernels approximate Gelu
+TOLERANCE = 1e-3  # relative to the size of the outputs; fused kernels approximate Gelu
 
 BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO}
 """Candidate -> the candidate that its speed is relative to."""
@@ -33,7 +34,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def candidates(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """A call of each candidate, and why others are left out. `read` picks the compared part of plain outputs."""
+    """A call of each candidate, and why others are left out. `read` takes the compared part out of plain outputs."""
     from export.compiler.proof.runs import session
     from export.errors import ExportError
 
@@ -49,28 +50,28 @@ def candidates(
         try:
             call = make()
             outputs = call()
-        except (ExportError, RuntimeError) as error:
-            left_out[name] = " ".join(str(error).split())[:200]
+        except (ExportError, RuntimeError) as failure:
+            left_out[name] = " ".join(str(failure).split())[:200]
             continue
         answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
         expected = answer if expected is None else expected
-        error_of_size = relative_error(expected, answer)
-        if error_of_size <= TOLERANCE:  # also leaves out NaN
+        error = relative_error(expected, answer)
+        if error <= TOLERANCE:  # false for NaN, too
             calls[name] = call
         else:
-            left_out[name] = f"its answers differ by {error_of_size:.1e} of their size"
+            left_out[name] = f"its answers differ by {error:.1e} of their size"
     return calls, left_out
 
 
 def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[str, int]]:
-    """The file that ONNX Runtime's optimiser writes, and the number of fused nodes by kind."""
+    """The file that ONNX Runtime's optimiser writes into `folder`, and fused operator -> number of its nodes."""
     from onnxruntime.transformers import optimizer
 
     path = folder / "optimised.onnx"
     source = network.fusible(folder) if network.fusible else plain
     sizes = {"num_heads": network.heads, "hidden_size": network.width}
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns of every fusion that it does not find
+    logging.disable(logging.WARNING)  # the optimiser warns of every fusion that finds no place
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

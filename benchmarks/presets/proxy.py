@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks.drills.checked_requests import keep
+from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.proxy_faults import EVENTS, OVER_HTTP, BehindProxy
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
@@ -24,4 +24,4 @@ def proxy(record: Record, names: tuple[str, ...]) -> None:
     with BehindProxy() as bench:
         for name in names or NAMES:
             protocols = ("http", "grpc") if name in EVENTS else ("http",)
-            keep(record, (bench.run(name, protocol) for protocol in protocols))
+            record_each(record, (bench.run(name, protocol) for protocol in protocols))

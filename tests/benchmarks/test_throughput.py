@@ -161,7 +161,7 @@ def test_turns_share_what_they_are_compared_with() -> None:
     asked: list[compared_loads.Cell] = [
         (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
     ]
-    assert compared_loads.turns(asked) == [(VIT, Workload(1, 1)), *asked]
+    assert compared_loads.with_loads_in_process(asked) == [(VIT, Workload(1, 1)), *asked]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
@@ -172,7 +172,7 @@ def test_a_refused_load_is_left_out_with_its_reason() -> None:
             raise Failed("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
-    *_, taken = compared_loads.take(measure, order, 1, 3)
+    *_, taken = compared_loads.measure_rounds(measure, order, 1, 3)
     assert taken[order[0]] == [FIGURES] * 3
     measured, missing = compared_loads.rows(taken)
     assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
@@ -191,7 +191,7 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 
     load = Workload(1, 1, protocol="grpc")
     order: list[compared_loads.Cell] = [(candidate, load) for candidate in (good, wrong, bad)]
-    *_, taken = compared_loads.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
+    *_, taken = compared_loads.measure_rounds(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
     rows = compared_loads.rows(taken)
     assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
     assert [row.get("wrong_answer") for row in rows] == [None, True, None]
@@ -201,7 +201,7 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 
 def test_nothing_is_left_to_measure() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
-        next(compared_loads.take(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
+        next(compared_loads.measure_rounds(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
 
 
 def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""Requests to one model over HTTP; every answer is compared with what is expected.
+"""Requests to a model over HTTP, with a comparison of every answer.
 
-In: a server, questions with their answers. Out: `Verdicts`. An open loop sends at most `MOST` requests.
+In: a server, and questions with their expected answers. Out: `Verdicts`, which count right, wrong, refused and failed
+answers.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.drills.hostile_requests import LENGTH
 from benchmarks.measure.run import Record, Row
 from clients import samples
 
-MOST = 100_000
+MOST = 100_000  # requests of an open loop
 TOLERANCE = 1e-3
 ANSWER_S, RETRY_S, CAPACITY_S = 30.0, 0.05, 3.0
 
 
-def record_each(record: Record, measured: Iterable[Row]) -> None:
-    """Prints and writes each row at once."""
-    for row in measured:
+def record_each(record: Record, rows: Iterable[Row]) -> None:
+    """Prints and writes each row as soon as it is measured."""
+    for row in rows:
         texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
         click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
         record.add(row)
@@ -38,25 +40,30 @@ def record_each(record: Record, measured: Iterable[Row]) -> None:
 
 @dataclass
 class Verdicts:
-    """(start, seconds) of right answers, seconds of refusals (HTTP 503), counts of wrong and failed answers."""
+    """What became of the requests.
+
+    `right`: (start, seconds) of each right answer. `refused`: seconds until each refusal (HTTP 503). `wrong`, `failed`:
+    counts. `late`: by how many seconds an open loop sent each request late.
+    """
 
     right: list[tuple[float, float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     wrong: int = 0
     failed: int = 0
-    late: list[float] = field(default_factory=list)  # seconds by which an open loop sent late
+    late: list[float] = field(default_factory=list)
 
     @property
     def sent(self) -> int:
         return len(self.right) + len(self.refused) + self.wrong + self.failed
 
     def recovery_s(self, fault: float) -> float | None:
-        """Seconds from the fault to the end of the longest time without a right answer; None if none came."""
-        starts = sorted(start for start, _ in self.right if start > fault)  # `right` has the order of the answers
+        """Seconds from the time `fault` to the end of the longest gap between right answers; None if none came."""
+        starts = sorted(start for start, _ in self.right if start > fault)  # `right` is in the order of the answers
         gaps = [(later - earlier, later) for earlier, later in zip([fault, *starts], starts, strict=False)]
         return max(gaps)[1] - fault if gaps else None
 
     def row(self) -> dict[str, Any]:
+        """The counts, and latencies in ms."""
         latencies = [1e3 * seconds for _, seconds in self.right]
         counts = {"sent": self.sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}
         return {
@@ -71,10 +78,10 @@ class Verdicts:
         }
 
 
-def times(count: int) -> Callable[[], bool]:
-    """The `until` of a closed loop of `count` requests."""
-    left = iter(range(count))
-    return lambda: next(left, None) is None
+def after(count: int) -> Callable[[], bool]:
+    """The argument `until` of a closed loop that sends `count` requests."""
+    remaining = iter(range(count))
+    return lambda: next(remaining, None) is None
 
 
 def _quantile(values: list[float], share: float) -> float | None:
@@ -83,60 +90,64 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 @contextmanager
 def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator[Verdicts]:
-    """Runs `ask(until, verdicts)` in a thread until the block ends; the block starts after the first verdict.
+    """Runs `ask(until, verdicts)` in a thread while the `with` block runs. The block starts after the first verdict.
 
-    Raises what `ask` raised.
+    `until()` becomes true when the block ends. Raises what `ask` raises.
     """
     stop, verdicts = threading.Event(), Verdicts()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, stop.is_set, verdicts)
-        while not (verdicts.sent or asked.done()):
+        future = pool.submit(ask, stop.is_set, verdicts)
+        while not (verdicts.sent or future.done()):
             time.sleep(0.01)
         try:
             yield verdicts
         finally:
             stop.set()
-        asked.result()
+        future.result()
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request, the length of its JSON, and whether outputs (name -> float32) are the right answer."""
+    """A request and its expected answer.
+
+    `body`: JSON and binary tensors. `header_length`: bytes of the JSON. `is_right`: compares the answer's outputs, by
+    name.
+    """
 
     body: bytes
-    header: int
+    header_length: int
     is_right: Callable[[Mapping[str, NDArray[Any]]], bool]
 
 
-def question(
+def make_question(
     inputs: Mapping[str, NDArray[Any]],
     outputs: Sequence[str],
     is_right: Callable[[Mapping[str, NDArray[Any]]], bool],
 ) -> Question:
-    """The question of `inputs` for the tensors `outputs`, in Triton's binary form."""
+    """A question with `inputs` that asks for the tensors `outputs`, in Triton's binary form."""
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
     from tritonclient.utils import np_to_triton_dtype
 
     tensors = [InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)) for name, value in inputs.items()]
     for tensor, value in zip(tensors, inputs.values(), strict=True):
         tensor.set_data_from_numpy(value)
-    asked = [InferRequestedOutput(name) for name in outputs]
-    body, header = InferenceServerClient.generate_request_body(tensors, outputs=asked)
-    return Question(body, header, is_right)
+    requested = [InferRequestedOutput(name) for name in outputs]
+    body, header_length = InferenceServerClient.generate_request_body(tensors, outputs=requested)
+    return Question(body, header_length, is_right)
 
 
 def image_question(images: NDArray[np.uint8], logits: NDArray[np.float32]) -> Question:
-    """Images (b, 1, 28, 28) with their logits (b, classes)."""
-    return question({"image": images}, ["logits"], lambda found: is_close(found["logits"], logits))
+    """A question with images uint8 (B, 1, 28, 28), whose answer is `logits`, float32 (B, classes)."""
+    return make_question({"image": images}, ["logits"], lambda outputs: is_close(outputs["logits"], logits))
 
 
-def is_close(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = TOLERANCE) -> bool:
-    return found.shape == expected.shape and bool(np.abs(found - expected).max(initial=0.0) <= tolerance)
+def is_close(answer: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = TOLERANCE) -> bool:
+    return answer.shape == expected.shape and bool(np.abs(answer - expected).max(initial=0.0) <= tolerance)
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Asks the questions in turn."""
+    """Sends the questions in turn. `url`: host:port of the server."""
 
     url: str
     model: str
@@ -145,15 +156,17 @@ class Asker:
     def closed_loop(
         self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None, pause_s: float = 0
     ) -> Verdicts:
-        """Each client waits for its answer, then for `pause_s`, or RETRY_S after a failure."""
+        """Sends `in_flight` requests at once until `until()` is true. Adds to `verdicts`, if given, and returns them.
 
+        After an answer a client pauses for `pause_s`, after a failure for RETRY_S.
+        """
         verdicts = verdicts or Verdicts()
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:
             async def client() -> None:
                 while not until():
-                    right = await ask()
-                    await asyncio.sleep(pause_s if right else RETRY_S)
+                    is_answered = await ask()
+                    await asyncio.sleep(pause_s if is_answered else RETRY_S)
 
             await asyncio.gather(*(client() for _ in range(in_flight)))
 
@@ -166,10 +179,10 @@ class Asker:
         return len(self.closed_loop(in_flight, lambda: time.monotonic() > ends).right) / CAPACITY_S
 
     def open_loop(self, rate: float, seconds: float) -> Verdicts:
-        """Sends `rate` requests a second, whether answers come or not."""
+        """Sends `rate` requests a second, whether answers come or not; at most MOST requests."""
         verdicts = Verdicts()
         gc.collect()
-        gc.freeze()  # a search of all older objects would stop the sender for a tenth of a second
+        gc.freeze()  # else a collection of all older objects would stop the sender for a tenth of a second
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:
             started, tasks = time.perf_counter(), set[asyncio.Task[bool]]()
@@ -188,6 +201,7 @@ class Asker:
     async def _session(
         self, work: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]], verdicts: Verdicts
     ) -> None:
+        """Runs `work(ask)`. `ask()` sends the next question, adds a verdict, and returns whether the status was 200."""
         import aiohttp
 
         questions = cycle(self.questions)
@@ -196,10 +210,10 @@ class Asker:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
             async def ask() -> bool:
-                asked, started = next(questions), time.perf_counter()
+                question, started = next(questions), time.perf_counter()
                 try:
-                    headers = {"Inference-Header-Content-Length": str(asked.header)}
-                    async with session.post(url, data=asked.body, headers=headers) as answer:
+                    headers = {LENGTH: str(question.header_length)}
+                    async with session.post(url, data=question.body, headers=headers) as answer:
                         content = await answer.read()
                 except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
                     verdicts.failed += 1
@@ -209,7 +223,9 @@ class Asker:
                     verdicts.refused.append(seconds)
                 elif answer.status != 200:
                     verdicts.failed += 1
-                elif asked.is_right(samples.outputs(content, int(answer.headers["Inference-Header-Content-Length"]))):
+                elif question.is_right(
+                    samples.outputs(content, int(answer.headers["Inference-Header-Content-Length"]))
+                ):
                     verdicts.right.append((started, seconds))
                 else:
                     verdicts.wrong += 1

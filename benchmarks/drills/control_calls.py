@@ -1,6 +1,6 @@
-"""Calls that change a server, sent without its key as a foreign web page could send them. Each must be refused.
+"""Calls that control a server, sent without its key, as a foreign web page could send them. The server must refuse all.
 
-In: a server. Out: each call's HTTP status, and whether the code that it carried ran.
+In: a server. Out: the HTTP status of each call, and whether code ran that a call carried.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drills import hostile_requests
-from benchmarks.drills.drill_bench import MODEL, DrillBench, acts
+from benchmarks.drills.drill_bench import MODEL, DrillBench, supervisor_actions
 from benchmarks.measure.run import Row
 
 REFUSED = 403
-# A browser sends these without asking the server first.
+# With these headers a browser sends a request to another site without asking the site first.
 PAGE = {"Content-Type": "text/plain", "Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
 CODE = """
 from pathlib import Path
@@ -31,7 +31,7 @@ EVIL = {"name": "evil", "backend": "python", "input": [TENSOR], "output": [{**TE
 
 
 def calls(mark: Path, model: str = MODEL) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name -> path and content; the loaded code makes the file `mark`. The last calls hurt most."""
+    """Name of a call -> path and content. Loaded code would create the file `mark`. The most harmful calls are last."""
     code = base64.b64encode(CODE.format(mark=str(mark)).encode()).decode()
     load = {"parameters": {"config": json.dumps(EVIL), "file:1/model.py": code}}
     region = {"key": "/foreign", "offset": 0, "byte_size": 784}
@@ -49,7 +49,7 @@ def calls(mark: Path, model: str = MODEL) -> dict[str, tuple[str, dict[str, Any]
 
 
 def send(server_url: str, mark: Path, model: str = MODEL) -> dict[str, int]:
-    """Name of the call -> HTTP status, 0 without an answer."""
+    """Sends the calls. Returns name of a call -> HTTP status, 0 without an answer."""
     statuses = {}
     for name, (path, content) in calls(mark, model).items():
         body = json.dumps(content).encode()
@@ -65,7 +65,7 @@ def foreign_calls(bench: DrillBench) -> Row:
     with tempfile.TemporaryDirectory() as folder, bench.server() as server, bench.traffic(server) as verdicts:
         mark = Path(folder, "ran")
         statuses = send(server.http_url, mark)
-        ran = mark.exists()
-        did = acts(server)
+        code_ran = mark.exists()
+        actions = supervisor_actions(server)
     open_calls = sum(status != REFUSED for status in statuses.values())
-    return {**verdicts.row(), "calls": len(statuses), "open_calls": open_calls, "code_ran": ran, **did}
+    return {**verdicts.row(), "calls": len(statuses), "open_calls": open_calls, "code_ran": code_ran, **actions}

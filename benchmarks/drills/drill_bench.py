@@ -1,4 +1,4 @@
-"""Where drills happen: a supervised server with two versions of MODEL, and clients that check every answer."""
+"""The servers that drills break: supervised, with two versions of MODEL, and with clients that check every answer."""
 
 from __future__ import annotations
 
@@ -24,35 +24,38 @@ MODEL = "vitbn-tiny"
 STEADY = 3  # requests in flight around a fault
 HEAL_S = 120.0
 BATCH = 64
-OVERLOADED = "vitbn"  # its requests cost the server more than the client, which sends OVERLOAD times its capacity
-OVERLOAD = 5.0
-RESTARTED, RELOADED = "started the server", "is loaded again"  # words of the supervisor's log
+OVERLOADED = "vitbn"  # requests to this model cost the server more than the client
+OVERLOAD = 5.0  # requests of an overload, as a multiple of the server's capacity
+RESTARTED, RELOADED = "started the server", "is loaded again"  # in the supervisor's log
 
 
 class DrillBench(ExitStack):
-    """A repository to copy and servers to break. `images`: uint8 (BATCH, 1, 28, 28); `logits`: MODEL's answers."""
+    """A repository to copy and servers to break.
+
+    `images`: uint8 (BATCH, 1, 28, 28). `logits`: MODEL's answers, float32 (BATCH, classes).
+    """
 
     def __enter__(self) -> Self:
         self._folder = self.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
         self._repository = Path(self._folder, "source")
-        self.images, self.logits = published(MODEL, self._repository, versions=2)
+        self.images, self.logits = publish_shipped(MODEL, self._repository, versions=2)
         return self
 
     @contextmanager
     def repository(self) -> Iterator[Path]:
-        """A copy of the repository, which has two versions of MODEL; by default both are served."""
+        """A copy of the repository. It serves both versions of MODEL."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             yield Path(shutil.copytree(self._repository, Path(folder, "models")))
 
     @contextmanager
     def server(self, repository: Path | None = None) -> Iterator[Server]:
-        """A supervised server; yields once its answers are right."""
+        """A supervised server, which already answers correctly. `repository`: by default a new copy."""
         with self.repository() as copy, running_server(repository or copy, supervised=True, timeout_s=HEAL_S) as server:
             wait_until_right(server)
             yield server
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
-        """Sends requests to MODEL until the block ends, and checks every answer."""
+        """Sends requests to MODEL while the `with` block runs, and checks every answer."""
         asker = Asker(server.http_url, MODEL, [image_question(self.images[:1], self.logits[:1])])
         return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
@@ -60,8 +63,11 @@ class DrillBench(ExitStack):
 Drill = Callable[[DrillBench], Row]
 
 
-def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
+def publish_shipped(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Publishes a shipped network with all rewrites.
+
+    Returns images uint8 (BATCH, 1, 28, 28) and their logits float32 (BATCH, classes).
+    """
     from export.checkpoint_to_onnx import Form, export
     from export.equivalence import onnx_classifier
     from export.publishing.publish import publish
@@ -77,50 +83,52 @@ def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[
 
 
 def triton(server: Server) -> psutil.Process:
+    """Triton's process. Raises StopIteration while it does not run."""
     return triton_of(psutil.Process(server.pid))
 
 
 def triton_of(supervisor: psutil.Process) -> psutil.Process:
-    """The server's process below its supervisor. Raises StopIteration while no server runs."""
+    """Triton's process below its supervisor. Raises StopIteration while it does not run."""
     return next(child for child in supervisor.children() if Path(child.cmdline()[0]).name == "tritonserver")
 
 
 def stubs(server: Server) -> list[psutil.Process]:
+    """The processes of Triton's Python backend, which run the models."""
     return [stub.process for stub in ServerProcesses(triton(server).pid).model_stubs()]
 
 
 def workers(server: Server) -> set[int]:
-    """The server's process and its stubs; empty while there is no server."""
+    """The process ids of Triton and its stubs; empty while Triton does not run."""
     with suppress(psutil.Error, StopIteration, IndexError):
-        return {triton(server).pid, *(each.pid for each in stubs(server))}
+        return {triton(server).pid, *(stub.pid for stub in stubs(server))}
     return set()
 
 
 def prober(server: Server) -> psutil.Process:
-    """Waits for the prober: the server may answer before its supervisor has started it."""
+    """The supervisor's prober. Waits for it: the server may answer before the supervisor has started its prober."""
+    probers: list[psutil.Process] = []
 
-    living: list[psutil.Process] = []
-
-    def lives_one() -> bool:
+    def is_running() -> bool:
         with suppress(psutil.Error):  # a child has just ended
             children = psutil.Process(server.pid).children()
-            living[:] = [each for each in children if lives(each) and "clients.probe" in each.cmdline()]
-        return bool(living)
+            probers[:] = [child for child in children if lives(child) and "clients.probe" in child.cmdline()]
+        return bool(probers)
 
-    wait_until(lives_one)
-    return living[0]
+    wait_until(is_running)
+    return probers[0]
 
 
 def memory_mb(server: Server) -> float:
-    return float(sum(each.memory_info().rss for each in (triton(server), *stubs(server))) / 1e6)
+    """Resident memory of Triton and its stubs."""
+    return float(sum(process.memory_info().rss for process in (triton(server), *stubs(server))) / 1e6)
 
 
 def lives(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
-def acts(server: Server) -> Row:
-    """How often the supervisor restarted the server, and loaded a model again."""
+def supervisor_actions(server: Server) -> Row:
+    """How often the supervisor restarted the server, and loaded a model again, by its log."""
     log = server.log()
     return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
 
@@ -129,8 +137,15 @@ def wait_until_right(server: Server) -> None:
     wait_until(lambda: probe_server(server.http_url, timeout_s=5).ok)
 
 
+def wait_for_right_answers(verdicts: Verdicts, count: int) -> None:
+    """Waits until `count` more answers are right. Raises TimeoutError if no answer is right for HEAL_S."""
+    goal = len(verdicts.right) + count
+    while (right := len(verdicts.right)) < goal:
+        wait_until(lambda: len(verdicts.right) > right)
+
+
 def wait_until(condition: Callable[[], object]) -> float:
-    """Seconds until `condition()`; raises TimeoutError after HEAL_S."""
+    """Waits until `condition()` is true, and returns the seconds that passed. Raises TimeoutError after HEAL_S."""
     started = time.perf_counter()
     while not condition():
         if time.perf_counter() - started > HEAL_S:

@@ -1,4 +1,4 @@
-"""`vitbn serve --servers 2` for a `with` block, on free loopback ports."""
+"""A fleet, `vitbn serve --servers 2`, that runs during a `with` block, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ from serving.processes import ServerProcesses
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0
-TOGETHER_S = 1.5  # the stubs of one load start within this time
-BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # first ports, below those that Linux gives to connections
+SAME_LOAD_S = 1.5  # the stubs of a load start within this time
+FIRST_PORTS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to outgoing connections
 
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """`own_url`: the fleet's metrics; `admin_url`: the proxy's administration."""
+    """`http_url`, `grpc_url`: of the proxy. `metrics_url`: of the fleet. `admin_url`: the proxy's administration.
+
+    `first_port`: of the servers, of which each has PORTS_EACH ports.
+    """
 
     child: Child
     repository: Path
@@ -42,7 +45,7 @@ class RunningFleet:
     log_path: Path
     http_url: str
     grpc_url: str
-    own_url: str
+    metrics_url: str
     admin_url: str
 
     def log(self) -> str:
@@ -52,34 +55,34 @@ class RunningFleet:
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:
-        """The supervisor of each server, in the servers' order."""
-        members = []
+        """The supervisor of each server, in the servers' order: that of the last argument of their commands."""
+        supervisors: dict[str, psutil.Process] = {}
         for child in psutil.Process(self.child.pid).children():
             with suppress(psutil.NoSuchProcess):  # the child has just ended
-                words = child.cmdline()
-                members += [(words[-1], child)] if "--supervised" in words else []
-        return [child for _, child in sorted(members, key=lambda each: each[0])]
+                command = child.cmdline()
+                if "--supervised" in command:
+                    supervisors[command[-1]] = child
+        return [supervisors[argument] for argument in sorted(supervisors)]
 
     def triton(self, index: int) -> psutil.Process:
         return triton_of(self.supervisors()[index])
 
     def stub(self, index: int) -> psutil.Process:
-        """The first stub of the newest load: replaced stubs live for seconds longer."""
-        started = {
-            stub.process: stub.process.create_time() for stub in ServerProcesses(self.triton(index).pid).model_stubs()
-        }
-        newest = max(started.values()) - TOGETHER_S
+        """The first stub of the newest load. The stubs of an older load live for some seconds longer."""
+        stubs = ServerProcesses(self.triton(index).pid).model_stubs()
+        started = {stub.process: stub.process.create_time() for stub in stubs}
+        newest = max(started.values()) - SAME_LOAD_S
         return next(process for process, at_s in started.items() if at_s > newest)
 
     def right(self) -> bool:
-        """Whether both servers answer right, and the proxy counts both as healthy."""
-        probed = (probe_server(self.server_url(index), timeout_s=5) for index in range(SERVERS))
-        return all(each.ok for each in probed) and self._full()
+        """Whether both servers answer correctly, and the proxy counts both as healthy."""
+        probes = (probe_server(self.server_url(index), timeout_s=5) for index in range(SERVERS))
+        return all(probe.ok for probe in probes) and self._all_healthy_at_the_proxy()
 
-    def _full(self) -> bool:
+    def _all_healthy_at_the_proxy(self) -> bool:
         with suppress(OSError, HTTPException):
-            _, told = send(self.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")
-            return [int(line.split()[-1]) for line in told.splitlines()] == [SERVERS, SERVERS]
+            _, stats = send(self.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")
+            return [int(line.split()[-1]) for line in stats.splitlines()] == [SERVERS, SERVERS]
         return False
 
     def restart(self) -> None:
@@ -97,14 +100,14 @@ def running_fleet(repository: Path) -> Iterator[RunningFleet]:
     """A fleet of two servers. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(SERVERS), free_ports(2)
-        own = first + PORTS_EACH * SERVERS
+        supervisor_port = first + PORTS_EACH * SERVERS  # the proxy's administration has the next port
         command = [sys.executable, "-m", "serving.serve", f"--servers={SERVERS}", f"--first-port={first}"]
-        command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
+        command += [f"--supervisor-port={supervisor_port}", f"--http-port={http}", f"--grpc-port={grpc}"]
         log_path = Path(folder, "fleet.log")
         child = Child([*command, f"--model-repository={repository}"], log_path)
         child.start()
-        services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
-        urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
+        ports = {"http": http, "grpc": grpc, "metrics": supervisor_port, "admin": supervisor_port + 1}
+        urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
         fleet = RunningFleet(child, repository, first, log_path, **urls)
         health = [fleet.server_url(index, "health") for index in range(SERVERS)]
         try:
@@ -118,8 +121,9 @@ def running_fleet(repository: Path) -> Iterator[RunningFleet]:
 
 
 def _free_block(count: int) -> int:
+    """The first of enough free ports in a row for `count` servers and the fleet. Raises ServerFailed."""
     for _ in range(ATTEMPTS):
-        first = random.randrange(*BLOCKS)
+        first = random.randrange(*FIRST_PORTS)
         with suppress(OSError), ExitStack() as stack:
             for port in range(first, first + PORTS_EACH * count + 2):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

@@ -1,6 +1,6 @@
-"""HTTP inferences that the proxy must refuse, because they end Triton or evade the guard; and good inferences.
+"""Inference requests over HTTP that the proxy must refuse: they end Triton or evade the guard. Also good requests.
 
-Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, a body of 2^63 bytes, or a body in
+Triton 2.51 ends or never answers after a huge shape with JSON data, deep nesting, a body of 2^63 bytes, or a body in
 600,000 chunks.
 """
 
@@ -24,7 +24,10 @@ CHUNKS = 600_000  # 300,000 do not end Triton
 def send(
     url: str, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """The answer's status and content, over a new connection. Raises OSError and http.client.HTTPException."""
+    """Sends a request over a new connection. Returns the answer's status and content.
+
+    `url`: host:port. Raises OSError and http.client.HTTPException.
+    """
     with closing(http.client.HTTPConnection(url, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
@@ -32,7 +35,10 @@ def send(
 
 
 def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> Request:
-    """An inference of binary `images`. `header` replaces its JSON header, `more` changes fields of its tensor."""
+    """A request with `images` uint8 (B, 1, 28, 28) in binary form.
+
+    `header` replaces the JSON header; `more` changes fields of the tensor in it.
+    """
     content = images.tobytes()
     tensor: dict[str, Any] = {"name": "image", "shape": list(images.shape), "datatype": "UINT8"}
     tensor |= {"parameters": {"binary_data_size": len(content)}, **more}
@@ -42,10 +48,10 @@ def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> R
 
 
 def chunked() -> Request:
-    """An inference of more images than a model takes, in CHUNKS chunks of a byte."""
+    """A request with more images than a model takes, in at least CHUNKS chunks of a byte."""
     body, headers = good(np.zeros((CHUNKS // 784 + 1, 1, 28, 28), np.uint8))
-    pieces = b"".join(b"1\r\n" + body[place : place + 1] + b"\r\n" for place in range(len(body)))
-    return pieces + b"0\r\n\r\n", {**headers, "Transfer-Encoding": "chunked"}
+    chunks = b"".join(b"1\r\n" + body[index : index + 1] + b"\r\n" for index in range(len(body)))
+    return chunks + b"0\r\n\r\n", {**headers, "Transfer-Encoding": "chunked"}
 
 
 def requests() -> dict[str, Request]:

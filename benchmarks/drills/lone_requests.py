@@ -1,6 +1,6 @@
-"""Sends requests one after the other to a model with the default bound on its queue, and to the model without a bound.
+"""Sends requests one after the other to a model with the default limit of its queue, and to the model without a limit.
 
-Out: counts with the bound; with and without it p50, p99 and worst latency in ms, and how many answers exceed LATE_MS.
+Out: a row of counts with the limit, and for both p50, p99 and worst latency in ms, and how many answers exceed LATE_MS.
 """
 
 from __future__ import annotations
@@ -9,40 +9,40 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, times
-from benchmarks.drills.drill_bench import MODEL, published
+from benchmarks.drills.checked_requests import Asker, Verdicts, after, image_question
+from benchmarks.drills.drill_bench import MODEL, publish_shipped
 from serving.local_server import running_server
 
 UNBOUNDED = "unbounded"
 REQUESTS, TURN = 8_000, 500
-LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
+LATE_MS = 400.0  # a request whose wake-up is lost sleeps for 500 ms
 
 
 def lone_requests() -> dict[str, Any]:
-    """The row of counts and latencies; both models take turns on one server."""
+    """The row; both models take turns on a server."""
     from export.publishing.artifact import read_version
     from export.publishing.publish import publish
 
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
-        images, logits = published(MODEL, repository)
+        images, logits = publish_shipped(MODEL, repository)
         publish(repository, UNBOUNDED, read_version(repository / MODEL / "1"))
-        _without_bound(repository / UNBOUNDED)
+        _remove_queue_limit(repository / UNBOUNDED)
         single = image_question(images[:1], logits[:1])
         verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
         with running_server(repository) as server:
             for _ in range(REQUESTS // TURN):
-                for name, each in verdicts.items():
-                    Asker(server.http_url, name, [single]).closed_loop(1, times(TURN), each)
+                for name in verdicts:
+                    Asker(server.http_url, name, [single]).closed_loop(1, after(TURN), verdicts[name])
     rows = {
-        name: {**each.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in each.right)}
-        for name, each in verdicts.items()
+        name: {**of_model.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in of_model.right)}
+        for name, of_model in verdicts.items()
     }
-    kept = ("p50_ms", "p99_ms", "worst_ms", "late")
-    return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in kept}}
+    compared = ("p50_ms", "p99_ms", "worst_ms", "late")
+    return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in compared}}
 
 
-def _without_bound(model_dir: Path) -> None:
+def _remove_queue_limit(model_dir: Path) -> None:
     from export.publishing.new_config import to_text
     from export.publishing.publish import read_config
 

@@ -1,7 +1,7 @@
 """Sends texts of different lengths to a packed encoder whose process is killed, and compares every answer.
 
-Out: counts of answers; `swapped`: wrong answers that are the answer of another text; `texts_a_run`: how many texts the
-server joined in a run, on average.
+Out: a row of counts. `swapped`: wrong answers that are right for another text. `texts_a_run`: how many texts the server
+joined in a run of the model, on average.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.drills.checked_requests import Asker, Question, Verdicts, is_close, meanwhile, question
-from benchmarks.drills.drill_bench import HEAL_S, acts, stubs, wait_until, wait_until_right
+from benchmarks.drills.checked_requests import Asker, Question, is_close, make_question, meanwhile
+from benchmarks.drills.drill_bench import (
+    HEAL_S,
+    stubs,
+    supervisor_actions,
+    wait_for_right_answers,
+    wait_until,
+    wait_until_right,
+)
 from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
 from benchmarks.measure.run import Row
 from serving.local_server import Server, running_server
@@ -31,7 +38,7 @@ Answers = Mapping[str, NDArray[np.float32]]
 
 
 def mixed_texts() -> Row:
-    """The row after REQUESTS right answers and KILLS kills of the model's process, evenly among them."""
+    """The row after REQUESTS right answers, during which the model's process is killed KILLS times."""
     with tempfile.TemporaryDirectory(prefix="texts-") as folder:
         file = publish_packed(Path(folder))
         texts = Texts(file)
@@ -40,15 +47,18 @@ def mixed_texts() -> Row:
             asker = Asker(server.http_url, MODEL, texts.questions)
             with meanwhile(lambda until, verdicts: asker.closed_loop(IN_FLIGHT, until, verdicts)) as verdicts:
                 for _ in range(KILLS):
-                    _wait_for(verdicts, REQUESTS // (KILLS + 1))
+                    wait_for_right_answers(verdicts, REQUESTS // (KILLS + 1))
                     _kill(server)
-                _wait_for(verdicts, REQUESTS // (KILLS + 1))
+                wait_for_right_answers(verdicts, REQUESTS // (KILLS + 1))
             texts_a_run = _texts_a_run(server)
     return {**verdicts.row(), "swapped": texts.swapped, "kills": KILLS, "texts_a_run": texts_a_run}
 
 
 def publish_packed(folder: Path) -> Path:
-    """Writes the packed file, publishes it in the repository `models`, and returns it. Raises RuntimeError."""
+    """Writes the encoder's packed file to `folder`, publishes it in the subfolder `models`, and returns its path.
+
+    Raises RuntimeError if requests of different lengths would not be joined.
+    """
     from export.publishing.dynamic_batching import prove_joining
     from export.publishing.publish import publish
     from export.publishing.sidecar import read_with_sidecars
@@ -57,15 +67,15 @@ def publish_packed(folder: Path) -> Path:
     file = folder / "packed.onnx"
     request = Request((f"{HIDDEN}[mask]", POOLED), packed=MASK, proof="float32")
     rewrite_file(write_encoder(folder), file, request)
-    artifact, told = prove_joining(read_with_sidecars(file))
+    artifact, reasons = prove_joining(read_with_sidecars(file))
     if artifact.origin.joined_lengths is None:
-        raise RuntimeError("; ".join(told))
+        raise RuntimeError("; ".join(reasons))
     publish(folder / "models", MODEL, artifact)
     return file
 
 
 class Texts:
-    """Random texts as questions. Their answers come from `file` in this process, one text a call."""
+    """Random texts as questions. The expected answers come from `file` in this process, with a text a call."""
 
     def __init__(self, file: Path) -> None:
         import onnxruntime
@@ -78,43 +88,33 @@ class Texts:
             ids = rng.integers(0, WORDS, (1, tokens))
             inputs = {IDS: ids, MASK: np.ones_like(ids)}
             self.answers.append(dict(zip((HIDDEN, POOLED), session.run([HIDDEN, POOLED], inputs), strict=True)))
-            self.questions.append(question(inputs, [HIDDEN, POOLED], self._judge(number)))
-        self._check_apart()
+            self.questions.append(make_question(inputs, [HIDDEN, POOLED], partial(self._is_right, number)))
+        self._check_distances()
 
-    def _judge(self, number: int) -> Any:
-        def is_right(found: Answers) -> bool:
-            right = self._is(found, number)
-            self.swapped += not right and any(self._is(found, other) for other in range(TEXTS))
-            return right
+    def _is_right(self, number: int, answer: Answers) -> bool:
+        right = self._is_answer_of(number, answer)
+        self.swapped += not right and any(self._is_answer_of(other, answer) for other in range(TEXTS))
+        return right
 
-        return is_right
+    def _is_answer_of(self, number: int, answer: Answers) -> bool:
+        return all(is_close(answer[name], expected, TOLERANCE) for name, expected in self.answers[number].items())
 
-    def _is(self, found: Answers, number: int) -> bool:
-        return all(is_close(found[name], expected, TOLERANCE) for name, expected in self.answers[number].items())
-
-    def _check_apart(self) -> None:
-        """Raises RuntimeError if two texts have the same answer: a swap would go unseen."""
-        pooled = np.concatenate([each[POOLED] for each in self.answers])
-        apart = np.abs(pooled[:, None] - pooled[None]).max(axis=2) + np.eye(len(pooled))
-        if apart.min() < 10 * TOLERANCE:
-            raise RuntimeError(f"expected answers that are {10 * TOLERANCE:g} apart, found {apart.min():.1e}")
-
-
-def _wait_for(verdicts: Verdicts, count: int) -> None:
-    """Waits until `count` more answers are right. Raises TimeoutError if none is right for HEAL_S."""
-    enough = len(verdicts.right) + count
-    while (right := len(verdicts.right)) < enough:
-        wait_until(lambda: len(verdicts.right) > right)
+    def _check_distances(self) -> None:
+        """Raises RuntimeError if the answers of two texts are so close that a swap would go unseen."""
+        pooled = np.concatenate([answers[POOLED] for answers in self.answers])  # (TEXTS, WIDTH)
+        distances = np.abs(pooled[:, None] - pooled[None]).max(axis=2) + np.eye(len(pooled))
+        if distances.min() < 10 * TOLERANCE:
+            raise RuntimeError(f"expected answers that are {10 * TOLERANCE:g} apart, found {distances.min():.1e}")
 
 
 def _kill(server: Server) -> None:
     """Kills the newest stub, and waits until the model is loaded again or the server is restarted.
 
-    An older stub may be about to end after a load.
+    An older stub may be about to end after a load, so its death would change nothing.
     """
-    before = acts(server)
+    before = supervisor_actions(server)
     max(stubs(server), key=lambda process: process.create_time()).kill()
-    wait_until(lambda: acts(server) != before)
+    wait_until(lambda: supervisor_actions(server) != before)
     wait_until_right(server)
 
 

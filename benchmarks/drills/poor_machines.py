@@ -15,13 +15,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from benchmarks.drills.drill_bench import HEAL_S, Drill, DrillBench, acts, wait_until, wait_until_right
+from benchmarks.drills.drill_bench import (
+    HEAL_S,
+    Drill,
+    DrillBench,
+    supervisor_actions,
+    wait_until,
+    wait_until_right,
+)
 from benchmarks.measure.run import Row
 from serving.local_server import Server
 from serving.ports import free_ports
 
 SETTLE_S, PAUSE_S = 3.0, 0.02
-TOO_FEW, FEW = 64, 160  # descriptors: the server refuses to start; it starts
+TOO_FEW, FEW = 64, 160  # descriptors with which the server refuses to start, and with which it starts
 IDLE_CONNECTIONS, HELD_S = 200, 5.0
 
 
@@ -32,53 +39,57 @@ def no_home(bench: DrillBench) -> Row:
     try:
         with bench.server() as server, bench.traffic(server) as verdicts:
             time.sleep(SETTLE_S)
-            did = acts(server)
+            actions = supervisor_actions(server)
     finally:
         os.environ |= before
-    return {**verdicts.row(), **did}
+    return {**verdicts.row(), **actions}
 
 
 def few_descriptors(bench: DrillBench) -> Row:
-    """A start with too few descriptors is refused at once. With few, idle connections take all of a running server."""
-    refused = _refused_start(bench)
+    """A start with too few descriptors must fail at once. Then idle connections take all descriptors of a server that
+    has few.
+    """
+    refused_start = _refused_start(bench)
     with ExitStack() as stack:
         with _limit(FEW):
             server = stack.enter_context(bench.server())
         with bench.traffic(server, PAUSE_S) as verdicts:
-            before, filled = len(server.log()), set[int]()
+            log_length, filled = len(server.log()), set[int]()
             with ExitStack() as idle:
-                wait_until(lambda: _is_told(server, idle, filled))
+                wait_until(lambda: _fill_until_logged(server, idle, filled))
                 time.sleep(HELD_S)
             ended = time.perf_counter()
             wait_until_right(server)
             time.sleep(SETTLE_S)
-        row = {**verdicts.row(), **acts(server), "recovery_s": verdicts.recovery_s(ended)}
-        return {**row, **refused, "log_bytes": len(server.log()) - before}
+        row = {**verdicts.row(), **supervisor_actions(server), "recovery_s": verdicts.recovery_s(ended)}
+        return {**row, **refused_start, "log_bytes": len(server.log()) - log_length}
 
 
-def _is_told(server: Server, idle: ExitStack, filled: set[int]) -> bool:
-    """Whether the supervisor's log tells of the descriptors; `idle` connections take those of each restarted server.
+def _fill_until_logged(server: Server, idle: ExitStack, filled: set[int]) -> bool:
+    """Whether the supervisor's log mentions the descriptors. Until then, connections take those of each new server.
 
-    Triton 2.51 may crash as soon as it has no descriptor left, before the supervisor has counted them.
+    `idle`: holds the connections. `filled`: the restarts after which a server was filled. Triton 2.51 may crash as soon
+    as it has no descriptor left, before the supervisor has counted them.
     """
-    number, (host, _, port) = acts(server)["restarts"], server.http_url.partition(":")
-    if number not in filled:
+    restarts, (host, _, port) = supervisor_actions(server)["restarts"], server.http_url.partition(":")
+    if restarts not in filled:
         with suppress(OSError):  # the server does not listen yet, or has crashed already
             for _ in range(IDLE_CONNECTIONS):
                 idle.enter_context(socket.create_connection((host, int(port))))
-            filled.add(number)
+            filled.add(restarts)
     return "descriptors" in server.log()
 
 
 def _refused_start(bench: DrillBench) -> Row:
-    words = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
-    words += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    """Whether a start with too few descriptors fails with a message about them, and after how many seconds."""
+    serve = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
+    serve += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
     with bench.repository() as repository:
-        command = f"ulimit -n {TOO_FEW}; exec {shlex.join([*words, f'--model-repository={repository}'])}"
+        command = f"ulimit -n {TOO_FEW}; exec {shlex.join([*serve, f'--model-repository={repository}'])}"
         started = time.perf_counter()
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HEAL_S)
-    is_told = done.returncode == 1 and "open files" in done.stderr
-    return {"start_refused": is_told, "refused_s": time.perf_counter() - started}
+    is_refused = done.returncode == 1 and "open files" in done.stderr
+    return {"start_refused": is_refused, "refused_s": time.perf_counter() - started}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The scenarios of benchmarks/throughput.py --preset proxy.
+"""Faults behind the proxy: the scenarios of benchmarks/throughput.py --preset proxy.
 
-In: a scenario's name. Out: its row. Clients do not retry: every failure counts.
+In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ import numpy as np
 import psutil
 
 from benchmarks.drills import hostile_requests
-from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close, meanwhile, times
-from benchmarks.drills.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
+from benchmarks.drills.checked_requests import Asker, Verdicts, after, image_question, is_close, meanwhile
+from benchmarks.drills.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, publish_shipped, wait_until
 from benchmarks.drills.fleets import RunningFleet, running_fleet
 from benchmarks.measure.run import Row
 from clients.errors import ClientError
 from serving.control import Control
 
 STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0  # requests in flight; seconds of requests before and after an event
-TURNS, TURN = 10, 100  # turns, and requests of a turn, straight to a server and through the proxy
+TURNS, TURN = 10, 100  # turns, and requests of a turn, directly to a server and through the proxy
 GOOD = 400  # requests after the hostile ones
 
 
 class BehindProxy(ExitStack):
-    """Two servers behind the proxy, with the shipped network of one block."""
+    """Two servers behind the proxy, with the shipped network MODEL.
+
+    `requests`: at least, during an event. `overload_s`: seconds of an overload.
+    """
 
     def __init__(self, requests: int = 10_000, overload_s: float = 10.0) -> None:
         super().__init__()
@@ -40,12 +43,13 @@ class BehindProxy(ExitStack):
 
     def __enter__(self) -> Self:
         self._repository = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="proxy-")), "models")
-        images, logits = published(MODEL, self._repository)
+        images, logits = publish_shipped(MODEL, self._repository)
         self._images, self._logits = images[:1], logits[:1]
         self._fleet = self.enter_context(running_fleet(self._repository))
         return self
 
     def run(self, name: str, protocol: str) -> Row:
+        """The row of a scenario in EVENTS, or in OVER_HTTP, which has HTTP as its only protocol."""
         wait_until(self._fleet.right)
         row = self._during(EVENTS[name], protocol) if name in EVENTS else OVER_HTTP[name](self)
         return {"scenario": name, "protocol": protocol, **row}
@@ -61,6 +65,7 @@ class BehindProxy(ExitStack):
         return {**verdicts.row(), "event_s": seconds}
 
     def _traffic(self, protocol: str) -> AbstractContextManager[Verdicts]:
+        """Sends requests while the `with` block runs, and until enough requests are sent."""
         sent = iter(range(10**9))
 
         def ask(stopped: Callable[[], bool], verdicts: Verdicts) -> None:
@@ -103,22 +108,23 @@ class BehindProxy(ExitStack):
         asyncio.run(work())
 
     def hostile(self) -> Row:
-        before = [self._fleet.triton(index) for index in range(2)]
-        statuses = {name: self._status(*each) for name, each in hostile_requests.requests().items()}
+        servers = [self._fleet.triton(index) for index in range(2)]
+        statuses = {name: self._status(*request) for name, request in hostile_requests.requests().items()}
         chunked = self._status(*hostile_requests.chunked())
         right = sum(self._status(*hostile_requests.good(self._images)) == 200 for _ in range(GOOD))
-        alive = sum(map(lives, before))
+        alive = sum(map(lives, servers))
         row = {"statuses": statuses, "chunks": hostile_requests.CHUNKS, "chunked_status": chunked}
         return {**row, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
+        """The HTTP status of the proxy's answer, 0 without an answer."""
         try:
             return hostile_requests.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
         except (OSError, HTTPException):
             return 0
 
     def overload(self) -> Row:
-        images, logits = published(OVERLOADED, self._repository)
+        images, logits = publish_shipped(OVERLOADED, self._repository)
         _load(self._fleet, OVERLOADED)
         asker = Asker(self._fleet.http_url, OVERLOADED, [image_question(images, logits)])
         capacity = asker.capacity(8)
@@ -126,25 +132,26 @@ class BehindProxy(ExitStack):
         return {"capacity_per_s": capacity, **verdicts.row()}
 
     def added(self) -> Row:
-        through = self._asker()
-        straight = replace(through, url=self._fleet.server_url(0))
-        seconds: dict[str, list[float]] = {"straight": [], "through": []}
+        """The time that the proxy adds to a request, and the proxy's memory."""
+        through_proxy = self._asker()
+        straight = replace(through_proxy, url=self._fleet.server_url(0))
+        straight_s, through_s = list[float](), list[float]()
         for _ in range(TURNS):
-            for name, asker in (("straight", straight), ("through", through)):
-                verdicts = asker.closed_loop(1, times(TURN))
-                seconds[name] += [each for _, each in verdicts.right]
-        p50 = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
-        envoy = next(each for each in psutil.Process(self._fleet.child.pid).children() if each.name() == "envoy")
+            for asker, latencies_s in ((straight, straight_s), (through_proxy, through_s)):
+                latencies_s += [seconds for _, seconds in asker.closed_loop(1, after(TURN)).right]
+        straight_p50_ms, through_p50_ms = (1e3 * float(np.median(values)) for values in (straight_s, through_s))
+        processes = psutil.Process(self._fleet.child.pid).children()
+        envoy = next(process for process in processes if process.name() == "envoy")
         return {
-            "straight_p50_ms": p50["straight"],
-            "through_p50_ms": p50["through"],
-            "added_ms": p50["through"] - p50["straight"],
+            "straight_p50_ms": straight_p50_ms,
+            "through_p50_ms": through_p50_ms,
+            "added_ms": through_p50_ms - straight_p50_ms,
             "proxy_memory_mb": envoy.memory_info().rss / 1e6,
         }
 
 
 def _load(fleet: RunningFleet, model: str) -> None:
-    """Loads the model on one server after the other, as `vitbn repository` with several --server."""
+    """Loads the model on the servers one after the other, as `vitbn repository` does with several --server."""
     for index in range(2):
         Control.at(fleet.server_url(index), fleet.server_url(index, "grpc")).load(model)
 
@@ -152,7 +159,7 @@ def _load(fleet: RunningFleet, model: str) -> None:
 def _kill_server(fleet: RunningFleet) -> None:
     server = fleet.triton(0)
     server.kill()
-    server.wait(HEAL_S)  # until the server has ended, a probe may still find it right
+    server.wait(HEAL_S)  # before its end a probe may still succeed
 
 
 def _kill_stub(fleet: RunningFleet) -> None:
@@ -186,4 +193,4 @@ OVER_HTTP: Mapping[str, Callable[[BehindProxy], Row]] = {
     "overload": BehindProxy.overload,
     "added": BehindProxy.added,
 }
-"""Scenarios of one protocol."""
+"""Scenarios over HTTP alone."""

@@ -1,6 +1,6 @@
 """Faults of a server and of its clients. In: a `DrillBench`. Out: a row.
 
-Only server-killed-retries retries: elsewhere every failure counts.
+The clients of server-killed-retries retry. All others do not, so every failure counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks.drills import hostile_requests
-from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, is_close
+from benchmarks.drills.checked_requests import Asker, image_question, is_close
 from benchmarks.drills.drill_bench import (
     MODEL,
     OVERLOAD,
@@ -27,9 +27,10 @@ from benchmarks.drills.drill_bench import (
     DrillBench,
     lives,
     memory_mb,
-    published,
+    publish_shipped,
     stubs,
     triton,
+    wait_for_right_answers,
     wait_until,
     wait_until_right,
     workers,
@@ -40,20 +41,20 @@ from serving.control import Control
 from serving.local_server import Server
 
 BEFORE_S, AFTER_S = 2.0, 2.0
-SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05
-RETRIED_S = 15.0  # of requests after the server's death
+SOAK_READING_S, SOAK_PAUSE_S = 5.0, 0.05
+RETRIED_S = 15.0  # of requests with retries after the server's death
 OVERLOAD_S = 20.0
-PUBLICATIONS, REQUESTS = 20, 500  # publications, and requests between two of them
+PUBLICATIONS, REQUESTS = 20, 500  # publications, and right answers after each publication
 
 
 def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
-    """Breaks a server under requests and waits until its answers are right again."""
+    """Breaks a server while clients send requests, and waits until its answers are right again."""
     with bench.server() as server, bench.traffic(server) as verdicts:
         time.sleep(BEFORE_S)
-        first = workers(server)
+        processes = workers(server)
         started = time.perf_counter()
         fault(server)
-        wait_until(lambda: not probe_server(server.http_url).ok or workers(server) - first)
+        wait_until(lambda: not probe_server(server.http_url).ok or workers(server) - processes)
         wait_until_right(server)
         time.sleep(AFTER_S)
         used_mb = memory_mb(server)
@@ -61,7 +62,7 @@ def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
 
 
 def _post(server: Server, name: str) -> None:
-    """Sends a request that ends Triton 2.51."""
+    """Sends the hostile request `name`, which ends Triton 2.51."""
     with suppress(OSError, HTTPException):
         hostile_requests.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile_requests.requests()[name])
 
@@ -113,7 +114,7 @@ def _sigterm(bench: DrillBench) -> Row:
 
 def _overload(bench: DrillBench) -> Row:
     with tempfile.TemporaryDirectory() as folder:
-        images, logits = published(OVERLOADED, repository := Path(folder, "models"))
+        images, logits = publish_shipped(OVERLOADED, repository := Path(folder, "models"))
         with bench.server(repository) as server:
             asker = Asker(server.http_url, OVERLOADED, [image_question(images, logits)])
             capacity, before_mb = asker.capacity(4), memory_mb(server)
@@ -129,17 +130,13 @@ def _publish(bench: DrillBench) -> Row:
 
     with bench.repository() as repository, bench.server(repository) as server:
         artifact = read_version(repository / MODEL / "1")
-        live = Control.at(server.http_url, server.grpc_url)
+        control = Control.at(server.http_url, server.grpc_url)
         with bench.traffic(server) as verdicts:
-            for number in range(1, PUBLICATIONS + 1):
+            for _ in range(PUBLICATIONS):
                 publish(repository, MODEL, artifact)
-                live.load(MODEL)
-                wait_until(partial(_has_answers, verdicts, number * REQUESTS))
+                control.load(MODEL)
+                wait_for_right_answers(verdicts, REQUESTS)
     return {"publications": PUBLICATIONS, **verdicts.row()}
-
-
-def _has_answers(verdicts: Verdicts, count: int) -> bool:
-    return len(verdicts.right) >= count
 
 
 DRILLS: Mapping[str, Drill] = {
@@ -157,15 +154,15 @@ DRILLS: Mapping[str, Drill] = {
 
 
 def soak(bench: DrillBench, hours: float) -> Row:
-    """Steady requests for `hours`; the slopes of memory and descriptors are those of the second half."""
-    looks: list[tuple[float, float, int]] = []
+    """Steady requests for `hours`. The slopes of memory and descriptors are those of the second half."""
+    readings: list[tuple[float, float, int]] = []  # hours, MB, descriptors
     with bench.server() as server, bench.traffic(server, SOAK_PAUSE_S) as verdicts:
         ends = time.monotonic() + 3600 * hours
         while time.monotonic() < ends:
-            descriptors = sum(each.num_fds() for each in (triton(server), *stubs(server)))
-            looks.append((time.monotonic() / 3600, memory_mb(server), descriptors))
-            time.sleep(min(SOAK_LOOK_S, 1800 * hours / 10))
-    hour, memory, open_files = np.array(looks[len(looks) // 2 :]).T
+            descriptors = sum(process.num_fds() for process in (triton(server), *stubs(server)))
+            readings.append((time.monotonic() / 3600, memory_mb(server), descriptors))
+            time.sleep(min(SOAK_READING_S, 1800 * hours / 10))
+    hour, memory, open_files = np.array(readings[len(readings) // 2 :]).T
     slopes = {"memory_mb_per_hour": memory, "descriptors_per_hour": open_files}
     return {
         "hours": hours,

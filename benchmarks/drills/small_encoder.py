@@ -1,7 +1,7 @@
-"""A transformer of two blocks for padded texts, with random weights, as an ONNX file.
+"""A small transformer for padded texts, with random weights, as an ONNX file.
 
 In: a folder. Out: a file. Inputs: `input_ids` and `attention_mask`, int64 (texts, tokens). Outputs: `hidden` float32
-(texts, tokens, WIDTH), and `pooled` float32 (texts, WIDTH), the mean of `hidden` over the tokens in the mask.
+(texts, tokens, WIDTH), and `pooled` float32 (texts, WIDTH), the mean of `hidden` over the tokens that the mask shows.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _network() -> Any:
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
+            self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
             self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))  # (B, N, C)
+            x = self.words(input_ids) + self.positions(torch.arange(input_ids.shape[1]))  # (B, N, C)
             shown = attention_mask.to(x.dtype)
             bias = (1 - shown[:, None, None, :]) * torch.finfo(x.dtype).min
             for block in self.blocks:

@@ -1,7 +1,7 @@
-"""Faults that a supervisor must not make worse: versions that answer NaN or lie, a full disk, a jumping clock, a slow
-probe, a second supervisor; and one fault every 20 s for minutes.
+"""Faults that a supervisor must not make worse: versions that answer NaN or wrong logits, a full disk, a clock that
+jumps, a slow prober, a second supervisor; and a fault every 20 s for ten minutes.
 
-In: a `DrillBench`. Out: counts of requests and what the supervisor did. Clients do not retry.
+In: a `DrillBench`. Out: a row of counts of requests, and what the supervisor did. Clients do not retry.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.drills.drill_bench import (
     RESTARTED,
     Drill,
     DrillBench,
-    acts,
     lives,
     prober,
     stubs,
+    supervisor_actions,
     triton,
     wait_until,
     wait_until_right,
@@ -50,13 +50,13 @@ STANDSTILLS_S = (3.0, 3.0, 3.0)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # While libfaketime 0.9.10 leaves the monotonic clock alone, Python's time.sleep fails.
 SLEEP = "import threading, time\ntime.sleep = lambda seconds: threading.Event().wait(seconds)\n"
-BLOCKED = "expected a free port"  # in the log of a supervisor whose port is taken
+BLOCKED = "expected a free port"  # in the log of a supervisor whose port another process has
 DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
 MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 
 
 def answers_nan(bench: DrillBench) -> Row:
-    """The newest version has right hashes, loads and answers NaN: an older version replaces it without a restart."""
+    """The newest version loads and has correct hashes, but answers NaN. An older version must replace it."""
     with bench.repository() as repository:
         change_weights(repository / MODEL / "2", lambda weights: np.full_like(weights, np.nan))
         started = time.perf_counter()
@@ -64,18 +64,18 @@ def answers_nan(bench: DrillBench) -> Row:
             recovery_s = time.perf_counter() - started
             with bench.traffic(server) as verdicts:
                 time.sleep(2 * SETTLE_S)
-            served = sorted(each.version for each in probe_server(server.http_url, timeout_s=5).versions)
-            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **acts(server)}
+            served = sorted(version.version for version in probe_server(server.http_url, timeout_s=5).versions)
+            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **supervisor_actions(server)}
 
 
 def change_weights(version: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Changes the version's largest tensor, and the file's hash in the manifest to the new hash."""
+    """Changes the largest initialiser of a version's file, and the file's hash in the manifest."""
     import onnx
     from onnx import numpy_helper
 
     path = version / "model.onnx"
     model = onnx.load(path)
-    weights = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    weights = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     weights.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(weights)), weights.name))
     onnx.save(model, path)
     manifest = json.loads((version / "manifest.json").read_text())
@@ -84,9 +84,9 @@ def change_weights(version: Path, change: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def lying_version(bench: DrillBench) -> Row:
-    """A foreign tool adds a version to the served ones and loads it; its logits are the same for all pictures.
+    """Another tool adds a version, whose logits are the same for all pictures, and loads it.
 
-    `wrong_later`: wrong answers more than LATER_S after the load began.
+    `wrong_later`: wrong answers later than LATER_S after the load began.
     """
     with bench.repository() as repository, bench.server(repository) as server:
         change_weights(Path(shutil.copytree(repository / MODEL / "1", repository / MODEL / "3")), np.zeros_like)
@@ -94,15 +94,15 @@ def lying_version(bench: DrillBench) -> Row:
             started = time.perf_counter()
             Control.at(server.http_url, server.grpc_url).load(MODEL)
             time.sleep(max(0.0, started + LATER_S - time.perf_counter()))
-            until_then = verdicts.wrong
+            wrong_before = verdicts.wrong
             wait_until(lambda: Control.at(server.http_url).served().get(MODEL) == [1, 2])
             time.sleep(SETTLE_S)
-        row = {**verdicts.row(), "wrong_later": verdicts.wrong - until_then}
-        return {**row, "recovery_s": verdicts.recovery_s(started), **acts(server)}
+        row = {**verdicts.row(), "wrong_later": verdicts.wrong - wrong_before}
+        return {**row, "recovery_s": verdicts.recovery_s(started), **supervisor_actions(server)}
 
 
 def disk_full(bench: DrillBench) -> Row:
-    """The repository's disk fills while a version is written and the server is told to load."""
+    """The repository's disk is full while a version is written and the server loads the model."""
     from export.publishing.artifact import read_version
     from export.publishing.publish import publish
 
@@ -113,23 +113,23 @@ def disk_full(bench: DrillBench) -> Row:
         repository = disk / "models"
         artifact = read_version(repository / MODEL / "1")
         with bench.server(repository) as server, bench.traffic(server) as verdicts:
-            live = Control.at(server.http_url, server.grpc_url)
+            control = Control.at(server.http_url, server.grpc_url)
             filler = disk / "filler"
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             filler.write_bytes(bytes(free - LEFT_BYTES))
             refusal = ""
             try:
                 publish(repository, MODEL, artifact)
-            except Exception as error:  # what the publisher says is the result
+            except Exception as error:  # the publisher's message is part of the row
                 refusal = f"{type(error).__name__}: {error}"[:100]
-            live.load(MODEL)
-            versions = sorted(each.name for each in (repository / MODEL).iterdir() if each.name.isdigit())
+            control.load(MODEL)
+            versions = sorted(path.name for path in (repository / MODEL).iterdir() if path.name.isdigit())
             filler.unlink()
             publish(repository, MODEL, artifact)
-            live.load(MODEL)
+            control.load(MODEL)
             time.sleep(SETTLE_S)
-            served, did = live.served()[MODEL], acts(server)
-        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **did}
+            served, actions = control.served()[MODEL], supervisor_actions(server)
+        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **actions}
 
 
 @contextmanager
@@ -147,18 +147,18 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def clock_jump(bench: DrillBench) -> Row:
-    """The wall clock of server and supervisor jumps an hour on, then back."""
+    """The wall clock of server and supervisor jumps forward by an hour, then back."""
     if not FAKETIME.exists():
         return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
     with bench.repository() as repository, ExitStack() as stack:
         offset = repository.parent / "offset"
         offset.write_text("+0")
-        faked = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
-        faked["PYTHONPATH"] = os.pathsep.join([str(offset.parent), os.environ.get("PYTHONPATH", "")])
+        variables = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
+        variables["PYTHONPATH"] = os.pathsep.join([str(offset.parent), os.environ.get("PYTHONPATH", "")])
         (offset.parent / "sitecustomize.py").write_text(SLEEP)
         before = dict(os.environ)
         try:
-            os.environ |= faked | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            os.environ |= variables | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
             server = stack.enter_context(bench.server(repository))
         finally:
             os.environ.clear()
@@ -170,20 +170,20 @@ def clock_jump(bench: DrillBench) -> Row:
                 offset.write_text(text)
                 time.sleep(2 * SETTLE_S)
                 hours.append(_hour(server))
-        did, process = acts(server), psutil.Process(server.pid)
+        actions, process = supervisor_actions(server), psutil.Process(server.pid)
         stack.close()
-        return {**verdicts.row(), **did, "stopped": not process.is_running(), "jumped": hours[0] != hours[1]}
+        return {**verdicts.row(), **actions, "stopped": not process.is_running(), "jumped": hours[0] != hours[1]}
 
 
 def _hour(server: Server) -> str:
-    """The hour by the clock of the prober, a child of the supervisor."""
+    """The hour in an answer of the supervisor's prober, so by the clock of the supervisor's children."""
     with closing(http.client.HTTPConnection(server.health_url, timeout=HEAL_S)) as connection:
         connection.request("GET", "/")
         return connection.getresponse().headers["Date"][17:19]
 
 
 def slow_probe(bench: DrillBench) -> Row:
-    """The prober stands still for three seconds again and again, then until the supervisor has replaced it."""
+    """The prober is suspended for some seconds three times, and then until the supervisor has replaced it."""
     with bench.server() as server, bench.traffic(server, PAUSE_S) as verdicts:
         first = prober(server)
         for seconds in STANDSTILLS_S:
@@ -194,36 +194,39 @@ def slow_probe(bench: DrillBench) -> Row:
         first.suspend()
         wait_until(lambda: not first.is_running())
         prober(server)
-        return {**verdicts.row(), **acts(server)}
+        return {**verdicts.row(), **supervisor_actions(server)}
 
 
 def two_supervisors(bench: DrillBench) -> Row:
-    """A second supervisor serves the same repository; a third finds its ports taken."""
+    """A second supervisor serves the same repository. A third is started with the ports of the first."""
     with bench.repository() as repository, bench.server(repository) as server, bench.traffic(server) as verdicts:
         with bench.server(repository) as second:
-            did = acts(second)
+            actions_of_second = supervisor_actions(second)
         urls = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
         ports = [f"--{name}-port={url.split(':')[1]}" for name, url in urls.items()]
         command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
-        log = repository.parent / "third.log"
-        third = Child([*command, *ports, f"--model-repository={repository}"], log)
+        log_path = repository.parent / "third.log"
+        third = Child([*command, *ports, f"--model-repository={repository}"], log_path)
         third.start()
         try:
-            wait_until(lambda: not third.alive() or BLOCKED in log.read_text())
+            wait_until(lambda: not third.alive() or BLOCKED in log_path.read_text())
         finally:
             third.stop(HEAL_S)
-        told = log.read_text()
+        log = log_path.read_text()
         right = probe_server(server.http_url, timeout_s=5).ok
         return {
-            **{**verdicts.row(), **acts(server)},
-            "second_restarts": did["restarts"],
-            "third_blocked": BLOCKED in told and RESTARTED not in told,
+            **{**verdicts.row(), **supervisor_actions(server)},
+            "second_restarts": actions_of_second["restarts"],
+            "third_blocked": BLOCKED in log and RESTARTED not in log,
             "right_at_the_end": right,
         }
 
 
 def many_faults(bench: DrillBench) -> Row:
-    """One fault every 20 s for ten minutes. Memory in MB of server and supervisor: median of each quarter."""
+    """A fault every 20 s for ten minutes.
+
+    `memory_mb_by_quarter`: of supervisor, server and their children, the median of each quarter of the time.
+    """
     faults: Sequence[Callable[[Server], object]] = (
         lambda server: stubs(server)[0].kill(),
         lambda server: stubs(server)[0].suspend(),
@@ -231,13 +234,13 @@ def many_faults(bench: DrillBench) -> Row:
         lambda server: triton(server).kill(),
         lambda server: stubs(server)[0].kill(),
     )
-    memory, family, count = list[float](), set[psutil.Process](), 0
+    memory_mb, family, count = list[float](), set[psutil.Process](), 0
     with bench.server() as server, bench.traffic(server, PAUSE_S) as verdicts:
         ends, process = time.monotonic() + 60 * MINUTES, psutil.Process(server.pid)
         for fault in cycle(faults):
             if time.monotonic() > ends:
                 break
-            with suppress(psutil.Error, StopIteration, IndexError):  # the last fault is not healed yet
+            with suppress(psutil.Error, StopIteration, IndexError):  # the last fault is not repaired yet
                 fault(server)
                 count += 1
             due = time.monotonic() + FAULT_EVERY_S
@@ -245,14 +248,13 @@ def many_faults(bench: DrillBench) -> Row:
                 with suppress(psutil.Error):
                     members = [process, *process.children(recursive=True)]
                     family |= {*members}
-                    memory.append(sum(each.memory_info().rss for each in members) / 1e6)
+                    memory_mb.append(sum(member.memory_info().rss for member in members) / 1e6)
                 time.sleep(1.0)
         wait_until_right(server)
-        did = acts(server)
+        actions = supervisor_actions(server)
     orphans = sum(map(lives, family))
-    quarters = np.array_split(np.array(memory), 4)
-    medians = [float(np.median(each)) for each in quarters]
-    return {**verdicts.row(), "faults": count, **did, "orphans": orphans, "memory_mb_by_quarter": medians}
+    medians = [float(np.median(quarter)) for quarter in np.array_split(np.array(memory_mb), 4)]
+    return {**verdicts.row(), "faults": count, **actions, "orphans": orphans, "memory_mb_by_quarter": medians}
 
 
 DRILLS: Mapping[str, Drill] = {

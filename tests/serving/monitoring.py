@@ -51,7 +51,7 @@ def monitoring(folder: Path, fleet: RunningFleet) -> Iterator[Monitoring]:
     prometheus_port, manager_port, webhook_port = free_ports(3)
     alerts: list[dict[str, Any]] = []
     places = {
-        "127.0.0.1:8003": fleet.own_url,
+        "127.0.0.1:8003": fleet.metrics_url,
         "127.0.0.1:8004": fleet.admin_url,
         "127.0.0.1:9093": f"127.0.0.1:{manager_port}",
         "127.0.0.1:5001": f"127.0.0.1:{webhook_port}",

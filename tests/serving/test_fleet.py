@@ -142,7 +142,7 @@ def test_cores_are_shared_out_and_none_is_left_idle() -> None:
 @pytest.mark.live
 @pytest.mark.slow
 def test_the_port_of_the_fleet_shows_metrics_only(fleet: RunningFleet) -> None:
-    metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
+    metrics = send(fleet.metrics_url, "GET", "/metrics")[1].decode()
     assert 'vitbn_fleet_server_starts{server="0"}' in metrics
     assert "TYPE vitbn_fleet_rolls_total counter" in metrics
 

@@ -93,8 +93,8 @@ def latency(
 
     Weights come from the shipped checkpoint of this depth, or are random: time does not depend on them. Every
     candidate is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
-    "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval, and beside a lower precision
-    also relative to PyTorch eager in the same.
+    "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval; for a lower precision also the
+    speed relative to PyTorch eager in that precision.
     """
     from_checkpoints = user_networks(checkpoints, dataset, data_dir)
     models = models_to_measure(chosen(models, NAMES), from_checkpoints)

@@ -13,13 +13,13 @@ UNSTEADY = 5  # exit code
 
 
 @click.command()
-@seconds_option(60, "How long to watch; two cores may work as one for as long.")
+@seconds_option(60, "How long to watch; cores that others share may work as one for as long.")
 @click.option("--anyway", is_flag=True, help="End with exit code 0 on an unsteady machine, too.")
 @recorded("steady")
 def steady(record: Record, seconds: float, anyway: bool) -> int:
-    """Watch whether this machine is steady: two threads against one, windows of products and of single images.
+    """Watch whether this machine gives the same times again, for matrix products and for single images.
 
-    Ends with exit code 5 if it is not. A result that is written beside the file says so, too.
+    Ends with exit code 5 if it does not. Results that are written to the same folder say so, too.
     """
     from benchmarks.measure.network import shipped_network
     from benchmarks.measure.progress import share_bar

@@ -223,9 +223,7 @@ class Asker:
                     verdicts.refused.append(seconds)
                 elif answer.status != 200:
                     verdicts.failed += 1
-                elif question.is_right(
-                    samples.outputs(content, int(answer.headers["Inference-Header-Content-Length"]))
-                ):
+                elif question.is_right(samples.outputs(content, int(answer.headers[LENGTH]))):
                     verdicts.right.append((started, seconds))
                 else:
                     verdicts.wrong += 1

@@ -132,10 +132,12 @@ class Rounds:
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:
         """The name of PyTorch eager for the same network in `precision`; None if it is not measured."""
-        candidates = {name: called.built.candidate for name, called in self._called.items()}
-        expected = (candidates[name].network, BASELINE, precision)
-        forms = {name: (each.network, runtime_of(each), each.precision) for name, each in candidates.items()}
-        return next((name for name, form in forms.items() if form == expected), None)
+        network = self._called[name].built.candidate.network
+        for other, called in self._called.items():
+            candidate = called.built.candidate
+            if (candidate.network, runtime_of(candidate), candidate.precision) == (network, BASELINE, precision):
+                return other
+        return None
 
     def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
         return is_stable(measured[name], measured[self._baseline(name) or name])

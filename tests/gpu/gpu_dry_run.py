@@ -1,7 +1,7 @@
-"""`make benchmarks-gpu DRY_RUN=1`: prints each command of the GPU preset and runs it small on a stub device.
+"""`make benchmarks-gpu DRY_RUN=1`: prints the commands of the GPU preset, and runs them with small loads on a stub.
 
-Out: what is missing here, and a line for each fault that a GPU's figures must not hide. It changes this process for
-good.
+Out: what this machine lacks, and a line for each fault that would falsify a GPU's figures. The stubs stay in this
+process.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.workload import Workload
 from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 
-IMAGES = 64  # that measure an accuracy
-SMALL = {"5000": "3", "64": "4"}  # images of a call
+IMAGES = 64  # of the test data
+SMALL = {"5000": "3", "64": "4"}  # images of a call in the preset -> here
 BUILDS: list[tuple[bytes, Any]] = []
-"""ONNX file and options of the engines for latency.py."""
+"""ONNX file and options of each TensorRT engine that latency.py has built."""
 
 
 @click.command()
@@ -43,8 +43,8 @@ def dry_run() -> None:
     for step in planned:
         click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
     click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
-    if found := rehearse(planned):
-        raise click.ClickException("\n".join([f"the rehearsal found {len(found)} faults", *found]))
+    if lines := rehearse(planned):
+        raise click.ClickException("\n".join([f"the rehearsal found {len(lines)} faults", *lines]))
     click.echo("Rehearsed every command on a stub device: no fault. No figure was measured")
 
 
@@ -55,15 +55,18 @@ def rehearse(planned: Sequence[Step]) -> list[str]:
 
 
 def faults(planned: Sequence[Step], root: Path, folder: Path) -> list[str]:
-    """On the stub device. `root`: of the Makefile."""
-    found = [*plan(planned, root), *_backend(folder)]
+    """A line for each fault of the steps on the stub device. `root`: the Makefile's folder."""
+    lines = [*plan(planned, root), *_backend(folder)]
     for step in planned:
-        found += _rehearsed(step, folder)
-    return list(dict.fromkeys(found))
+        lines += _rehearsed(step, folder)
+    return list(dict.fromkeys(lines))
 
 
 def stub(folder: Path) -> None:
-    """Raises ClickException without a C compiler or TensorRT's bindings."""
+    """Installs the stub device, and makes measurements short.
+
+    Raises ClickException without a C compiler or TensorRT's bindings.
+    """
     try:
         install(folder)
     except (ImportError, OSError) as error:
@@ -82,8 +85,8 @@ def stub(folder: Path) -> None:
     os.environ[ROUNDS_VARIABLE] = "1"
     torch.set_num_threads(1)
     onnx_classifier.__defaults__ = (1,)
-    whole, gate = load_digits(), cast("Callable[..., Any]", _gate)
-    digits = replace(whole, test_images=whole.test_images[:IMAGES], test_labels=whole.test_labels[:IMAGES])
+    data, gate = load_digits(), cast("Callable[..., Any]", _gate)
+    digits = replace(data, test_images=data.test_images[:IMAGES], test_labels=data.test_labels[:IMAGES])
     for place, value in {
         "benchmarks.measure.latency_rows.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
@@ -95,7 +98,7 @@ def stub(folder: Path) -> None:
         "benchmarks.presets.added.digits": lambda *_: digits,
         "export.checkpoint_to_version.export_checkpoint": cache(export_checkpoint),
         "export.checkpoint_to_version.own_dataset": lambda *_: digits,
-        "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),
+        "export.precision._gate": lambda *arguments: gate(*arguments[:-1], 100.0),
         "models.data.load_dataset": lambda *_: digits,
         "benchmarks.studies.batch_norm_layout.DEPTHS": (1,),
         "benchmarks.studies.batch_norm_layout.BATCH": 4,
@@ -108,20 +111,20 @@ def stub(folder: Path) -> None:
 
 
 def _rehearsed(step: Step, folder: Path) -> Iterator[str]:
-    """Runs the command; its own output shows only in an error."""
+    """Runs the step and yields its faults. What the step prints is dropped."""
     if step.name == "report":
         return
-    result, said = folder / f"{step.name}.json", StringIO()
+    result, output = folder / f"{step.name}.json", StringIO()
     BUILDS.clear()
     try:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
-        with redirect_stdout(said):
+        with redirect_stdout(output):
             command.main([*_small(step, folder, result)], step.name, standalone_mode=False)
     except _Loaded as loaded:
         yield from loaded.faults
     except Exception as error:  # engines raise anything
-        words = error.format_message() if isinstance(error, click.ClickException) else repr(error)
-        yield f"{step.module}: {' '.join(words.split())}"
+        message = error.format_message() if isinstance(error, click.ClickException) else repr(error)
+        yield f"{step.module}: {' '.join(message.split())}"
     if result.exists():
         yield from rows(json.loads(result.read_text())["rows"])
         result.unlink()
@@ -129,7 +132,7 @@ def _rehearsed(step: Step, folder: Path) -> Iterator[str]:
 
 
 def _small(step: Step, folder: Path, result: Path) -> Iterator[str]:
-    """The step's arguments with fewer images, less time and other places."""
+    """The step's arguments with fewer images, less time and files in `folder`."""
     previous = ""
     for word in step.arguments:
         if previous in ("--batch", "--max-batch"):
@@ -161,7 +164,7 @@ def _build(build: Callable[..., bytes], proto: Any, config: Any, options: Any) -
 
 
 class _Loaded(Exception):
-    """Ends a command where the server's measurements would begin."""
+    """Ends a command where its measurements of the server would begin. `faults`: of what comes before."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__()
@@ -173,7 +176,10 @@ def _load_of_one(candidate: Candidate, batch: int) -> None:
 
 
 def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[Any]:
-    """Publishes, reads the configurations, classifies in process and checks the load generator's options."""
+    """Publishes the cells, checks configurations and answers in process, and the arguments of perf_analyzer.
+
+    Raises _Loaded with the faults.
+    """
     from benchmarks.load import by_perf_analyzer, in_process
     from benchmarks.load.compared_loads import publish_all
     from benchmarks.load.labels import served_name
@@ -185,10 +191,10 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
         folder = Path(name)
         published, lost = publish_all(cells, folder / "models")
         faults = [f"throughput.py: {name_of(candidate)}: {one_line(error)}" for (candidate, _), error in lost.items()]
-        for candidate, made in published.items():
+        for candidate, files in published.items():
             images = candidate.network.examples(4)
-            (copy,) = in_process.instances(made, candidate, 1)
-            check(name_of(candidate), copy.logits(images, 4), start(made.data)(images), candidate.precision)
+            (copy,) = in_process.instances(files, candidate, 1)
+            check(name_of(candidate), copy.logits(images, 4), start(files.data)(images), candidate.precision)
         server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")
         for candidate, workload in cells:
             if candidate not in published:
@@ -203,10 +209,10 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
 
 
 def _perf_analyzer(command: list[str], report: Path) -> None:
-    """Checks the options against the program's help; writes a report as perf_analyzer does."""
+    """Stands in for perf_analyzer: checks the options against its help, and writes a report. Raises ValueError."""
     from benchmarks.load.by_perf_analyzer import COMPUTE
 
-    known = _help_of(command[0])
+    known = _words_of_help(command[0])
     for word in command:
         if word.startswith("-") and word not in known:
             raise ValueError(f"no option {word}")
@@ -214,7 +220,7 @@ def _perf_analyzer(command: list[str], report: Path) -> None:
     report.write_text(f"{','.join(columns)}\n{','.join('1' for _ in columns)}\n")
 
 
-def _help_of(program: str) -> set[str]:
+def _words_of_help(program: str) -> set[str]:
     from benchmarks.load.by_perf_analyzer import TOOL
 
     folders = [str(TOOL / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -227,7 +233,7 @@ def _help_of(program: str) -> set[str]:
 
 
 def _backend(folder: Path) -> Iterator[str]:
-    """The stand-in for Triton's ONNX Runtime backend, asked for a GPU."""
+    """Faults of our ONNX Runtime backend for Triton when a model asks for a GPU."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -236,24 +242,23 @@ def _backend(folder: Path) -> Iterator[str]:
     sys.path.insert(0, str(pytriton_folder() / "tritonserver" / "backends" / "python"))
     backend = importlib.import_module("serving.backends.onnxruntime.model")
     value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=["batch", 1])
-    graph = helper.make_graph([helper.make_node("Identity", ["a"], ["b"])], "it", [value("a")], [value("b")])
+    graph = helper.make_graph([helper.make_node("Identity", ["a"], ["b"])], "graph", [value("a")], [value("b")])
     path = folder / "identity.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     accelerator = {"name": "cuda", "parameters": {"use_tf32": "0"}}
     accelerators = {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}
-    of_a_gpu = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
-    load = partial(
-        backend.TritonPythonModel().load, path, {"max_batch_size": 8, "optimization": accelerators}, of_a_gpu
-    )
+    configuration = {"max_batch_size": 8, "optimization": accelerators}
+    instance = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
+    load = partial(backend.TritonPythonModel().load, path, configuration, instance)
     where = "ONNX Runtime's backend of the server"
     USED.clear()
     load()
-    for asked in (
+    for call in (
         ["onnxruntime", "preload_dlls", ""],
         ["CUDAExecutionProvider", "options", {"device_id": "0", "use_tf32": "0"}],
     ):
-        if asked not in USED:
-            yield f"{where}: expected {asked}, found {USED}"
+        if call not in USED:
+            yield f"{where}: expected {call}, found {USED}"
     FAULT.append("no provider")
     try:
         load()

@@ -1,4 +1,7 @@
-"""What a GPU's figures must not hide. Out: a line for each fault of plan, engines, rows and Triton's configuration."""
+"""Faults that would falsify a GPU's figures.
+
+In: planned steps, engines, rows of results, Triton's configuration. Out: a line for each fault.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,24 @@ from typing import Any
 
 from benchmarks.presets.gpu import Step
 
-# What the comparison would not be fair without.
+# Options whose values a fair comparison needs.
 CANDIDATES = {
     "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
     "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
     "--precision": ("fp32", "fp16"),
 }
+# An argument of a step -> what the step measures.
 STEPS = {
     "--published-configuration": "the published depths",
     "layout": "the training time of an epoch",
     "int8": "lower precisions of TensorRT",
     "onnx-cudagraph": "ONNX Runtime's CUDA graphs",
 }
-NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
+ON_EVERY_MACHINE = ("the network has no", "is measured only in")  # reasons of rows that no machine measures
 
 
 def plan(planned: Sequence[Step], root: Path) -> Iterator[str]:
-    """`root`: of the Makefile."""
+    """Faults of the planned steps. `root`: the Makefile's folder."""
     yield from candidates(planned)
     yield from environment(root)
     yield from percentiles()
@@ -47,16 +51,17 @@ def candidates(planned: Sequence[Step]) -> Iterator[str]:
 
 
 def environment(root: Path) -> Iterator[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "DRY_RUN"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    variables.pop("DRY_RUN", None)
     command = ["make", "--dry-run", "--always-make", "benchmarks-gpu"]
-    printed = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True).stdout
+    printed = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True).stdout
     lines = [line for line in printed.splitlines() if "--preset gpu" in line]
     if not (lines and f"{root}/.venv-gpu/bin:" in lines[0]):
         yield f"make benchmarks-gpu: expected .venv-gpu/bin first on PATH, found {lines or 'no such line'}"
 
 
 def percentiles() -> Iterator[str]:
-    """Of ten calls a turn the last is slow: the medians of the turns hide it."""
+    """A fault if p99 is that of the turns' medians. In each turn of ten calls the last call is slow."""
     from benchmarks.measure.timing import _durations
 
     p99_ms = _durations([[1_000_000] * 9 + [50_000_000]] * 3).percentile_ms(99)
@@ -65,6 +70,7 @@ def percentiles() -> Iterator[str]:
 
 
 def one_difference() -> Iterator[str]:
+    """A fault if tensorrt-plain and tensorrt-folded differ in more than the folding."""
     from benchmarks.measure.engines import RUNTIMES
 
     plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
@@ -73,46 +79,47 @@ def one_difference() -> Iterator[str]:
 
 
 def engines(builds: Sequence[tuple[bytes, Any]]) -> Iterator[str]:
-    """`builds`: ONNX file and options of each."""
-    kinds = Counter((data, options.precision, tuple(options.profiles)) for data, options in builds)
-    if again := sum(kinds.values()) - len(kinds):
-        yield f"TensorRT: expected each engine built once, found {again} built again"
+    """Faults of TensorRT engines. `builds`: ONNX file and options of each engine."""
+    engines = Counter((data, options.precision, tuple(options.profiles)) for data, options in builds)
+    if repeats := len(builds) - len(engines):
+        yield f"TensorRT: expected each engine built once, found {repeats} built again"
     if uncached := sum(not options.timing_cache for _, options in builds):
         yield f"TensorRT: expected a timing cache for every engine, found {uncached} without"
-    for profile in sorted({each for _, options in builds for each in options.profiles if len({*each}) > 1}):
+    ranges = {profile for _, options in builds for profile in options.profiles if len({*profile}) > 1}
+    for profile in sorted(ranges):
         yield f"TensorRT: expected a profile for each batch size, found one from {profile[0]} to {profile[2]} images"
 
 
 def rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lost candidates, and rows of a lower precision that are compared with another one."""
+    """Candidates that were not measured, and rows that are compared with PyTorch in another precision."""
     import numpy as np
 
     for row in rows:
         if "reason" in row:
-            if not any(words in row["reason"] for words in NOT_ITS_OWN):
+            if not any(reason in row["reason"] for reason in ON_EVERY_MACHINE):
                 yield f"latency.py: {row['model']} {row['runtime']} {row['precision']}: {row['reason']}"
             continue
-        same = [
-            each
-            for each in rows
-            if each.get("runtime") == "torch"
-            and all(each.get(key) == row[key] for key in ("model", "depth", "precision", "batch"))
+        baselines = [
+            other
+            for other in rows
+            if other.get("runtime") == "torch"
+            and all(other.get(key) == row[key] for key in ("model", "depth", "precision", "batch"))
         ]
-        if same:
-            expected = np.median(same[0]["samples_ns"]) / np.median(row["samples_ns"])
-            found = (row["ratio_to_same_precision"] or {}).get("ratio")
-            if found is None or abs(found - expected) > 1e-9 * expected:
+        if baselines:
+            expected = np.median(baselines[0]["samples_ns"]) / np.median(row["samples_ns"])
+            ratio = (row["ratio_to_same_precision"] or {}).get("ratio")
+            if ratio is None or abs(ratio - expected) > 1e-9 * expected:
                 name = f"{row['model']} {row['runtime']} {row['precision']}"
                 yield f"latency.py: {name}: expected its speed over PyTorch in {row['precision']}, found over another"
 
 
 def configuration(text: str, instances: int) -> Iterator[str]:
-    """Of config.pbtxt. Without its input's dims and a lower bound no request finds a CUDA graph."""
+    """Faults of config.pbtxt. Triton uses a CUDA graph only if the graph states the input's dims and a lower bound."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
     message = text_format.Parse(text, pb.ModelConfig())
-    inputs = {each.name: list(each.dims) for each in message.input}
+    inputs = {tensor.name: list(tensor.dims) for tensor in message.input}
     for graph in message.optimization.cuda.graph_spec:
         where = f"config.pbtxt: CUDA graph of batch {graph.batch_size}"
         for part, what in ((graph, "graph_spec"), (graph.graph_lower_bound, "graph_lower_bound")):

@@ -1,8 +1,8 @@
-"""A stub of a GPU, for the dry run and the tests: the host computes, the libraries' own signatures judge each call.
+"""A stub of a GPU, for the dry run and the tests: the host computes, and calls are checked against the real signatures.
 
-TensorRT: see stub_tensorrt.py. ONNX Runtime: real sessions on the CPU; names of providers and of their options are
-checked. PyTorch: `torch.cuda` takes the arguments of the real functions, and "cuda" means the host. So it shows which
-calls exist, not what a GPU does.
+TensorRT: see stub_tensorrt.py. ONNX Runtime: real sessions on the CPU, which check the names of providers and of their
+options. PyTorch: `torch.cuda` takes the arguments of the real functions, and "cuda" means the host. The stub shows that
+calls are valid, not what a GPU does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from stub_tensorrt import FAULT, USED, in_tensorrt
 
-# Just the symbols that TensorRT's bindings link to.
+# The symbols that TensorRT's bindings link to.
 TENSORRT = "".join(
     f"void *{name}(void) {{ return 0; }}\n"
     for name in (
@@ -52,7 +52,7 @@ int cudaStreamCreate(void **stream) { *stream = malloc(1); return 0; }
 int cudaStreamDestroy(void *stream) { free(stream); return 0; }
 int cudaStreamSynchronize(void *stream) { return 0; }
 """
-# Names that stand in the libraries of onnxruntime-gpu 1.31.1.
+# Options that the libraries of onnxruntime-gpu 1.31.1 name.
 OF_A_STREAM = {"device_id", "has_user_compute_stream", "user_compute_stream"}
 PROVIDER_OPTIONS = {
     "CPUExecutionProvider": set[str](),
@@ -65,18 +65,21 @@ PROVIDER_OPTIONS = {
 
 
 def make_libraries(folder: Path, major: int = 11) -> None:
-    """Raises FileNotFoundError without a C compiler."""
-    ours = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
-    for name, code in (ours | {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}).items():
+    """Compiles the C stubs. Raises FileNotFoundError without a C compiler."""
+    tensorrt = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
+    for name, code in (tensorrt | {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}).items():
         command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / name), f"-Wl,-soname,{name}"]
         subprocess.run(command, input=code, text=True, check=True)
 
 
 def install(folder: Path, major: int = 11) -> None:
-    """Puts the stubs into this process, for good. `folder`: for the C libraries; `major`: of TensorRT's bindings."""
+    """Puts the stubs into this process; they cannot be removed.
+
+    `folder`: for the C libraries. `major`: the major version of TensorRT's bindings.
+    """
     make_libraries(folder, major)
     for path in sorted(folder.glob("lib*")):
-        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # later found by its name
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # later loads by its name get this library
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
     import tensorrt_bindings
 
@@ -90,7 +93,7 @@ def install(folder: Path, major: int = 11) -> None:
 
 
 class Session:
-    """A session on the host that takes the addresses of "cuda"."""
+    """A session on the host that accepts tensors of the device "cuda"."""
 
     def __init__(self, session: Any, providers: list[str]) -> None:
         self.session, self.providers = session, providers
@@ -106,8 +109,8 @@ class Session:
         for name in ("bind_input", "bind_output"):
             bind = getattr(binding, name)
 
-            def on_host(tensor: str, device: str, *rest: Any, bind: Any = bind) -> None:
-                bind(tensor, "cpu" if device == "cuda" else device, *rest)
+            def on_host(tensor: str, device: str, *arguments: Any, bind: Any = bind) -> None:
+                bind(tensor, "cpu" if device == "cuda" else device, *arguments)
 
             setattr(binding, name, on_host)
         return binding
@@ -119,18 +122,19 @@ def in_onnxruntime() -> None:
     real = onnxruntime.InferenceSession
 
     def session(data: Any, sess_options: Any = None, providers: Any = (), **others: Any) -> Any:
-        asked: dict[str, Any] = dict(each if isinstance(each, tuple) else (each, {}) for each in providers)
-        for name, own in asked.items():
+        pairs = (provider if isinstance(provider, tuple) else (provider, {}) for provider in providers)
+        options_of: dict[str, Any] = dict(pairs)
+        for name, options in options_of.items():
             if name not in onnxruntime.get_all_providers():
                 raise ValueError(f"ONNX Runtime: expected a provider, found {name}")
-            if unknown := own.keys() - PROVIDER_OPTIONS[name]:
+            if unknown := options.keys() - PROVIDER_OPTIONS[name]:
                 raise ValueError(f"ONNX Runtime: {name} has no option {', '.join(sorted(unknown))}")
-            if not all(isinstance(value, str) for value in own.values()):
-                raise ValueError(f"ONNX Runtime: expected text as options of {name}, found {own}")
-            USED.append([name, "options", own])
-        made = real(data, sess_options, providers=["CPUExecutionProvider"], **others)
-        on_a_gpu = [name for name in asked if name != "CPUExecutionProvider"]
-        return Session(made, on_a_gpu) if on_a_gpu else made
+            if not all(isinstance(value, str) for value in options.values()):
+                raise ValueError(f"ONNX Runtime: expected text as options of {name}, found {options}")
+            USED.append([name, "options", options])
+        on_host = real(data, sess_options, providers=["CPUExecutionProvider"], **others)
+        of_a_gpu = [name for name in options_of if name != "CPUExecutionProvider"]
+        return Session(on_host, of_a_gpu) if of_a_gpu else on_host
 
     class InferenceSession(real):  # a class: annotations name it
         def __new__(cls, *arguments: Any, **named: Any) -> Any:
@@ -147,7 +151,7 @@ def in_onnxruntime() -> None:
 
 
 def checked(real: Any, result: Any = None) -> Callable[..., Any]:
-    """Takes the arguments of `real` alone. `result`: a value, or a function of the arguments."""
+    """A stub of the function `real`: refuses other arguments and returns `result`, a value or a function of them."""
     signature = inspect.signature(real)
 
     def stub(*args: Any, **kwargs: Any) -> Any:
@@ -158,19 +162,23 @@ def checked(real: Any, result: Any = None) -> Callable[..., Any]:
 
 
 class Like:
-    """Has the methods of `kind` and takes their arguments; does nothing. `known`: fields of the C++ class below it."""
+    """An object with the methods of `kind`, which check their arguments and do nothing.
 
-    def __init__(self, kind: type, **known: Any) -> None:
-        self.kind, self.known = kind, known
+    `fields`: those that the C++ class below `kind` defines.
+    """
+
+    def __init__(self, kind: type, **fields: Any) -> None:
+        self.kind, self.fields = kind, fields
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.known:
-            return self.known[name]
+        if name in self.fields:
+            return self.fields[name]
         method = getattr(self.kind, name)
         return lambda *args, **kwargs: checked(method)(self, *args, **kwargs)
 
 
 def on_host(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `real` with "cpu" in place of "cuda" in its arguments."""
     import torch
 
     def host(value: Any) -> Any:
@@ -218,7 +226,7 @@ def in_torch() -> None:
         patched.Tensor.to, cuda.is_available = functions
 
     def exported(*args: Any, **kwargs: Any) -> Any:
-        use(real)  # the exporter asks for the device itself
+        use(real)  # the exporter must see the host as it is
         try:
             return export(*args, **kwargs)
         finally:

@@ -1,7 +1,7 @@
-"""TensorRT's real bindings over a library that does nothing: the host computes, their docstrings judge each call.
+"""TensorRT's real bindings over a library that does nothing: the host computes, and docstrings check the calls.
 
-A `Conformant` stands for each object. It has exactly the attributes of the real class and takes the arguments of the
-docstring's signature; a plan is the ONNX file.
+A `Conformant` stands for an object of TensorRT. It has the attributes of the real class, and takes the arguments that
+the docstring's signature states. A plan is the ONNX file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from onnx import shape_inference
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 USED: list[list[Any]] = []
-"""Calls: class, attribute, arguments as text."""
+"""All calls: class, attribute, arguments as text."""
 FAULT: list[str] = []
-"""Planted: `another type` of a layer, a `wrong answer`, or ONNX Runtime with `no provider` for a GPU."""
+"""Faults to plant: `another type` of a layer, a `wrong answer`, or ONNX Runtime with `no provider` for a GPU."""
 ANSWERS: dict[tuple[str, str], Any] = {}
-"""By class and attribute a value, or a function of the object and the arguments; else the return type decides."""
+"""(class, attribute) -> a value, or a function of the object and the arguments. For others the return type decides."""
 CONSTRUCTED = ("Builder", "OnnxParser", "Runtime")
 KINDS: dict[str, type] = {}
-"""The real classes of these names; in the module, functions replace them."""
+"""Name -> real class, for the classes that functions replace in the module."""
 WORDS: dict[int, str] = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
 
 
 class Memory(bytes):
-    """IHostMemory that Python can read."""
+    """TensorRT's IHostMemory, with bytes that Python can read."""
 
     def __enter__(self) -> Memory:
         return self
@@ -42,6 +42,8 @@ class Memory(bytes):
 
 
 class Conformant:
+    """Stands for an object of the class `kind`. `state`: the values of its attributes."""
+
     kind: type
     state: dict[str, Any]
 
@@ -66,7 +68,7 @@ class Conformant:
 
     def __setattr__(self, name: str, value: Any) -> None:
         USED.append([self.kind.__name__, name, str(value)])
-        getattr(self.kind, name).fset.__doc__  # noqa: B018 - AttributeError where the real one cannot be set
+        getattr(self.kind, name).fset.__doc__  # noqa: B018 - AttributeError if the real attribute cannot be set
         self.state[name] = value
 
     def __iter__(self) -> Iterator[Any]:
@@ -79,26 +81,27 @@ class Conformant:
         if (self.kind.__name__, name) in ANSWERS:
             value = ANSWERS[self.kind.__name__, name]
             return value(self, *args) if callable(value) else value
-        return self.state[name] if name in self.state else made(returns.strip())
+        return self.state[name] if name in self.state else value_of(returns.strip())
 
 
 def fits(name: str, doc: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The return type of the docstring's first signature that fits; else TypeError."""
+    """The return type of the docstring's first signature that takes the arguments. Raises TypeError without it."""
     for parameters, returns in re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> (.*)$", doc, re.MULTILINE):
         known = dict(re.findall(r"(\w+): ([\w.]+)", re.sub(r"<[^>]*>", "default", parameters)))
         required = [part.split(":")[0] for part in re.split(r", (?=\w+:)", parameters) if part and " = " not in part]
-        given = dict(zip(known, args, strict=False)) | kwargs
-        fit = len(given) == len(args) + len(kwargs) and set(given) <= set(known) and set(required) <= set(given)
-        if fit and all(key == "self" or is_a(value, known[key]) for key, value in given.items()):
+        bound = dict(zip(known, args, strict=False)) | kwargs
+        fit = len(bound) == len(args) + len(kwargs) and set(bound) <= set(known) and set(required) <= set(bound)
+        if fit and all(key == "self" or is_a(value, known[key]) for key, value in bound.items()):
             return str(returns)
     raise TypeError(f"{name}{args}{kwargs} fits none of {doc.splitlines()}")
 
 
 def kind_of(annotation: str) -> Any:
+    """TensorRT's class that an annotation names; None for another type."""
     import tensorrt_bindings as trt
 
-    ours, name = annotation.startswith("tensorrt_bindings"), annotation.rpartition(".")[2]
-    return KINDS.get(name) or getattr(trt, name, None) if ours else None
+    of_tensorrt, name = annotation.startswith("tensorrt_bindings"), annotation.rpartition(".")[2]
+    return KINDS.get(name) or getattr(trt, name, None) if of_tensorrt else None
 
 
 def is_a(value: Any, annotation: str) -> bool:
@@ -109,7 +112,8 @@ def is_a(value: Any, annotation: str) -> bool:
     return isinstance(value, kind or simple.get(annotation, object))
 
 
-def made(returns: str) -> Any:
+def value_of(returns: str) -> Any:
+    """A value of the type that an annotation names."""
     kind = kind_of(returns)
     if kind is not None and kind.__name__ == "IHostMemory":
         return Memory(b"timings")
@@ -140,7 +144,7 @@ def in_tensorrt() -> None:
 
     def shape(engine: Conformant, name: str) -> tuple[int, ...]:
         graph = engine.state["proto"].graph
-        (value,) = (each for each in (*graph.input, *graph.output) if each.name == name)
+        (value,) = (tensor for tensor in (*graph.input, *graph.output) if tensor.name == name)
         return tuple(dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim)
 
     def keep(context: Conformant, name: str, value: Any) -> bool:
@@ -178,14 +182,16 @@ def in_tensorrt() -> None:
             ("IExecutionContext", "get_tensor_shape"): (),
             ("IExecutionContext", "set_input_shape"): lambda context, name, value: keep(context, "shape", value),
             ("IExecutionContext", "set_tensor_address"): keep,
-            ("IExecutionContext", "set_output_allocator"): lambda context, name, it: keep(context, "allocator", it),
+            ("IExecutionContext", "set_output_allocator"): lambda context, name, allocator: keep(
+                context, "allocator", allocator
+            ),
             ("IExecutionContext", "execute_async_v3"): execute,
         }
     )
 
 
 def element_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Tensor name -> element type for the whole graph; 0 where inference fails."""
+    """Name of a tensor -> its element type, for all tensors of the graph; 0 where inference fails."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.value_info[:]  # the conversion to float16 leaves stale types
@@ -195,18 +201,19 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def layers(proto: onnx.ModelProto) -> str:
-    """The inspector's JSON: a layer per node, in the graph's types."""
+    """The inspector's JSON: a layer for each node, with the types of the graph."""
     types = {name: WORDS.get(number, "Int64") for name, number in element_types(proto).items()}
-    told = [
+    layers = [
         {"Name": f"__myl_{i}", "Inputs": [], "Outputs": [{"Datatype": types[name]} for name in node.output]}
         for i, node in enumerate(proto.graph.node)
     ]
     if "another type" in FAULT:
-        told[-1]["Outputs"] = [{"Datatype": "BFloat16"}]
-    return json.dumps({"Layers": told})
+        layers[-1]["Outputs"] = [{"Datatype": "BFloat16"}]
+    return json.dumps({"Layers": layers})
 
 
 def execute(context: Conformant, stream: int) -> bool:
+    """Classifies the images at the input's address, and writes logits to the output's address or allocator."""
     import tensorrt as trt
 
     state = context.state
@@ -214,7 +221,7 @@ def execute(context: Conformant, stream: int) -> bool:
     logits = classifier(state["proto"].SerializeToString())(images.reshape(state["shape"])).copy()
     if "wrong answer" in FAULT:
         logits[0, 0] += 1
-    if OUTPUT_NAME in state:  # a fixed address, as the benchmarks'
+    if OUTPUT_NAME in state:  # the benchmarks set an address
         ctypes.memmove(state[OUTPUT_NAME], logits.ctypes.data, logits.nbytes)
         return True
     target = state["allocator"].reallocate_output_async(OUTPUT_NAME, 0, logits.nbytes, 256, stream)
@@ -225,7 +232,7 @@ def execute(context: Conformant, stream: int) -> bool:
 
 @lru_cache(8)
 def classifier(data: bytes) -> Any:
-    """ONNX Runtime has no CPU kernels for bfloat16."""
+    """A function from images to logits. ONNX's evaluator runs bfloat16, for which ONNX Runtime has no CPU kernels."""
     from onnx.reference import ReferenceEvaluator
 
     from export.equivalence import onnx_classifier

@@ -11,9 +11,9 @@ SHORT_S, LONG_S = 2, 8
 
 
 def without_gaps(run: Callable[[int], Result]) -> tuple[int, Result]:
-    """Runs loads of SHORT_S each; if a window was without answers, of LONG_S each. Returns seconds and result.
+    """Calls `run` with SHORT_S, and with LONG_S if a window had no answer. Returns the seconds and the result.
 
-    `run` raises Failed for such a window, or its result's `output` tells it.
+    Of a window without an answer `run` raises Failed, or the `output` of its result contains GAP.
     """
     try:
         result = run(SHORT_S)

@@ -29,7 +29,7 @@ def test_the_plain_program_reads_every_image_once(tmp_path: Path) -> None:
     read = [batch for index in range(2) for batch in batches(path, index, 2)]
     assert max(map(len, read)) == BATCH_SIZE
     expected = np.resize(_digits(), (rows, 1, 28, 28))
-    assert Counter(each.tobytes() for each in np.concatenate(read)) == Counter(each.tobytes() for each in expected)
+    assert Counter(image.tobytes() for image in np.concatenate(read)) == Counter(image.tobytes() for image in expected)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeyp
     kind: Any = "evaluator"
     table: Any = PRECISIONS
     monkeypatch.setitem(table, "fp32", replace(PRECISIONS["fp32"], cpu=(kind,)))
-    own = Engine("ONNX's evaluator", kind, evaluate, "file", runtimes={"evaluator": ("all", "all rewrites")})
-    monkeypatch.setitem(ENGINES, "evaluator", own)
+    engine = Engine("ONNX's evaluator", kind, evaluate, "file", runtimes={"evaluator": ("all", "all rewrites")})
+    monkeypatch.setitem(ENGINES, "evaluator", engine)
     monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
     (candidate,) = candidates([SMALL], ["evaluator"], ["fp32"], 1, "cpu")
     assert (name_of(candidate), label_of(candidate)) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
@@ -73,6 +73,6 @@ def test_a_name_stands_for_the_shipped_network() -> None:
         (Candidate(Network("cnn", ModelConfig(model="cnn")), "torch-sdpa"), "the network has no attention"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
+def test_a_candidate_that_cannot_be_measured_is_refused_before_it_is_built(candidate: Candidate, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
         build(make_reference(candidate.network), candidate)

@@ -35,11 +35,11 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == prepared
     rows, table = written["rows"], table_of(read(path)).markdown
     for name in small:
-        own = [row for row in rows if row["network"] == name]
+        of_decoder = [row for row in rows if row["network"] == name]
         reranker = name.startswith("qwen3")
         candidates = {PLAIN, OURS} if reranker else {PLAIN, OURS, PRUNED}
-        assert {row["candidate"] for row in own} == candidates
-        assert {row["kind"] for row in own} == {"prefill", *([] if reranker else ["first token", "decoding"])}
-        macs = {row["candidate"]: row["macs"] for row in own}
+        assert {row["candidate"] for row in of_decoder} == candidates
+        assert {row["kind"] for row in of_decoder} == {"prefill", *([] if reranker else ["first token", "decoding"])}
+        macs = {row["candidate"]: row["macs"] for row in of_decoder}
         assert len(re.findall(rf"^\| {re.escape(small[name].title)} +\|", table, re.M)) == (1 if reranker else 3)
         assert macs[OURS] < macs.get(PRUNED, macs[PLAIN]) <= macs[PLAIN]

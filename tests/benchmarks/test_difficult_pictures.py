@@ -1,4 +1,4 @@
-"""The pictures that people bring, and what is measured on them."""
+"""Difficult pictures, and what a network answers to them."""
 
 from pathlib import Path
 
@@ -20,14 +20,13 @@ def bar() -> np.ndarray:
 
 @pytest.mark.parametrize("name", DIGITS)
 def test_digits_are_drawn_the_same_at_every_call(name: str) -> None:
-    first, again = ([np.asarray(each) for each in pictures(name, bar())] for _ in range(2))
-    assert all(each.shape == (SIDE, SIDE) for each in first)
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    first, again = ([np.asarray(picture) for picture in pictures(name, bar())] for _ in range(2))
+    assert all(picture.shape == (SIDE, SIDE) for picture in first)
+    np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first[0], first[1])
 
 
-def test_each_does_what_its_name_says() -> None:
+def test_each_kind_of_picture_is_as_its_name_says() -> None:
     upright, turned = (
         to_model_input(next(pictures(name, bar())))[0] for name in ("as written", "turned by 30 degrees")
     )
@@ -40,7 +39,7 @@ def test_each_does_what_its_name_says() -> None:
     assert (boxed < 130).any(axis=1).mean() > 0.6
 
 
-def test_others_are_letters_and_shapes() -> None:
+def test_pictures_of_no_digit_are_letters_and_shapes() -> None:
     assert {name: len([*draw()]) for name, draw in NOT_DIGITS.items()} == {
         "letters of four fonts": len(FONTS) * len(LETTERS),
         "shapes": 32,
@@ -48,7 +47,7 @@ def test_others_are_letters_and_shapes() -> None:
 
 
 @pytest.mark.slow
-def test_a_shipped_network_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_network_on_difficult_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BROUGHT", 60)
     options = ("--brought", "--model", "vitbn-late-deep", "--dataset", "digits")
     printed, written = measured(accuracy, tmp_path / "brought.json", *options)

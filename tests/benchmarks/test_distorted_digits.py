@@ -11,7 +11,7 @@ def square() -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PENS)
-def test_pictures_stay_pictures_and_are_the_same_at_every_call(name):
+def test_distorted_digits_are_bytes_and_the_same_at_every_call(name):
     images = square()
     changed = PENS[name](images)
     assert (changed.shape, changed.dtype) == (images.shape, np.uint8)
@@ -20,7 +20,7 @@ def test_pictures_stay_pictures_and_are_the_same_at_every_call(name):
     np.testing.assert_array_equal(images, square())
 
 
-def test_each_does_what_its_name_says():
+def test_each_distortion_does_what_its_name_says():
     images = square()
     thin = thinned(images)
     assert (np.count_nonzero(thin[0]), thin.max()) == (3 * 10, 200), "a pixel from every side"

@@ -43,8 +43,8 @@ class PacedBench(DrillBench):
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[PacedBench]:
-    with PacedBench() as made:
-        yield made
+    with PacedBench() as drill_bench:
+        yield drill_bench
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_checkpoints_of_one_dataset_out_of_a_mixed_folder(tmp_path: Path) -> Non
     for number, dataset in enumerate(("mnist", "fashion-mnist", "fashion-mnist"), 1):
         config = replace(TINY, dim=16 * number)
         write(tmp_path / f"{number}.safetensors", config, METRICS | {"dataset": dataset})
-    assert [each.path.stem for each in comparable([tmp_path], "fashion-mnist")] == ["2", "3"]
+    assert [checkpoint.path.stem for checkpoint in comparable([tmp_path], "fashion-mnist")] == ["2", "3"]
     with pytest.raises(click.ClickException, match=f"{tmp_path}: expected checkpoints of cifar10, found none"):
         comparable([tmp_path], "cifar10")
-    assert {each.metrics["dataset"] for each in comparable([PRETRAINED])} == {"mnist"}
+    assert {checkpoint.metrics["dataset"] for checkpoint in comparable([PRETRAINED])} == {"mnist"}

@@ -63,11 +63,11 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
     assert any("throughput.py --preset added --engine tensorrt" in line for line in words)
 
 
-def test_all_of_it_takes_an_hour_at_most() -> None:
+def test_the_steps_take_an_hour_at_most() -> None:
     assert sum(step.minutes for step in steps(Path())) <= 60
 
 
-def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_a_needed_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(candidates(list(steps(Path("out"))))) == []
     monkeypatch.setattr(module, "EXTRA_COMPARISONS", {})
     assert [line.rpartition("(")[2] for line in candidates(list(steps(Path("out"))))] == [
@@ -129,7 +129,7 @@ except KeyboardInterrupt:
 def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second ends as by Ctrl-C, so it marks its result and stops its server."""
+    """A step that takes too long ends as by Ctrl-C, so it marks its result and stops its server."""
     scripts = {"slow": SLOW, "bad": "raise SystemExit(3)", "good": "open('done', 'w')"}
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -145,7 +145,7 @@ def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
 
 
 def test_a_server_command_with_tensorrt_has_one_batch_size() -> None:
-    """Its engine has one profile, tuned for the largest batch."""
+    """A served engine has a single profile, tuned for the largest batch."""
     served = [step.arguments for step in steps(Path("out")) if step.name == "throughput"]
     assert served
     assert all(arguments.count("--batch") == 1 for arguments in served)

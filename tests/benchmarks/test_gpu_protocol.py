@@ -21,47 +21,48 @@ def test_a_turn_is_many_calls_after_a_time_of_load() -> None:
         calls.append(time.perf_counter())
         time.sleep(0.001)
 
-    measured = time_interleaved({"it": run}, 0.0, min_rounds=3, protocol=TURN)
-    assert len(measured["it"].samples_ns) == 3
-    assert all(1e6 <= sample < 1e7 for sample in measured["it"].samples_ns), "of a call, not of a turn"
-    assert len(calls) > 3 + 3, "one call a round would be 3 and a warm-up"
-    assert 3 < len(measured["it"].calls_ns) < len(calls), "all but those of the warm-up"
+    measured = time_interleaved({"candidate": run}, 0.0, min_rounds=3, protocol=TURN)
+    assert len(measured["candidate"].samples_ns) == 3
+    assert all(1e6 <= sample < 1e7 for sample in measured["candidate"].samples_ns), "of a call, not of a turn"
+    assert len(calls) > 3 + 3, "with single calls there would be 3 and a warm-up"
+    assert 3 < len(measured["candidate"].calls_ns) < len(calls), "all but those of the warm-up"
     calls.clear()
-    time_interleaved({"it": run}, 0.0, min_rounds=3, protocol=Protocol(refill=False))
+    time_interleaved({"candidate": run}, 0.0, min_rounds=3, protocol=Protocol(refill=False))
     assert len(calls) == 1 + 3
 
 
 def test_percentiles_are_of_single_calls_and_ratios_of_the_rounds_medians() -> None:
-    """A slow call in ten is in every turn: the percentiles of the turns' medians would not see it."""
+    """Every turn has a slow call in ten, which the percentiles of the turns' medians would hide."""
     calls: list[int] = []
 
     def run() -> None:
         calls.append(len(calls))
         time.sleep(0.06 if len(calls) % 10 == 0 else 0.001)
 
-    measured = time_interleaved({"it": run}, 0.0, min_rounds=3, protocol=Protocol(0.0, refill=False, turn_s=0.2))["it"]
+    protocol = Protocol(0.0, refill=False, turn_s=0.2)
+    measured = time_interleaved({"candidate": run}, 0.0, min_rounds=3, protocol=protocol)["candidate"]
     assert len(measured.samples_ns) == 3
     assert measured.percentile_ms(99) >= 60 > 2 * max(measured.samples_ns) / 1e6
     assert ratio_with_interval(measured, measured).ratio == 1
 
 
 def test_a_round_in_which_the_device_slowed_down_does_not_count() -> None:
-    """One slow turn refuses it."""
+    """A slow turn refuses its round."""
     undisturbed = iter([True, True, False, True, True, False, True, True, True, True])  # after each turn of a and b
-    told: list[bool] = []
-    protocol = Protocol(settle_s=0.0, accept=lambda: next(undisturbed), ended=told.append)
+    counts: list[bool] = []
+    protocol = Protocol(settle_s=0.0, accept=lambda: next(undisturbed), ended=counts.append)
     measured = time_interleaved(dict.fromkeys("ab", lambda: None), 0.0, min_rounds=3, protocol=protocol)
-    assert told == [True, False, False, True, True]
-    assert [len(each.samples_ns) for each in measured.values()] == [3, 3]
+    assert counts == [True, False, False, True, True]
+    assert [len(durations.samples_ns) for durations in measured.values()] == [3, 3]
 
 
 def test_a_device_that_is_slow_in_all_rounds_gives_no_figure() -> None:
-    asked: list[int] = []
+    turns: list[int] = []
     with pytest.raises(Slowed, match="expected rounds at full speed"):
         time_interleaved(
-            {"it": lambda: None}, 0.0, min_rounds=3, protocol=Protocol(0.0, accept=lambda: bool(asked.append(1)))
+            {"candidate": lambda: None}, 0.0, min_rounds=3, protocol=Protocol(0.0, accept=lambda: bool(turns.append(1)))
         )
-    assert len(asked) == MAX_REFUSED
+    assert len(turns) == MAX_REFUSED
 
 
 class NvmlError(Exception):

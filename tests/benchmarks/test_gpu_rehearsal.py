@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("planted_on_a_gpu.py")
+SCRIPT = Path(__file__).with_name("planted_gpu_defects.py")
 ROOT = SCRIPT.parents[2]
 SMALLER = ("among the candidates", "expected a step that measures")  # the tests rehearse two steps
 DEFECTS = {
@@ -27,29 +27,29 @@ DEFECTS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> dict[str, list[str]]:
+def lines(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> dict[str, list[str]]:
     there = shutil.which("cc") and importlib.util.find_spec("tensorrt_bindings")
     if not there:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a C compiler or TensorRT's bindings are not installed")
-    path = tmp_path_factory.mktemp("planted") / "found.json"
+    path = tmp_path_factory.mktemp("planted") / "lines.json"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/gpu")]),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, SCRIPT, path, shared_dir / "exports"]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    faults: dict[str, list[str]] = json.loads(path.read_text())
-    return faults
+    written: dict[str, list[str]] = json.loads(path.read_text())
+    return written
 
 
 @pytest.mark.slow
-def test_a_sound_preset_passes_the_dry_run(found: dict[str, list[str]]) -> None:
-    assert [line for line in found["none"] if not any(words in line for words in SMALLER)] == []
-    assert found["plan"] == []
+def test_a_sound_preset_passes_the_dry_run(lines: dict[str, list[str]]) -> None:
+    assert [line for line in lines["none"] if not any(part in line for part in SMALLER)] == []
+    assert lines["plan"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", DEFECTS)
-def test_each_defect_planted_again_is_named(number: str, found: dict[str, list[str]]) -> None:
-    assert any(DEFECTS[number] in line for line in found[number]), found[number]
-    assert not any(DEFECTS[number] in line for line in found["none"] if number != "2")
+def test_each_defect_planted_again_is_named(number: str, lines: dict[str, list[str]]) -> None:
+    assert any(DEFECTS[number] in line for line in lines[number]), lines[number]
+    assert not any(DEFECTS[number] in line for line in lines["none"] if number != "2")

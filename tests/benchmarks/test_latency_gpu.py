@@ -32,12 +32,12 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
     named += [word for kind in ("fp32", "tf32", "fp16", "bf16") for word in ("--precision", kind)]
     _, written = measured(latency, tmp_path / "latency.json", *options, *named)
     rows = [row for row in written["rows"] if "reason" not in row]
-    found = {(row["runtime"], row["precision"], row["batch"]) for row in rows}
+    measured_rows = {(row["runtime"], row["precision"], row["batch"]) for row in rows}
     missing = [row for row in written["rows"] if "reason" in row]
-    absent = {(row["runtime"], row["precision"], batch) for row in missing for batch in (1, 64)}
+    missing_rows = {(row["runtime"], row["precision"], batch) for row in missing for batch in (1, 64)}
     everything = {(r, p, b) for r in RUNTIMES for p in ("fp32", "tf32", "fp16", "bf16") for b in (1, 64)}
-    assert found | absent == everything
-    assert ("torch-cudagraphs", "fp32", 1) in found
+    assert measured_rows | missing_rows == everything
+    assert ("torch-cudagraphs", "fp32", 1) in measured_rows
     assert written["machine"]["gpu"]
     for row in rows:
         assert 0 < row["device_p50_ms"] <= 1.1 * row["p50_ms"]

@@ -28,9 +28,9 @@ def test_a_failure_meanwhile_is_raised_at_the_end() -> None:
         assert verdicts.sent == 0
 
 
-def test_in_process_no_more_are_in_flight_than_answer() -> None:
+def test_in_process_no_more_requests_are_in_flight_than_instances() -> None:
     alone = [Workload(64, count, protocol="grpc", instances=2).alone() for count in (1, 2, 8)]
-    assert [each.in_flight for each in alone] == [1, 2, 2]
+    assert [workload.in_flight for workload in alone] == [1, 2, 2]
 
 
 def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_a_node_has_the_median_of_the_last_calls() -> None:
 @pytest.mark.parametrize("untimed", [[], [70]], ids=["slow", "quick"])
 def test_only_timed_calls_count(untimed: list[int]) -> None:
     took_us = [99, *untimed, 10, *untimed, 20, *untimed, 30]
-    (node,) = node_rows([event("a", "MatMul", each, [[2, 4]], [2, 3]) for each in took_us], 3)
+    (node,) = node_rows([event("a", "MatMul", us, [[2, 4]], [2, 3]) for us in took_us], 3)
     assert node["p50_us"] == 20
 
 

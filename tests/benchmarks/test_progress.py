@@ -13,13 +13,13 @@ def test_where_no_terminal_is_each_stage_and_quarter_has_a_line(capsys: pytest.C
             show(share)
     with share_bar("") as show:
         show(1.0)
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    output = capsys.readouterr()
+    assert output.err.splitlines() == [
         "Building: 12 candidates …",
         "Searching …",
         *(f"batch 64: {percent} %" for percent in (25, 75, 100)),
     ]
-    assert told.out == ""
+    assert output.out == ""
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from benchmarks.reporting.tables.timed_calls import latency
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 APART = {"norms.json", "decoders.json", "packed.json", "texts.json"}  # what `make benchmarks` leaves out
-STEADY = {"steady.json"}  # what it measures first
+STEADY = {"steady.json"}  # measured first
 build = partial(invoke, report, "build")
 FILES = sorted(RESULTS.glob("*.json"))
 STUDIES = sorted(RESULTS.glob("studies/*/*.json"))
@@ -33,7 +33,7 @@ def runs() -> dict[str, Run]:
     return read_runs(RESULTS)
 
 
-def test_a_committed_result_is_whole_with_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
+def test_a_committed_result_is_complete_and_has_no_doubt(runs: dict[str, Run]) -> None:
     assert [name for name, run in runs.items() if run.interrupted or run.doubt] == []  # without them: a doubt
 
 
@@ -79,8 +79,8 @@ def test_a_page_says_how_many_slower_rounds_a_result_left_out(runs: dict[str, Ru
 
 
 def test_every_study_is_of_a_clean_tree() -> None:
-    every = {path.parent.name: json.loads(path.read_text()) for path in STUDIES}
-    commits = {name: each.get("environment", each)["commit"] for name, each in every.items()}
+    studies = {path.parent.name: json.loads(path.read_text()) for path in STUDIES}
+    commits = {name: study.get("environment", study)["commit"] for name, study in studies.items()}
     assert not {name for name, commit in commits.items() if commit.endswith("-dirty")}
 
 
@@ -119,8 +119,8 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     program.chmod(0o755)
     first = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True)
     assert first.returncode != 0
-    made = {path.name for path in (tmp_path / "benchmarks/results.new").iterdir()}
-    assert made == {"latency.json", *STEADY}
+    written = {path.name for path in (tmp_path / "benchmarks/results.new").iterdir()}
+    assert written == {"latency.json", *STEADY}
     (tmp_path / "again").touch()
     second = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert re.search(r"\[minute 6 of \d\d\] latency-5000", second.stdout)
@@ -144,10 +144,10 @@ def test_cores_for_a_rate_are_those_of_the_measured_machine(runs: dict[str, Run]
     run = runs["throughput.json"]
     wider = replace(run, machine={**run.machine, "threads": 2 * run.machine["threads"]})
     rate = max(find_row(run.rows, model="vitbn", batch=64, in_flight=8, instances=n)["images_per_s"] for n in (1, 2))
-    for each in (run, wider):
-        threads = each.machine["threads"]
-        assert f"images/s, {threads} cores" in machines(each).markdown
-        assert f" {rate / threads:,.0f} |" in machines(each).markdown
+    for result in (run, wider):
+        threads = result.machine["threads"]
+        assert f"images/s, {threads} cores" in machines(result).markdown
+        assert f" {rate / threads:,.0f} |" in machines(result).markdown
 
 
 def test_a_page_says_what_was_not_measured(tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ def test_a_row_without_a_field_of_its_kind_is_refused(name: str, field: str, run
 
 def test_a_run_without_date_commit_or_percentiles_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    whole = json.loads((RESULTS / "rewrites.json").read_text())
+    content = json.loads((RESULTS / "rewrites.json").read_text())
     for wrong in ({"date": None}, {"commit": "abc1234-dirty"}, {"rows": [{"samples_ns": [1, 2]}]}, {"notes": ""}):
-        path.write_text(json.dumps(whole | wrong))
+        path.write_text(json.dumps(content | wrong))
         with pytest.raises(RunError, match=r"a\.json: expected the form of run\.schema\.json"):
             read(path)
-    path.write_text(json.dumps(whole | {"date": None, "doubt": "its date was not recorded"}))
+    path.write_text(json.dumps(content | {"date": None, "doubt": "its date was not recorded"}))
     assert read(path).date is None
 
 

@@ -25,7 +25,8 @@ from serving.local_server import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
 WITH_PRESETS = (latency, throughput, foreign)
-EVERY = [*WITH_PRESETS, *(each.preset(name) for each in WITH_PRESETS for name in each.presets), accuracy, faults]
+PRESETS = [command.preset(name) for command in WITH_PRESETS for name in command.presets]
+COMMANDS = [*WITH_PRESETS, *PRESETS, accuracy, faults]
 
 
 @click.command()
@@ -99,20 +100,20 @@ CTRL_C = """
 import signal
 from benchmarks.measure.timing import Protocol, finished_rounds, time_interleaved
 signal.signal(signal.SIGINT, signal.default_int_handler)
-calls, kept = [], []
+calls, results = [], []
 def work():
     calls.append(0)
-    if len(calls) == 12:  # one of warm-up, then two a round
+    if len(calls) == 12:  # a call of warm-up, then two calls a round
         signal.raise_signal(signal.SIGINT)
 try:
-    finished_rounds(lambda: time_interleaved({"a": work}, 60, "a", protocol=Protocol()), kept.append)
+    finished_rounds(lambda: time_interleaved({"a": work}, 60, "a", protocol=Protocol()), results.append)
 except KeyboardInterrupt:
-    print(len(kept[0]["a"].samples_ns))
+    print(len(results[0]["a"].samples_ns))
 """
 
 
 def test_a_real_ctrl_c_keeps_the_finished_rounds() -> None:
-    """In its own process: the signal must interrupt nothing else."""
+    """In another process: the signal must not interrupt the tests."""
     done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["5"], done.stderr
 
@@ -128,11 +129,11 @@ def test_ctrl_c_before_the_first_round_leaves_nothing() -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = time.sleep, []
+    real, sleeps = time.sleep, []
 
     def stop_in_the_third_round(seconds: float) -> None:
-        asked.append(seconds)
-        if len(asked) > 2 * 2:  # a sleep before each turn
+        sleeps.append(seconds)
+        if len(sleeps) > 2 * 2:  # a sleep before each turn
             raise KeyboardInterrupt
         real(seconds)
 
@@ -160,14 +161,14 @@ def test_a_place_that_cannot_be_written_is_refused_first(place: str, reason: str
 
 
 def test_every_command_checks_where_it_writes_and_how_long_it_takes() -> None:
-    """But for the preset of GPUs, whose steps do."""
-    kinds = [{parameter.opts[0]: parameter.type for parameter in each.params} for each in EVERY if each.name != "gpu"]
-    assert all(isinstance(each["--json"], Result) for each in kinds)
-    numbers = [
-        each[name] for each in kinds for name in ("--seconds", "--rate", "--max-p99-ms", "--hours") if name in each
-    ]
+    """Except the preset of GPUs, whose steps do."""
+    commands = [command for command in COMMANDS if command.name != "gpu"]
+    types = [{parameter.opts[0]: parameter.type for parameter in command.params} for command in commands]
+    assert all(isinstance(by_option["--json"], Result) for by_option in types)
+    names = ("--seconds", "--rate", "--max-p99-ms", "--hours")
+    numbers = [by_option[name] for by_option in types for name in names if name in by_option]
     assert len(numbers) > 10
-    assert all(isinstance(each, FiniteRange) for each in numbers)
+    assert all(isinstance(number, FiniteRange) for number in numbers)
 
 
 def test_it_says_before_it_starts_how_long_it_takes(

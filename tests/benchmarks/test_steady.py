@@ -28,7 +28,7 @@ def test_a_quiet_machine_is_steady() -> None:
 )
 def test_each_unsteadiness_is_named(changed: dict[str, Any], reason: str) -> None:
     reasons = replace(QUIET, **changed).reasons()
-    assert any(told.startswith(reason) for told in reasons), reasons
+    assert any(line.startswith(reason) for line in reasons), reasons
 
 
 @pytest.mark.slow

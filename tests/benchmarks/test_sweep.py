@@ -34,12 +34,12 @@ def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch:
 
 
 def test_limits_are_rates() -> None:
-    found = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
-    assert found["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}
-    assert found["gemm_gflops_per_s"] == found["gemm_gflops_per_s_by_precision"]["fp32"] > 0
-    assert found["gemm_library"] in ("PyTorch, 128^3, float32", "ONNX Runtime, 128^3, float32")
-    assert found["copy_gb_per_s"] > 0
-    assert found["triad_gb_per_s"] > 0
+    limits = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
+    assert limits["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}
+    assert limits["gemm_gflops_per_s"] == limits["gemm_gflops_per_s_by_precision"]["fp32"] > 0
+    assert limits["gemm_library"] in ("PyTorch, 128^3, float32", "ONNX Runtime, 128^3, float32")
+    assert limits["copy_gb_per_s"] > 0
+    assert limits["triad_gb_per_s"] > 0
 
 
 def test_the_best_of_each_limit_counts() -> None:

@@ -96,12 +96,12 @@ def test_a_short_run(tmp_path: Path) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.usefixtures("perf_analyzer")
-def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
+def test_several_engines_with_large_requests(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
-    asked = (*ENGINES, "--batch", 300, "--in-flight", 2, "--device", "cpu")
+    options = (*ENGINES, "--batch", 300, "--in-flight", 2, "--device", "cpu")
     memories = ("--shared-memory", "system", "--shared-memory", "cuda")
-    asked += (*memories, "--sharing", "1x1", "--json", path)
-    _, result = without_gaps(lambda seconds: run(seconds, *asked))
+    options += (*memories, "--sharing", "1x1", "--json", path)
+    _, result = without_gaps(lambda seconds: run(seconds, *options))
     reasons = ("TensorRT needs another device than cpu", "CUDA shared memory: expected a GPU, found cpu")
     rows = rows_of(path, result, *reasons)
     assert [(row["engine"], row["precision"], row["shared_memory"], row["batch"]) for row in rows] == [
@@ -156,12 +156,12 @@ ONE = VIT, Workload(1)
 FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
 
-def test_turns_share_what_they_are_compared_with() -> None:
+def test_closed_loops_share_the_loads_in_process() -> None:
     loads = [Workload(1, 1), Workload(1, 8), Workload(1, rate=50)]
-    asked: list[compared_loads.Cell] = [
+    loads_on_server: list[compared_loads.Cell] = [
         (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
     ]
-    assert compared_loads.with_loads_in_process(asked) == [(VIT, Workload(1, 1)), *asked]
+    assert compared_loads.with_loads_in_process(loads_on_server) == [(VIT, Workload(1, 1)), *loads_on_server]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
@@ -172,14 +172,14 @@ def test_a_refused_load_is_left_out_with_its_reason() -> None:
             raise Failed("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
-    *_, taken = compared_loads.measure_rounds(measure, order, 1, 3)
-    assert taken[order[0]] == [FIGURES] * 3
-    measured, missing = compared_loads.rows(taken)
+    *_, results = compared_loads.measure_rounds(measure, order, 1, 3)
+    assert results[order[0]] == [FIGURES] * 3
+    measured, missing = compared_loads.rows(results)
     assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
     assert (missing["in_flight"], missing["reason"]) == (8, "the server refused requests: Exceeds maximum queue size")
 
 
-def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_fails_costs_no_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
     good, wrong, bad = (Candidate(SHIPPED_VIT, engine) for engine in ("onnxruntime", "tensorrt", "openvino"))
     calls = []
 
@@ -191,15 +191,15 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 
     load = Workload(1, 1, protocol="grpc")
     order: list[compared_loads.Cell] = [(candidate, load) for candidate in (good, wrong, bad)]
-    *_, taken = compared_loads.measure_rounds(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
-    rows = compared_loads.rows(taken)
+    *_, results = compared_loads.measure_rounds(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
+    rows = compared_loads.rows(results)
     assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
     assert [row.get("wrong_answer") for row in rows] == [None, True, None]
     assert len(calls) == 1
     assert "Not measured: vit-tensorrt-fp32-1x0, grpc: other logits" in capsys.readouterr().err
 
 
-def test_nothing_is_left_to_measure() -> None:
+def test_without_a_cell_to_measure_the_command_fails() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
         next(compared_loads.measure_rounds(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
 
@@ -212,9 +212,10 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(compared_loads, "publish", make)
     forms = [Candidate(SHIPPED_VIT, precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
-    made, lost = compared_loads.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
-    assert list(made) == forms[:1]
-    assert [str(error) for error in lost.values()] == [
+    load = Workload(1, rate=50, protocol="grpc")
+    files, failures = compared_loads.publish_all([(form, load) for form in forms], tmp_path)
+    assert list(files) == forms[:1]
+    assert [str(error) for error in failures.values()] == [
         "mnist: expected its four idx files",
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
@@ -225,20 +226,20 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
 def test_candidates_that_differ_in_their_threads_share_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-    monkeypatch.setattr(compared_loads, "publish", lambda *arguments: made.append(arguments[2]) or Published(b""))
+    names = []
+    monkeypatch.setattr(compared_loads, "publish", lambda *arguments: names.append(arguments[2]) or Published(b""))
     sharings = [(1, 0), (2, 1)]
-    asked = [(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings]
-    compared_loads.publish_all(asked, tmp_path)
-    assert made == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
+    asked_cells = [(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings]
+    compared_loads.publish_all(asked_cells, tmp_path)
+    assert names == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 
 @pytest.mark.slow
 def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
     candidate = Candidate(shipped_network("vitbn-tiny"), precision="tf32", device="cuda")
-    made = published_candidates.publish(candidate, tmp_path, {"it": (2, 1)}, 5000)
-    config = text_format.Parse((tmp_path / "it" / "config.pbtxt").read_text(), pb.ModelConfig())
-    assert (config.max_batch_size, made.plan) == (5000, None)
+    files = published_candidates.publish(candidate, tmp_path, {"model": (2, 1)}, 5000)
+    config = text_format.Parse((tmp_path / "model" / "config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.max_batch_size, files.plan) == (5000, None)
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 5000]
     assert [(group.kind, group.count) for group in config.instance_group] == [(pb.ModelInstanceGroup.KIND_GPU, 2)]
     (cuda,) = config.optimization.execution_accelerators.gpu_execution_accelerator
@@ -246,16 +247,16 @@ def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    executions = []
 
     def execution(plan: bytes, profile_of: Any) -> str:
-        asked.append((plan, profile_of(1), profile_of(5000)))
+        executions.append((plan, profile_of(1), profile_of(5000)))
         return "the plan"
 
     monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
     copies = in_process.instances(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"), 2)
     assert [copy.run for copy in copies] == ["the plan"] * 2
-    assert asked == [(b"plan", 0, 0)] * 2
+    assert executions == [(b"plan", 0, 0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
         copies = in_process.instances(Published(b""), Candidate(SHIPPED_VIT, threads=1), 2)
-        taken = in_process.measure(copies, Workload(6, 2), images, 0.5)
+        figures = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}
-    assert taken["images_per_s"] == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)
-    assert taken["p50_ms"] >= 1
+    assert figures["images_per_s"] == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)
+    assert figures["p50_ms"] >= 1

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("any_rounds")
 
 
 def noisy(rounds: int, mean_ns: float, seed: int, drift: np.ndarray | float = 1.0, noise: float = 0.05) -> Durations:
-    own = 1 + noise * np.random.default_rng(seed).standard_normal(rounds)
-    return Durations(tuple((mean_ns * drift * own).astype(int).tolist()))
+    factors = 1 + noise * np.random.default_rng(seed).standard_normal(rounds)
+    return Durations(tuple((mean_ns * drift * factors).astype(int).tolist()))
 
 
 def test_percentiles_of_known_samples() -> None:
@@ -45,13 +45,13 @@ def test_a_sleep_takes_the_time_it_sleeps() -> None:
 
 
 def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says() -> None:
-    found = 0
+    hits = 0
     for seed in range(100):
         drift = 1 + np.abs(np.random.default_rng(1000 + seed).standard_normal(30))  # hits both
         ratio = ratio_with_interval(noisy(30, 2e6, seed, drift), noisy(30, 1e6, seed + 500, drift))
         assert ratio.low <= ratio.ratio <= ratio.high
-        found += ratio.low <= 2 <= ratio.high
-    assert 88 <= found <= 100  # measured: 96
+        hits += ratio.low <= 2 <= ratio.high
+    assert 88 <= hits <= 100  # measured: 96
 
 
 def test_a_drift_that_hits_both_cancels() -> None:
@@ -81,15 +81,15 @@ def test_what_is_stable() -> None:
 
 
 def test_rounds_end_when_they_are_enough_and_not_before() -> None:
-    asked: list[int] = []
+    checked: list[int] = []
 
     def enough(measured: object) -> bool:
-        asked.append(len(measured["a"].samples_ns))
-        return asked[-1] >= 8
+        checked.append(len(measured["a"].samples_ns))
+        return checked[-1] >= 8
 
-    every = Protocol(one_state=False)  # a slower round counts too
-    measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, enough=enough, protocol=every)
-    assert asked == [3, 4, 5, 7, 9]  # each time a quarter more
+    any_state = Protocol(one_state=False)  # a slower round counts too
+    measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, enough=enough, protocol=any_state)
+    assert checked == [3, 4, 5, 7, 9]  # each time a quarter more
     assert [len(durations.samples_ns) for durations in measured.values()] == [9, 9]
 
 
@@ -106,12 +106,12 @@ def in_states(states: np.ndarray) -> list[Durations]:
 
 def test_rounds_in_which_the_machine_was_slower_do_not_count() -> None:
     """As in a run of single images of November 2026, of which 58 of 76 rows were unstable."""
-    every = in_states(SLOW)
-    counted = in_quickest_state([each.samples_ns for each in every])
+    measured = in_states(SLOW)
+    counted = in_quickest_state([durations.samples_ns for durations in measured])
     assert counted == list(range(5, 17))
-    plain, *quick = (Durations(tuple(np.take(each.samples_ns, counted).tolist())) for each in every)
-    assert not any(is_stable(each, every[0]) for each in every[1:]), "rounds of both states"
-    assert all(is_stable(each, plain) for each in quick)
+    plain, *quick = (Durations(tuple(np.take(durations.samples_ns, counted).tolist())) for durations in measured)
+    assert not any(is_stable(durations, measured[0]) for durations in measured[1:]), "rounds of both states"
+    assert all(is_stable(durations, plain) for durations in quick)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_rounds_in_which_the_machine_was_slower_do_not_count() -> None:
     ],
 )
 def test_a_state_lasts_a_third_of_the_rounds_and_seven(states: list[float], counted: int) -> None:
-    assert len(in_quickest_state([each.samples_ns for each in in_states(np.array(states))])) == counted
+    assert len(in_quickest_state([durations.samples_ns for durations in in_states(np.array(states))])) == counted
 
 
 def test_a_result_says_how_many_slower_rounds_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = iter([10**6, *(int(1e6 * state) for state in SLOW)])  # one of warm-up
+    times_ns = iter([10**6, *(int(1e6 * state) for state in SLOW)])  # the first is of the warm-up
     for module in ("benchmarks.measure.timing", "export.interleaved"):
-        monkeypatch.setattr(f"{module}.time_ns", lambda run: next(taken))
+        monkeypatch.setattr(f"{module}.time_ns", lambda run: next(times_ns))
     protocol = Protocol(settle_s=0.0, refill=False)
-    measured = time_interleaved({"it": lambda: None}, 0.0, min_rounds=len(SLOW), protocol=protocol)["it"]
+    measured = time_interleaved({"candidate": lambda: None}, 0.0, min_rounds=len(SLOW), protocol=protocol)["candidate"]
     assert (measured.samples_ns, measured.slower_rounds) == ((10**6,) * 12, 9)
 
 

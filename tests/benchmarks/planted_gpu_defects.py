@@ -1,4 +1,4 @@
-"""Defects planted into the GPU's measurements, and what the dry run says: JSON, by the number of the defect."""
+"""Plants defects into the GPU's measurements. Out: number of a defect -> the lines of the dry run, as JSON."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def with_a_standby(original: Any, *arguments: Any) -> Any:
 
 
 def planting(module: Any, name: str, function: Any) -> Any:
-    """`function` is told the original before its arguments."""
+    """Replaces a function of a module by `function`, which gets the original as its first argument."""
     return patch.object(module, name, partial(function, getattr(module, name)))
 
 
@@ -72,7 +72,7 @@ def cpu_makefile(folder: Path) -> Iterator[None]:
 
 
 def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
-    """Number, the steps that show it, the Makefile's folder, and the defect."""
+    """The number of each defect, the steps that show it, the Makefile's folder, and a block that plants the defect."""
     backend = sys.modules["serving.backends.onnxruntime.model"]
     unfused = ("torch", "none")
     yield "1", [], folder, cpu_makefile(folder)
@@ -110,10 +110,10 @@ if __name__ == "__main__":
         (folder / "copy").mkdir()
         gpu_dry_run.stub(folder)
         exports_once.install(Path(sys.argv[2]))
-        found = {"none": gpu_dry_run.faults([LATENCY, LOAD], ROOT, folder)}
-        found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
+        lines = {"none": gpu_dry_run.faults([LATENCY, LOAD], ROOT, folder)}
+        lines["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
             run_tensorrt.engine_of.cache_clear()
             with defect:
-                found[number] = gpu_dry_run.faults(steps, root, folder)
-        Path(sys.argv[1]).write_text(json.dumps(found))
+                lines[number] = gpu_dry_run.faults(steps, root, folder)
+        Path(sys.argv[1]).write_text(json.dumps(lines))

@@ -138,32 +138,21 @@ def _compare(
     record: Record,
 ) -> bool:
     """Measures the candidates and prints tables. Returns whether a candidate erred or none was timed."""
-    from benchmarks.measure.devices import free
-    from benchmarks.measure.first_calls import Missing, build_all
-    from benchmarks.measure.latency_rows import finish, measure
+    from benchmarks.measure.latency_rows import Comparison
     from benchmarks.measure.roofline import Limits
-    from benchmarks.measure.run import Row
     from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
     limits = Limits(device, threads, tuple(dict.fromkeys(candidate.precision for candidate in candidates)))
-    missing, rows = Missing(), list[Row]()
-
-    def add(measured: list[Row]) -> None:
-        rows.extend(measured)
-        record.update([*rows, *missing.rows], limits.best)
-        click.echo(batch_table(measured))
-
+    comparison = Comparison(record, limits, lambda rows: click.echo(batch_table(rows)))
     models = list(dict.fromkeys(candidate.model for candidate in candidates))
     # A GPU's memory holds a single network in all runtimes; on a CPU all networks take turns.
     groups = [models] if device == "cpu" else [[model] for model in models]
     for group in groups:
-        built = build_all([candidate for candidate in candidates if candidate.model in group], workloads, missing)
-        for workload in workloads if built else ():
-            measure(built, workload, seconds, limits.measure_again, f"batch {workload.batch}", missing, add, memory)
-        del built
-        free()
-    finish(record, rows, missing)
+        of_group = [candidate for candidate in candidates if candidate.model in group]
+        comparison.measure(of_group, workloads, seconds, memory=memory)
+    comparison.finish()
+    rows, missing = comparison.rows, comparison.missing
     for line in closing_lines(rows, missing.rows, limits.best, CAVEAT if published else None):
         click.echo(line)
     return missing.wrong or not rows

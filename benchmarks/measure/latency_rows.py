@@ -10,10 +10,12 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import free, gpu_uuid
 from benchmarks.measure.engines import BASELINE, label_of, runtime_of
-from benchmarks.measure.first_calls import BuiltCandidate, CalledCandidate, Missing, first_calls
+from benchmarks.measure.first_calls import BuiltCandidate, CalledCandidate, Missing, build_all, first_calls
 from benchmarks.measure.gpu_state import monitor
+from benchmarks.measure.roofline import Limits
 from benchmarks.measure.run import Record, Row
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
@@ -33,35 +35,65 @@ MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 # The row's key of the time with copies -> the suffix of its name among the timed calls.
 COPIES = {"copies_p50_ms": " with copies", "overlapped_p50_ms": " with copies beside the computing"}
 
-Limits = Mapping[str, Any]
-"""As `roofline.limits` returns them."""
 
+class Comparison:
+    """Measures groups of candidates, and adds their rows to a result after each batch size.
 
-def measure(
-    built: Sequence[BuiltCandidate],
-    workload: Workload,
-    seconds: float,
-    limits: Callable[[], Limits],
-    title: str,
-    missing: Missing,
-    add: Callable[[list[Row]], None],
-    memory: bool = False,
-) -> None:
-    """Passes a JSON-ready row per candidate to `add`, also after Ctrl-C. `limits` measures the machine at the end.
-
-    A candidate that fails goes to `missing`, and the others begin again. All candidates go to `missing` if the device
-    slows itself down in every round.
+    `limits`: of the machine. `show`: prints the new rows. `missing`: the candidates that are not measured.
     """
-    called = {str(i): candidate for i, candidate in enumerate(first_calls(built, workload, title, missing, memory))}
-    rounds = Rounds(called, workload, seconds, limits, title, missing)
-    finished_rounds(rounds.timed, lambda measured: add(rounds.rows(measured)))
 
+    def __init__(self, record: Record, limits: Limits, show: Callable[[list[Row]], object]) -> None:
+        self._record, self._limits, self._show = record, limits, show
+        self.missing, self.rows = Missing(), list[Row]()
 
-def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
-    """Writes all rows. Raises ClickException if no row was written before: nothing was measured."""
-    if not record.rows:
-        raise click.ClickException("nothing to measure: expected one of --runtime on this machine, found none")
-    record.update([*rows, *missing.rows])  # the last network may have only missing candidates
+    def measure(
+        self,
+        candidates: Sequence[Candidate],
+        workloads: Sequence[Workload],
+        seconds: float,
+        title: str | None = None,
+        memory: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Adds a row for each candidate and workload, also after Ctrl-C; then frees the candidates' memory.
+
+        `seconds`: for the rounds of a workload. `memory`: as in `first_call`. `fields`: of all these rows. A candidate
+        that fails becomes missing, and the others begin again. If the device slows itself down in every round, all
+        become missing.
+        """
+        built = build_all(candidates, workloads, self.missing)
+        for workload in workloads if built else ():
+            self._measure(built, workload, seconds, title or f"batch {workload.batch}", memory, fields)
+        del built
+        free()
+
+    def finish(self) -> None:
+        """Writes all rows. Raises ClickException if no candidate was timed."""
+        if not self._record.rows:
+            raise click.ClickException("nothing to measure: expected one of --runtime on this machine, found none")
+        self._record.update([*self.rows, *self.missing.rows])  # the last group may have only missing candidates
+
+    def _measure(
+        self,
+        built: Sequence[BuiltCandidate],
+        workload: Workload,
+        seconds: float,
+        title: str,
+        memory: bool,
+        fields: Mapping[str, Any],
+    ) -> None:
+        called = first_calls(built, workload, title, self.missing, memory)
+        rounds = Rounds(
+            {str(i): candidate for i, candidate in enumerate(called)}, workload, seconds, title, self.missing
+        )
+
+        def add(measured: dict[str, Durations]) -> None:
+            rows = [{**fields, **row} for row in rounds.rows(measured, self._limits.measure_again())]
+            self.rows += rows
+            self._record.update([*self.rows, *self.missing.rows], self._limits.best)
+            self._show(rows)
+
+        finished_rounds(rounds.timed, add)
 
 
 @dataclass
@@ -71,7 +103,6 @@ class Rounds:
     _called: dict[str, CalledCandidate]
     _workload: Workload
     _seconds: float
-    _limits: Callable[[], Limits]
     _title: str
     _missing: Missing
 
@@ -97,8 +128,9 @@ class Rounds:
                 self._called.clear()
         return {}
 
-    def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
-        rows, limits = list[Row](), self._limits()
+    def rows(self, measured: Mapping[str, Durations], limits: Mapping[str, Any]) -> list[Row]:
+        """JSON-ready rows. `limits`: as `roofline.limits` returns them."""
+        rows = list[Row]()
         for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}
             same_precision = called.built.candidate.precision
@@ -167,7 +199,7 @@ def _call(name: str, call: Callable[[], object]) -> object:
         raise _Failed(name, reason) from reason
 
 
-def _row(called: CalledCandidate, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
+def _row(called: CalledCandidate, durations: Durations, batch: int, limits: Mapping[str, Any]) -> dict[str, Any]:
     """`bandwidth_share`: weights, images and logits, moved once. `fallback`: why the candidate runs without its CUDA
     graph.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,36 +33,32 @@ AXIS_BATCH = 64  # images per call on the axes of depth and width
 def sweep(context: click.Context, seconds: float, json_path: Path | None) -> None:
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.devices import choose
-    from benchmarks.measure.first_calls import Missing, build_all
-    from benchmarks.measure.latency_rows import finish, measure
+    from benchmarks.measure.latency_rows import Comparison
     from benchmarks.measure.roofline import Limits
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables.timed_calls import batch_table, unstable_lines
+    from benchmarks.reporting.tables.timed_calls import unstable_lines
 
-    device, threads, missing = choose("auto"), cores(), Missing()
+    device, threads = choose("auto"), cores()
     precisions = DEFAULT_PRECISIONS[device]
     middle = ModelConfig(depth=DEPTH)
-    rows: list[Row] = []
-
-    def add(axis: str, measured: list[Row]) -> None:
-        rows.extend({"axis": axis, **row} for row in measured)
-        record.update([*rows, *missing.rows], limits.best)
-        click.echo(batch_table(measured, with_dim=axis == "dim"))
-
     points = _points(middle)
     seconds_a_workload = seconds / sum(len(workloads) for *_, workloads in points)
     with recording(json_path, threads, device) as record:
-        limits = Limits(device, threads, precisions)
+        comparison = Comparison(record, Limits(device, threads, precisions), _print_table)
         for axis, config, workloads in points:
-            networks = _networks(config, config == middle)
-            built = build_all(candidates(networks, RUNTIMES, precisions, threads, device), workloads, missing)
-            for workload in workloads if built else ():
-                title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
-                measure(built, workload, seconds_a_workload, limits.measure_again, title, missing, partial(add, axis))
-        finish(record, rows, missing)
-    for line in unstable_lines(rows):
+            compared = candidates(_networks(config, config == middle), RUNTIMES, precisions, threads, device)
+            title = None if axis == "batch" else f"{axis} {getattr(config, axis)}"
+            comparison.measure(compared, workloads, seconds_a_workload, title, axis=axis)
+        comparison.finish()
+    for line in unstable_lines(comparison.rows):
         click.echo(line)
-    context.exit(1 if missing.wrong else 0)
+    context.exit(1 if comparison.missing.wrong else 0)
+
+
+def _print_table(rows: list[Row]) -> None:
+    from benchmarks.reporting.tables.timed_calls import batch_table
+
+    click.echo(batch_table(rows, with_dim=any(row["axis"] == "dim" for row in rows)))
 
 
 def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:

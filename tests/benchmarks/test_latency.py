@@ -177,7 +177,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
     built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), rewrites="none"))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
-    run = latency_rows.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
+    run = latency_rows.Rounds(ready, Workload(1), 1, "", Missing())
     run._monitor = SimpleNamespace(readings=[])
 
     def attempt() -> dict[str, Any]:

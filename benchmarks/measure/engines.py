@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.devices import cores
@@ -61,7 +61,7 @@ def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 class Engine:
     """`label`: the engine's name in tables. `kind`: its name in the table of precisions.
 
-    `start`: takes the `program`, a PyTorch network or the bytes of an ONNX file. `devices`: where `start` can run.
+    `start`: takes a network if `kind` is torch, else the bytes of an ONNX file. `devices`: where `start` can run.
     `fused`: attention has the form that GPU kernels fuse. `graph`: a call replays a CUDA graph. `runtimes`: name for
     `--runtime` -> the rewrites before the engine, and their name in tables.
     """
@@ -69,11 +69,14 @@ class Engine:
     label: str
     kind: EngineKind
     start: Callable[[Any, Candidate, Sizes], Classify]
-    program: Literal["network", "file"]
     devices: tuple[Device, ...] = ("cpu", "cuda")
     fused: bool = False
     graph: bool = False
     runtimes: Mapping[str, tuple[Rewrites, str]] = field(default_factory=dict)
+
+    @property
+    def takes_network(self) -> bool:
+        return self.kind == "torch"
 
     def precisions(self, device: Device) -> tuple[Precision, ...]:
         """The precisions that are measured on `device`; empty if the engine cannot run there."""
@@ -83,27 +86,21 @@ class Engine:
 
 
 ENGINES: dict[str, Engine] = {
-    "torch": Engine(
-        *("PyTorch eager", "torch", eager, "network"),
-        runtimes={"torch": ("none", "as published")},
-    ),
+    "torch": Engine("PyTorch eager", "torch", eager, runtimes={"torch": ("none", "as published")}),
     "torch-sdpa": Engine(
-        *("PyTorch eager", "torch", eager, "network"),
-        fused=True,
-        runtimes={"torch-sdpa": ("none", "fused attention")},
+        "PyTorch eager", "torch", eager, fused=True, runtimes={"torch-sdpa": ("none", "fused attention")}
     ),
     "torch-compile": Engine(
-        *("PyTorch compiled", "torch", compiled, "network"),
-        runtimes={"torch-compile": ("none", "as published")},
+        "PyTorch compiled", "torch", compiled, runtimes={"torch-compile": ("none", "as published")}
     ),
     "torch-cudagraphs": Engine(
-        *("PyTorch CUDA graphs", "torch", cuda_graphs, "network", ("cuda",)),
+        *("PyTorch CUDA graphs", "torch", cuda_graphs, ("cuda",)),
         fused=True,
         graph=True,
         runtimes={"torch-cudagraphs": ("none", "fused attention")},
     ),
     "onnxruntime": Engine(
-        *("ONNX Runtime", "onnxruntime", onnxruntime, "file"),
+        *("ONNX Runtime", "onnxruntime", onnxruntime),
         runtimes={
             "onnx": ("none", "plain export"),
             "onnx-folded": ("bn", "norms folded"),
@@ -111,16 +108,13 @@ ENGINES: dict[str, Engine] = {
         },
     ),
     "onnxruntime-cudagraph": Engine(
-        *("ONNX Runtime", "onnxruntime", onnxruntime, "file", ("cuda",)),
+        *("ONNX Runtime", "onnxruntime", onnxruntime, ("cuda",)),
         graph=True,
         runtimes={"onnx-cudagraph": ("all", "all rewrites, CUDA graph")},
     ),
-    "openvino": Engine(
-        *("OpenVINO", "openvino", openvino, "file"),
-        runtimes={"openvino": ("all", "all rewrites")},
-    ),
+    "openvino": Engine("OpenVINO", "openvino", openvino, runtimes={"openvino": ("all", "all rewrites")}),
     "tensorrt": Engine(
-        *("TensorRT", "tensorrt", tensorrt, "file"),
+        *("TensorRT", "tensorrt", tensorrt),
         fused=True,
         runtimes={
             "tensorrt-plain": ("none", "plain export"),
@@ -129,7 +123,7 @@ ENGINES: dict[str, Engine] = {
         },
     ),
     "tensorrt-cudagraph": Engine(
-        *("TensorRT", "tensorrt", tensorrt, "file"),
+        *("TensorRT", "tensorrt", tensorrt),
         fused=True,
         graph=True,
         runtimes={"tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},

@@ -133,7 +133,7 @@ def first_call(built: BuiltCandidate, workload: Workload, memory: bool = False) 
     logits = classify(built.run, part, batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
     # The other engines have their own allocators.
-    measurable = before is not None and ENGINES[candidate.engine].program == "network"
+    measurable = before is not None and ENGINES[candidate.engine].takes_network
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if measurable else None
     error = built.reference.check(name_of(candidate), candidate.precision, len(part), logits)
     if memory and device == "cpu":

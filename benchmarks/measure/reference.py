@@ -106,7 +106,7 @@ def make_reference(network: Network) -> Reference:
 def program(reference: Reference, candidate: Candidate) -> tuple[Program, int]:
     """The PyTorch network or the ONNX file for the candidate's engine, and its multiply-accumulates per image."""
     engine, precision = ENGINES[candidate.engine], candidate.precision
-    if engine.program == "network":
+    if engine.takes_network:
         model = copy.deepcopy(reference.model)
         if engine.fused:
             model.model = with_fused_attention(model.model, reference.config)

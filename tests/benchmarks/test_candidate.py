@@ -50,7 +50,7 @@ def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeyp
     kind: Any = "evaluator"
     table: Any = PRECISIONS
     monkeypatch.setitem(table, "fp32", replace(PRECISIONS["fp32"], cpu=(kind,)))
-    engine = Engine("ONNX's evaluator", kind, evaluate, "file", runtimes={"evaluator": ("all", "all rewrites")})
+    engine = Engine("ONNX's evaluator", kind, evaluate, runtimes={"evaluator": ("all", "all rewrites")})
     monkeypatch.setitem(ENGINES, "evaluator", engine)
     monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
     (candidate,) = candidates([SMALL], ["evaluator"], ["fp32"], 1, "cpu")

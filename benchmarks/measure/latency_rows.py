@@ -42,7 +42,7 @@ class Comparison:
     `limits`: of the machine. `show`: prints the new rows. `missing`: the candidates that are not measured.
     """
 
-    def __init__(self, record: Record, limits: Limits, show: Callable[[list[Row]], object]) -> None:
+    def __init__(self, record: Record, limits: Limits, show: Callable[[Sequence[Row]], object]) -> None:
         self._record, self._limits, self._show = record, limits, show
         self.missing, self.rows = Missing(), list[Row]()
 
@@ -82,10 +82,9 @@ class Comparison:
         memory: bool,
         fields: Mapping[str, Any],
     ) -> None:
-        called = first_calls(built, workload, title, self.missing, memory)
-        rounds = Rounds(
-            {str(i): candidate for i, candidate in enumerate(called)}, workload, seconds, title, self.missing
-        )
+        candidates = first_calls(built, workload, title, self.missing, memory)
+        called = {str(i): candidate for i, candidate in enumerate(candidates)}
+        rounds = Rounds(called, workload, seconds, title, self.missing)
 
         def add(measured: dict[str, Durations]) -> None:
             rows = [{**fields, **row} for row in rounds.rows(measured, self._limits.measure_again())]

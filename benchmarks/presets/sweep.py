@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def sweep(context: click.Context, seconds: float, json_path: Path | None) -> Non
     context.exit(1 if comparison.missing.wrong else 0)
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: Sequence[Row]) -> None:
     from benchmarks.reporting.tables.timed_calls import batch_table
 
     click.echo(batch_table(rows, with_dim=any(row["axis"] == "dim" for row in rows)))

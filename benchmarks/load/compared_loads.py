@@ -133,7 +133,8 @@ class Bench:
     def _copies(self, candidate: Candidate, workload: Workload) -> list[in_process.Instance]:
         key = (candidate, workload.instances)
         if key not in self.copies:
-            self.copies[key] = in_process.instances(self.published[candidate], *key)
+            published = self.published[candidate]
+            self.copies[key] = [in_process.start_instance(published, candidate) for _ in range(workload.instances)]
         return self.copies[key]
 
 

@@ -45,11 +45,7 @@ class Instance:
         return call.with_copies
 
 
-def instances(published: Published, candidate: Candidate, count: int) -> list[Instance]:
-    return [_instance(published, candidate) for _ in range(count)]
-
-
-def _instance(published: Published, candidate: Candidate) -> Instance:
+def start_instance(published: Published, candidate: Candidate) -> Instance:
     if candidate.device == "cpu":
         return Instance(_start(published, candidate), nullcontext, candidate.device)
     import torch

@@ -97,7 +97,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         published = publish(candidate, Path(folder), {candidate.model: None}, batch)
-        (in_process_classifier,) = in_process.instances(published, candidate, 1)
+        in_process_classifier = in_process.start_instance(published, candidate)
         server = stack.enter_context(running_server(Path(folder), server_arguments()))
         connections = {
             "HTTP": Options(server.http_url, "http", batch_size=batch),

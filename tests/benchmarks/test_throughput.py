@@ -254,9 +254,9 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         return "the plan"
 
     monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
-    copies = in_process.instances(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"), 2)
-    assert [copy.run for copy in copies] == ["the plan"] * 2
-    assert executions == [(b"plan", 0, 0)] * 2
+    copy = in_process.start_instance(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"))
+    assert copy.run == "the plan"
+    assert executions == [(b"plan", 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,8 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
-        copies = in_process.instances(Published(b""), Candidate(SHIPPED_VIT, threads=1), 2)
+        candidate = Candidate(SHIPPED_VIT, threads=1)
+        copies = [in_process.start_instance(Published(b""), candidate) for _ in range(2)]
         figures = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}
     assert figures["images_per_s"] == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)

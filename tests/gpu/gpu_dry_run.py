@@ -193,7 +193,7 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
         faults = [f"throughput.py: {name_of(candidate)}: {one_line(error)}" for (candidate, _), error in lost.items()]
         for candidate, files in published.items():
             images = candidate.network.examples(4)
-            (copy,) = in_process.instances(files, candidate, 1)
+            copy = in_process.start_instance(files, candidate)
             check(name_of(candidate), copy.logits(images, 4), start(files.data)(images), candidate.precision)
         server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")
         for candidate, workload in cells:

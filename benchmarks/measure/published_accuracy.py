@@ -71,6 +71,8 @@ def _labelled_pictures(
 
 
 def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterator[Labelled]:
+    from PIL import Image
+
     from models.data import load_dataset
 
     data = load_dataset(dataset, data_dir)
@@ -79,7 +81,8 @@ def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterat
         if len(image) == 1:
             yield network.about.prepare_array(image[0]).image, classes[label]
         else:
-            yield network.about.prepare(_coloured(image)).image, classes[label]
+            picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))  # (H, W, 3)
+            yield network.about.prepare(picture).image, classes[label]
 
 
 def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[int]) -> Iterator[Labelled]:
@@ -94,13 +97,6 @@ def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[
             yield network.about.prepare(picture).image, classes[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error
-
-
-def _coloured(image: NDArray[np.uint8]) -> Any:
-    """uint8 (3, H, W) -> a picture of Pillow."""
-    from PIL import Image
-
-    return Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
 
 
 def _class_numbers(network: Network, dataset: str, classes: Sequence[str]) -> list[int]:

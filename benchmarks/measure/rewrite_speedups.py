@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
@@ -108,7 +108,8 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
     from benchmarks.measure.timing import ratio_with_interval
 
     timed, durations = [dict(row) for row in rows], dict(measured)
-    for one_call, best in pairs_of(timed):
+    of_networks = [row for row in timed if "model" in row]  # one call, best, one call, best, …
+    for one_call, best in zip(of_networks[::2], of_networks[1::2], strict=True):
         if measured[one_call["name"]].percentile_ms(50) < measured[best["name"]].percentile_ms(50):
             durations[best["name"]] = measured[one_call["name"]]
             best["way"] = one_call["way"]
@@ -123,9 +124,3 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
                 if (base_name := f"{row['model']}, {base}, {row['kind']}") in durations
             }
     return [*timed]
-
-
-def pairs_of(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The rows (one call, best) of each network and form."""
-    measured = [row for row in rows if "model" in row]
-    return list(zip(measured[::2], measured[1::2], strict=True))

@@ -148,16 +148,12 @@ def time_interleaved(
     cold = {name: time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
     quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
-    schedule = _limited(min_rounds, budget_s)
-    least_s = schedule.least * sum(
-        max(took_ns / 1e9, protocol.turn_s) * (1 + (name in quick)) + protocol.settle_s
-        for name, took_ns in warm_up.items()
-    )
+    schedule, rounds = _limited(min_rounds, budget_s), _Turns(candidates, quick, protocol)
+    least_s = schedule.least * rounds.expected_s(warm_up)
     if title:
         least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
         note(f"{title}: {len(candidates)} candidates, {least}; {most}")
     _keep_busy(candidates, protocol.load_s)
-    rounds = _Turns(candidates, quick, protocol)
     start, next_check = time.perf_counter(), schedule.least
     with share_bar(title) as show:
         try:
@@ -191,6 +187,14 @@ class _Turns:
         self._candidates, self._quick, self._protocol = candidates, quick, protocol
         self._turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
         self.counted = self.refused = 0
+
+    def expected_s(self, calls_ns: Mapping[str, int]) -> float:
+        """Seconds of a round, if the calls of the candidates take `calls_ns`."""
+        protocol = self._protocol
+        return sum(
+            max(took_ns / 1e9, protocol.turn_s) * (1 + (name in self._quick)) + protocol.settle_s
+            for name, took_ns in calls_ns.items()
+        )
 
     def add(self) -> bool:
         """Runs a round. Returns whether it counts."""

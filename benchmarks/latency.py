@@ -137,7 +137,7 @@ def _compare(
     published: bool,
     record: Record,
 ) -> bool:
-    """Measures the candidates and prints tables. Returns whether a candidate erred or none was timed."""
+    """Measures the candidates and prints tables. Returns whether an answer was wrong or no candidate was timed."""
     from benchmarks.measure.latency_rows import Comparison
     from benchmarks.measure.roofline import Limits
     from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines

@@ -1,4 +1,4 @@
-"""Timed calls on images in device memory. Several buffers take turns, so no call finds its images in the caches."""
+"""Timed calls on images in device memory. Several buffers take turns: each call reads other images than the last."""
 
 from __future__ import annotations
 

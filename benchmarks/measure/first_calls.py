@@ -63,7 +63,7 @@ class CalledCandidate:
 
 @dataclass
 class Missing:
-    """Rows of the candidates that are not measured, each with its `reason`. `wrong`: whether a candidate erred."""
+    """Rows of the candidates that are not measured, each with its `reason`. `wrong`: whether an answer was wrong."""
 
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
@@ -105,7 +105,7 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
 def first_calls(
     built: Sequence[BuiltCandidate], workload: Workload, title: str, missing: Missing, memory: bool = False
 ) -> list[CalledCandidate]:
-    """Calls the candidates; those that fail or err go to `missing`. `memory`: as in `first_call`."""
+    """Calls the candidates; those that fail or answer wrongly go to `missing`. `memory`: as in `first_call`."""
     called = []
     with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
         for candidate in built:

@@ -32,7 +32,7 @@ NO_COMMIT = "measured outside a git repository"
 
 
 class RunError(Exception):
-    """A result that does not fit the schema; the message names the file."""
+    """A result that cannot be read or does not fit the schema; the message names the file."""
 
 
 @dataclass(frozen=True)

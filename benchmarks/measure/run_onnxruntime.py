@@ -43,22 +43,19 @@ def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
 
 
 def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
-    """Options of the provider. `use_tf32` lets float32 use TF32, and float16 run convolutions on the tensor cores.
+    """Options of the provider.
 
-    Convolutions on tensor cores also need channels last, `prefer_nhwc`.
+    `use_tf32` is off for float32, whose answers TF32 would change. It is on for float16, whose convolutions run on the
+    tensor cores only with it. Tensor cores also want channels last, `prefer_nhwc`.
     """
+    import torch
+
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
         "prefer_nhwc": "0" if candidate.config.is_transformer else "1",
         "enable_cuda_graph": str(int(graph)),
-        "user_compute_stream": _stream(),
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
     }
-
-
-def _stream() -> str:
-    import torch
-
-    return str(torch.cuda.current_stream().cuda_stream)
 
 
 def _bound_to_cuda(session: Any) -> Classify:

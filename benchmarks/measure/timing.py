@@ -62,8 +62,8 @@ class Protocol:
     """How rounds are run, and which rounds count.
 
     Before the first round all candidates run for `load_s`. Before a turn there are `settle_s` of sleep. With `refill` a
-    quick candidate then gets an untimed call, because slow candidates evict the caches. A turn has as many calls as fit
-    into `turn_s`, at least one. A round counts if `accept()` is true after each of its turns; `ended(counts)` is called
+    quick candidate then gets an untimed call, because slow candidates evict the caches. A turn has a call, and more calls
+    until `turn_s` have passed. A round counts if `accept()` is true after each of its turns; `ended(counts)` is called
     after the round. `one_state`: only rounds in the machine's quickest state count.
     """
 

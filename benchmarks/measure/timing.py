@@ -62,9 +62,9 @@ class Protocol:
     """How rounds are run, and which rounds count.
 
     Before the first round all candidates run for `load_s`. Before a turn there are `settle_s` of sleep. With `refill` a
-    quick candidate then gets an untimed call, because slow candidates evict the caches. A turn has a call, and more calls
-    until `turn_s` have passed. A round counts if `accept()` is true after each of its turns; `ended(counts)` is called
-    after the round. `one_state`: only rounds in the machine's quickest state count.
+    quick candidate then gets an untimed call, because slow candidates evict the caches. A turn has a call, and further
+    calls until `turn_s` have passed. A round counts if `accept()` is true after each of its turns; `ended(counts)` is
+    called after the round. `one_state`: only rounds in the machine's quickest state count.
     """
 
     settle_s: float = SETTLE_S

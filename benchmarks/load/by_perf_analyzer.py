@@ -114,19 +114,16 @@ def _request_arguments(requests: Path, batch: int, images: Images, has_batch_dim
     """
     import numpy as np
 
+    shape = (batch, *images.shape[1:])
+    tensors = np.resize(images, (1, *shape)) if has_batch_dim else images
+    fields = {"shape": shape} if has_batch_dim else {}
+    data = [{"image": {"b64": base64.b64encode(tensor.tobytes()).decode(), **fields}} for tensor in tensors]
+    requests.write_text(json.dumps({"data": data}))
     arguments = ["--input-data", str(requests)]
     if not has_batch_dim:
-        _write_images(requests, images)
         return [*arguments, "-b", str(batch)]
-    shape = (batch, *images.shape[1:])
-    _write_images(requests, np.resize(images, (1, *shape)), shape=shape)
     arguments += ["--shape", f"image:{','.join(map(str, shape))}"]
     return [*arguments, "--output-shared-memory-size", str(LARGEST_LOGITS * batch)]
-
-
-def _write_images(requests: Path, images: Images, **fields: object) -> None:
-    data = [{"image": {"b64": base64.b64encode(image.tobytes()).decode(), **fields}} for image in images]
-    requests.write_text(json.dumps({"data": data}))
 
 
 def _write_intervals(path: Path, workload: Workload, seconds: float) -> None:

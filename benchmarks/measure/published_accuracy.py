@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FEWEST = 20  # pictures to fit a temperature on
 BATCH = 64
 
+Part = Literal["test", "all"]
 Labelled = tuple[NDArray[np.uint8], int]
 """An image (C, H, W) as the model reads it, and its class in the model."""
 
@@ -32,8 +33,8 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
     from clients.bulk.network import Network, find_model
 
     network = Network(find_model(folder))
-    part, pictures = _labelled_pictures(network, dataset, data_dir)
-    logits, labels = _logits_and_labels(network, pictures)
+    part, pictures = _pictures(network, dataset, data_dir)
+    logits, labels = _answers(network, pictures)
     row = {
         "dataset": dataset,
         "part": part,
@@ -45,7 +46,7 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
     return row | (calibration(logits, labels) if len(labels) >= FEWEST else {})
 
 
-def _logits_and_labels(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _answers(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Logits (n, classes) and labels (n,)."""
     logits, labels = list[NDArray[np.float32]](), list[int]()
     while batch := [*islice(pictures, BATCH)]:
@@ -54,9 +55,7 @@ def _logits_and_labels(network: Network, pictures: Iterator[Labelled]) -> tuple[
     return np.concatenate(logits), np.array(labels, np.int64)
 
 
-def _labelled_pictures(
-    network: Network, dataset: str, data_dir: Path | None
-) -> tuple[Literal["test", "all"], Iterator[Labelled]]:
+def _pictures(network: Network, dataset: str, data_dir: Path | None) -> tuple[Part, Iterator[Labelled]]:
     from models.data import DATASETS, DataError
     from models.data.picture_files import find_files
 

@@ -182,7 +182,7 @@ ELSEWHERE = {
     "vitbn bench latency --preset rewrites": "tests/benchmarks/test_rewrites_benchmark.py::test_a_short_run",
     "vitbn bench throughput --batch 1 --rate 1000": "tests/benchmarks/test_throughput.py::test_a_short_run",
     "vitbn bench throughput --engine openvino --batch 300 --shared-memory system": "tests/benchmarks/"
-    "test_throughput.py::test_engines_beside_one_another_with_large_requests",
+    "test_throughput.py::test_several_engines_with_large_requests",
     "vitbn bench throughput --preset added --batch 300": "tests/benchmarks/test_added.py::test_a_short_run",
     "make report": "tests/benchmarks/test_report.py::test_the_committed_pages_are_those_of_the_results",
     "make benchmarks": "tests/benchmarks/test_report.py::test_a_rerun_measures_every_result_and_no_other",

@@ -74,7 +74,7 @@ def _timed(
 
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
-    from export.compiler.graph.reads import parse_read
+    from export.compiler.graph.output_slices import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw, first_dimensions
     from export.compiler.proof.rounds import picked

@@ -20,7 +20,7 @@ from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import check_apart, release, save_model
-from export.compiler.graph.reads import Read, resolve
+from export.compiler.graph.output_slices import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite

@@ -91,7 +91,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     import onnxruntime
 
     from export.compiler.errors import ProofFailed
-    from export.compiler.graph.reads import parse_read
+    from export.compiler.graph.output_slices import parse_read
     from export.compiler.proof.compare import compare
 
     options = onnxruntime.SessionOptions()

@@ -105,7 +105,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     import onnxruntime
 
     from export.compiler.errors import ProofFailed
-    from export.compiler.graph.reads import parse_read
+    from export.compiler.graph.output_slices import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.compare import compare
     from export.compiler.proof.inputs import draw

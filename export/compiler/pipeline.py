@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Site
 from export.compiler.graph.defaults import restore_defaults, split_defaults
+from export.compiler.graph.output_slices import Read, apply_reads, resolve
 from export.compiler.graph.plain import name_free_dimensions, without_functions
-from export.compiler.graph.reads import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib import without_double
 from export.compiler.operators.costs import Work, graph_work

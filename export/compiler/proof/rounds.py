@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotDrawn, NotSupported
 from export.compiler.graph.constants import Array
-from export.compiler.graph.reads import Read
+from export.compiler.graph.output_slices import Read
 from export.compiler.proof.inputs import (
     Feeds,
     Sizes,

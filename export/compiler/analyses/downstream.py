@@ -36,7 +36,7 @@ from export.compiler.graph.attributes import (
     reads_shape_alone,
 )
 from export.compiler.graph.constants import Array, doubles, is_constant
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 

@@ -21,7 +21,7 @@ from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import UNROUNDED, Array, constant
-from export.compiler.graph.readers import only_reader, readers
+from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Dim, Shapes, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 

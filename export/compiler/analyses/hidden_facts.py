@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.hidden_entries import NO_FACTS, SUNK, Facts, Roles, sunk_by
 from export.compiler.graph.constants import FLOATS, Array, constant
-from export.compiler.graph.readers import made_by, made_of
+from export.compiler.graph.def_use import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of
 
 COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {

@@ -14,7 +14,7 @@ from export.compiler.analyses.hidden_entries import Roles
 from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes, same, slices
 from export.compiler.operators.rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of

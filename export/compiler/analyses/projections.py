@@ -15,7 +15,7 @@ from export.compiler.analyses.affine import arithmetic
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import Array, constant
-from export.compiler.graph.readers import made_by
+from export.compiler.graph.def_use import made_by
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View

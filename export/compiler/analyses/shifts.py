@@ -20,7 +20,7 @@ from export.compiler.analyses.without_tokens import may_sum_to_zero
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, mixed_axes, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles
-from export.compiler.graph.readers import only_reader, readers
+from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 

@@ -12,7 +12,7 @@ from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import optional, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, is_constant
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying

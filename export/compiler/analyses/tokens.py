@@ -21,7 +21,7 @@ from export.compiler.analyses.joins import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
 from export.compiler.operators.table import REPEATING, RESIZING
 

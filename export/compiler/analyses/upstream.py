@@ -26,7 +26,7 @@ from export.compiler.analyses.neighbours import (
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, optional
 from export.compiler.graph.constants import Array, constant, is_constant
-from export.compiler.graph.readers import readers
+from export.compiler.graph.def_use import readers
 from export.compiler.graph.shapes import Shapes, same_shape
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places

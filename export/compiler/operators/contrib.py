@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, given, optional
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.rules import (

@@ -23,7 +23,7 @@ from export.compiler.graph.attributes import (
     mixed_axes,
     optional,
 )
-from export.compiler.graph.readers import is_read
+from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes, agree, same
 from export.compiler.operators.boxes import WHOLE, Box, box
 

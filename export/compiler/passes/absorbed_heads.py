@@ -13,8 +13,8 @@ import onnx_ir as ir
 from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
+from export.compiler.graph.def_use import made_of
 from export.compiler.graph.nodes import BOOL, Nodes
-from export.compiler.graph.readers import made_of
 
 
 class Absorber:

@@ -18,7 +18,7 @@ from export.compiler.analyses.affine import is_normalised
 from export.compiler.analyses.shifts import Shifts
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
-from export.compiler.graph.readers import made_by, made_of, readers, remove_unused
+from export.compiler.graph.def_use import made_by, made_of, readers, remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome

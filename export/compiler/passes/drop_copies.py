@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import optional, permutation
 from export.compiler.graph.constants import integers
-from export.compiler.graph.readers import made_by
+from export.compiler.graph.def_use import made_by
 from export.compiler.graph.shapes import Shapes, same_shape
 
 

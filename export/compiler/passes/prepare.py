@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.def_use import is_read, made_by, made_of, remove_unused
 from export.compiler.graph.plain import lift, name_free_dimensions
-from export.compiler.graph.readers import is_read, made_by, made_of, remove_unused
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.inference import infer

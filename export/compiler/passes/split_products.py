@@ -19,7 +19,7 @@ from export.compiler.analyses.neighbours import linear_weight
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import is_constant
-from export.compiler.graph.readers import only_reader, readers
+from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending
 from export.compiler.operators.table import VIEWS, demand_of

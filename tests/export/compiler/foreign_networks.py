@@ -23,8 +23,8 @@ from onnx_text import parsed
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
+from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.output_slices import parse_read
-from export.compiler.graph.readers import remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.materialise import Materialiser

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant, number
-from export.compiler.graph.nodes import Nodes, nodes_before
+from export.compiler.graph.node_builder import Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import settle

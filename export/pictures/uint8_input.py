@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants
-from export.compiler.graph.nodes import Nodes
+from export.compiler.graph.node_builder import Nodes
 from export.errors import PublishError
 from export.pictures.processor import Processor, Size
 from models.networks.config import INPUT_NAME, OUTPUT_NAME

@@ -15,7 +15,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attends_to_all, attribute_float, given, optional
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.def_use import is_read, made_by, readers
-from export.compiler.graph.nodes import BOOL, nodes_before
+from export.compiler.graph.node_builder import BOOL, nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
 BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # scores and softmax

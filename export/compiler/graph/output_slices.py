@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from export.compiler.errors import BadRequest
 from export.compiler.graph.constants import Constants
-from export.compiler.graph.nodes import BOOL, Nodes
+from export.compiler.graph.node_builder import BOOL, Nodes
 from export.compiler.graph.shapes import same
 
 Index = int | slice | tuple[int, ...]

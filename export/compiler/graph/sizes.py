@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.nodes import Nodes
+from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.shapes import Dim, Shapes
 
 

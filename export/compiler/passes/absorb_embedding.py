@@ -24,7 +24,7 @@ from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
 from export.compiler.graph.def_use import made_by, only_reader, readers
-from export.compiler.graph.nodes import Nodes
+from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome

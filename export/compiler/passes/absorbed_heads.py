@@ -14,7 +14,7 @@ from export.compiler.analyses.few_queries import FewQueries, head_weights, weigh
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of
-from export.compiler.graph.nodes import BOOL, Nodes
+from export.compiler.graph.node_builder import BOOL, Nodes
 
 
 class Absorber:

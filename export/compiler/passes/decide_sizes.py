@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
-from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.node_builder import nodes_before
 from export.compiler.operators.inference import elements_of
 
 

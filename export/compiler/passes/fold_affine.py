@@ -22,7 +22,7 @@ from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
 from export.compiler.graph.def_use import readers, remove_unused
-from export.compiler.graph.nodes import Nodes, nodes_before
+from export.compiler.graph.node_builder import Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import LARGEST_FOLDED, SMALL

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, sizes_read
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, stored
-from export.compiler.graph.nodes import Nodes
+from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.boxes import WHOLE, Box, box, covers

@@ -17,7 +17,7 @@ from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants
-from export.compiler.graph.nodes import INT64, Nodes
+from export.compiler.graph.node_builder import INT64, Nodes
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.boxes import WHOLE

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_float, attribute_int, attribute_ints, given, optional
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.def_use import is_read, remove_unused
-from export.compiler.graph.nodes import BOOL, INT64, Nodes, nodes_before
+from export.compiler.graph.node_builder import BOOL, INT64, Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.contrib import DOMAIN
 from export.compiler.operators.inference import infer

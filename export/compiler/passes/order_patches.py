@@ -18,7 +18,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, given, optional, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.def_use import made_by, only_reader, readers
-from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, product, same
 from export.compiler.operators.table import NORMALISING
 

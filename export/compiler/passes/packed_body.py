@@ -17,7 +17,7 @@ from export.compiler.analyses.tokens import PickedTokens, Tokens, is_shape_input
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import is_constant
-from export.compiler.graph.nodes import Nodes
+from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.table import BROADCASTING, REPEATING, RESIZING, Trait, operator_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.graph.nodes import BOOL, INT64, Nodes
+from export.compiler.graph.node_builder import BOOL, INT64, Nodes
 
 AREA = 256  # tokens of a part, and more only for a single text: what a core's caches hold
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant
 from export.compiler.graph.def_use import readers
-from export.compiler.graph.nodes import nodes_before
+from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
 

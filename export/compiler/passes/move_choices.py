@@ -18,8 +18,8 @@ from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.node_builder import INT64, Nodes
+from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.graph.sizes import Sizes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.moves import shape_plan

@@ -18,8 +18,8 @@ from common.files import sha256
 from common.repository import ONNX_FILE
 from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
-from export.compiler.graph.defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.files import check_apart, release, save_model
+from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.output_slices import Read, resolve
 from export.compiler.operators.contrib import is_integer, without_double
 from export.compiler.passes import PASSES

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NotSupported
-from export.compiler.graph.defaults import LEAST_IR_VERSION
+from export.compiler.graph.input_defaults import LEAST_IR_VERSION
 
 NUMBERS = {"FLOAT": "float_data", "DOUBLE": "double_data", "INT64": "int64_data"}  # without raw data
 

@@ -23,8 +23,8 @@ from onnx_ir.serde import SerdeError
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.check_parts import check_parts
 from export.compiler.graph.constants import FLOATS
-from export.compiler.graph.defaults import restore_defaults, split_defaults
 from export.compiler.graph.inline_weights import LARGE, InsideTensor, join, outline
+from export.compiler.graph.input_defaults import restore_defaults, split_defaults
 
 LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 

@@ -21,7 +21,7 @@ from onnx_ir.external_data import set_base_dir
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
-from export.compiler.graph.check_parts import check_parts
+from export.compiler.graph.check_proto import check_parts
 from export.compiler.graph.constants import FLOATS
 from export.compiler.graph.inline_weights import LARGE, InsideTensor, join, outline
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults

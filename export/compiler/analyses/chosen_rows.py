@@ -18,7 +18,7 @@ from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
 from export.compiler.graph.def_use import made_by, made_of
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, same, same_shape
-from export.compiler.operators.inference import elements_of
+from export.compiler.operators.shape_inference import elements_of
 from export.compiler.operators.table import RESHAPES, view_of
 
 

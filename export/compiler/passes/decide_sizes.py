@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.node_builder import nodes_before
-from export.compiler.operators.inference import elements_of
+from export.compiler.operators.shape_inference import elements_of
 
 
 def decide_sizes(graph: ir.Graph) -> bool:

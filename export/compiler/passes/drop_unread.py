@@ -12,7 +12,7 @@ from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
-from export.compiler.operators.inference import infer_new
+from export.compiler.operators.shape_inference import infer_new
 from export.compiler.passes.materialise import Materialiser
 
 

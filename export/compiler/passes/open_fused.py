@@ -23,7 +23,7 @@ from export.compiler.graph.def_use import is_read, remove_unused
 from export.compiler.graph.node_builder import BOOL, INT64, Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.contrib import DOMAIN
-from export.compiler.operators.inference import infer
+from export.compiler.operators.shape_inference import infer
 
 FILTER = -10000.0  # what ONNX Runtime adds where the mask is 0
 EMBEDDING, PRODUCT = "EmbedLayerNormalization", "FusedMatMul"

@@ -21,7 +21,7 @@ from export.compiler.graph.def_use import is_read, made_by, made_of, remove_unus
 from export.compiler.graph.plain import lift, name_free_dimensions
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.inference import infer
+from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
 from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_copies import drop_copies

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from export.compiler.errors import NothingToRewrite, NotSupported
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.inference import infer
+from export.compiler.operators.shape_inference import infer
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite
 

@@ -21,7 +21,7 @@ from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, N
 from export.compiler.graph.files import check_apart, release, save_model
 from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.output_slices import Read, resolve
-from export.compiler.operators.contrib import is_integer, without_double
+from export.compiler.operators.contrib_rules import is_integer, without_double
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove

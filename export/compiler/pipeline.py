@@ -18,7 +18,7 @@ from export.compiler.graph.input_defaults import restore_defaults, split_default
 from export.compiler.graph.output_slices import Read, apply_reads, resolve
 from export.compiler.graph.plain import name_free_dimensions, without_functions
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.contrib import without_double
+from export.compiler.operators.contrib_rules import without_double
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes import MOVING, PASSES, QUICKER
 from export.compiler.passes.open_fused import open_fused

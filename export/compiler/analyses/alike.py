@@ -14,8 +14,8 @@ from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
+from export.compiler.operators.data_movement import indices_of
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.moves import indices_of
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, NORMALISING, demand_of
 
 

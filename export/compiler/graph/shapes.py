@@ -1,6 +1,6 @@
 """Shapes of a graph's values as integers and expressions in its free dimensions.
 
-In: a graph after `inference.infer`. Out: `Shapes`.
+In: a graph after `shape_inference.infer`. Out: `Shapes`.
 """
 
 from __future__ import annotations

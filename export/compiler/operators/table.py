@@ -16,11 +16,11 @@ import onnx_ir as ir
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators import contrib, macs, moves, rules, view
+from export.compiler.operators import contrib_rules, data_movement, demand_rules, mac_formulas, view
 from export.compiler.operators.boxes import WHOLE, Box
-from export.compiler.operators.contrib import DOMAIN
-from export.compiler.operators.macs import Macs, no_formula
-from export.compiler.operators.rules import Demand, Rule, broadcasting, elementwise, everything
+from export.compiler.operators.contrib_rules import DOMAIN
+from export.compiler.operators.demand_rules import Demand, Rule, broadcasting, elementwise, everything
+from export.compiler.operators.mac_formulas import Macs, no_formula
 from export.compiler.operators.view import View
 
 
@@ -56,7 +56,7 @@ class Operator:
 
 
 def _moving(build: view.Build, reads: Rule | None = None, traits: Trait = Trait.NONE) -> Operator:
-    return Operator(reads or moves.viewed(build), MOVES | SIGNED | traits, view=build)
+    return Operator(reads or data_movement.viewed(build), MOVES | SIGNED | traits, view=build)
 
 
 def _rows(*rows: tuple[str, Operator]) -> dict[str, Operator]:
@@ -81,66 +81,69 @@ STANDARD = _rows(
     ("And", Operator(broadcasting, ZERO_IF_ANY)),
     ("Mul", Operator(broadcasting, ZERO_IF_ANY | SIGNED)),
     ("Div", Operator(broadcasting, ZERO)),
-    ("Transpose", _moving(moves.transposed)),
-    ("Flatten Reshape Squeeze Unsqueeze", _moving(moves.reshaped)),
-    ("Expand", _moving(moves.expanded)),
-    ("Tile", _moving(moves.tiled)),
-    ("Slice", _moving(moves.sliced)),
-    ("Split", _moving(moves.split)),
-    ("Gather", _moving(moves.gathered, moves.gather, PICKS)),
-    ("GatherElements", Operator(moves.gather_elements, PICKS)),
-    ("GatherND", Operator(moves.gather_nd, PICKS | MOVES | SIGNED)),
-    ("ScatterElements", Operator(moves.scatter_elements)),
-    ("ScatterND", Operator(moves.scatter)),
-    ("Concat", Operator(moves.concat, ZERO_IF_ALL | SIGNED)),
-    ("ReduceL1 ReduceL2 ReduceSumSquare", Operator(rules.reduce, SUMS)),
-    ("ReduceSum", Operator(rules.reduce, ZERO | SUMS)),
-    ("ReduceMax", Operator(rules.reduce, ZERO | GREATEST)),
-    ("ReduceLogSumExp", Operator(rules.reduce, GREATEST)),
-    ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(rules.reduce)),
-    ("ArgMax ArgMin", Operator(rules.best)),
-    ("Softmax", Operator(rules.softmax, POSITIVE | BOUNDED)),
-    ("LogSoftmax", Operator(rules.softmax)),
-    ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm, BOUNDED)),
-    ("LpNormalization", Operator(rules.along_axis, BOUNDED)),
-    ("TopK", Operator(rules.along_axis)),
-    ("BatchNormalization", Operator(rules.batch_norm)),
-    ("MatMul", Operator(rules.matmul, ZERO_IF_ANY, macs.matrices(0, 1))),
-    ("Gemm", Operator(rules.gemm, macs=macs.gemm)),
-    ("Einsum", Operator(rules.einsum, macs=macs.einsum)),
-    ("Attention", Operator(rules.attention, macs=macs.attention)),
-    ("RotaryEmbedding", Operator(rules.rotary, Trait.BOUND)),
-    ("Conv", Operator(rules.conv, macs=macs.filters(1))),
-    ("ConvInteger", Operator(None, macs=macs.filters(1))),
-    ("ConvTranspose", Operator(None, macs=macs.filters_of_input)),
-    ("GRU LSTM RNN", Operator(None, macs=macs.recurrent)),
+    ("Transpose", _moving(data_movement.transposed)),
+    ("Flatten Reshape Squeeze Unsqueeze", _moving(data_movement.reshaped)),
+    ("Expand", _moving(data_movement.expanded)),
+    ("Tile", _moving(data_movement.tiled)),
+    ("Slice", _moving(data_movement.sliced)),
+    ("Split", _moving(data_movement.split)),
+    ("Gather", _moving(data_movement.gathered, data_movement.gather, PICKS)),
+    ("GatherElements", Operator(data_movement.gather_elements, PICKS)),
+    ("GatherND", Operator(data_movement.gather_nd, PICKS | MOVES | SIGNED)),
+    ("ScatterElements", Operator(data_movement.scatter_elements)),
+    ("ScatterND", Operator(data_movement.scatter)),
+    ("Concat", Operator(data_movement.concat, ZERO_IF_ALL | SIGNED)),
+    ("ReduceL1 ReduceL2 ReduceSumSquare", Operator(demand_rules.reduce, SUMS)),
+    ("ReduceSum", Operator(demand_rules.reduce, ZERO | SUMS)),
+    ("ReduceMax", Operator(demand_rules.reduce, ZERO | GREATEST)),
+    ("ReduceLogSumExp", Operator(demand_rules.reduce, GREATEST)),
+    ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(demand_rules.reduce)),
+    ("ArgMax ArgMin", Operator(demand_rules.best)),
+    ("Softmax", Operator(demand_rules.softmax, POSITIVE | BOUNDED)),
+    ("LogSoftmax", Operator(demand_rules.softmax)),
+    ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm, BOUNDED)),
+    ("LpNormalization", Operator(demand_rules.along_axis, BOUNDED)),
+    ("TopK", Operator(demand_rules.along_axis)),
+    ("BatchNormalization", Operator(demand_rules.batch_norm)),
+    ("MatMul", Operator(demand_rules.matmul, ZERO_IF_ANY, mac_formulas.matrices(0, 1))),
+    ("Gemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),
+    ("Einsum", Operator(demand_rules.einsum, macs=mac_formulas.einsum)),
+    ("Attention", Operator(demand_rules.attention, macs=mac_formulas.attention)),
+    ("RotaryEmbedding", Operator(demand_rules.rotary, Trait.BOUND)),
+    ("Conv", Operator(demand_rules.conv, macs=mac_formulas.filters(1))),
+    ("ConvInteger", Operator(None, macs=mac_formulas.filters(1))),
+    ("ConvTranspose", Operator(None, macs=mac_formulas.filters_of_input)),
+    ("GRU LSTM RNN", Operator(None, macs=mac_formulas.recurrent)),
     ("DFT DeformConv STFT", Operator(None, macs=no_formula)),
-    ("DequantizeLinear QuantizeLinear", Operator(contrib.scaled, ZERO)),  # between the two 0 is the zero point
-    ("MatMulInteger", Operator(contrib.integer_matmul((0, 1), (2,)), macs=macs.matrices(0, 1))),
-    ("QLinearMatMul", Operator(contrib.integer_matmul((0, 3), (1, 2)), macs=macs.matrices(0, 3))),
-    ("QLinearConv", Operator(None, macs=macs.filters(3))),
+    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled, ZERO)),  # between the two 0 is the zero point
+    ("MatMulInteger", Operator(contrib_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(0, 1))),
+    ("QLinearMatMul", Operator(contrib_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(0, 3))),
+    ("QLinearConv", Operator(None, macs=mac_formulas.filters(3))),
     ("Bernoulli Multinomial", Operator(None, RANDOM)),
     ("RandomNormal RandomNormalLike RandomUniform RandomUniformLike", Operator(None, RANDOM)),
 )
 OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others are refused
-    ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib.biased)),
-    ("LayerNormalization SimplifiedLayerNormalization", Operator(rules.layer_norm)),
-    ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib.skip_norm)),
-    ("FusedMatMul", Operator(contrib.fused_matmul, macs=macs.fused)),
-    ("FusedGemm", Operator(rules.gemm, macs=macs.gemm)),  # and FusedConv: with an activation
-    ("FusedConv", Operator(None, macs=macs.filters(1))),
-    ("MatMulNBits", Operator(contrib.rows, macs=macs.blocks)),
-    ("MatMulIntegerToFloat", Operator(contrib.integer_matmul((0, 1), (2, 4)), macs=macs.matrices(0, 1))),
-    ("DynamicQuantizeMatMul", Operator(None, macs=macs.matrices(0, 1))),  # a scale from all rows
-    ("MultiHeadAttention", Operator(contrib.multi_head, macs=macs.multi_head)),
-    ("GroupQueryAttention", Operator(None, macs=macs.grouped)),  # takes its queries' positions from their number
-    ("RotaryEmbedding", Operator(contrib.rotary, Trait.BOUND)),
-    ("GatherBlockQuantized", Operator(contrib.gather_blocks)),
-    ("DequantizeLinear QuantizeLinear", Operator(contrib.scaled)),
+    ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_rules.biased)),
+    ("LayerNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm)),
+    ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_rules.skip_norm)),
+    ("FusedMatMul", Operator(contrib_rules.fused_matmul, macs=mac_formulas.fused)),
+    ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # and FusedConv: with an activation
+    ("FusedConv", Operator(None, macs=mac_formulas.filters(1))),
+    ("MatMulNBits", Operator(contrib_rules.rows, macs=mac_formulas.blocks)),
+    ("MatMulIntegerToFloat", Operator(contrib_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1))),
+    ("DynamicQuantizeMatMul", Operator(None, macs=mac_formulas.matrices(0, 1))),  # a scale from all rows
+    ("MultiHeadAttention", Operator(contrib_rules.multi_head, macs=mac_formulas.multi_head)),
+    (
+        "GroupQueryAttention",
+        Operator(None, macs=mac_formulas.grouped),
+    ),  # takes its queries' positions from their number
+    ("RotaryEmbedding", Operator(contrib_rules.rotary, Trait.BOUND)),
+    ("GatherBlockQuantized", Operator(contrib_rules.gather_blocks)),
+    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled)),
     ("QLinearAdd QLinearMul QLinearWhere", Operator(broadcasting)),
-    ("QLinearSoftmax", Operator(contrib.quantised_softmax)),
+    ("QLinearSoftmax", Operator(contrib_rules.quantised_softmax)),
     ("QLinearLeakyRelu QLinearSigmoid", Operator(elementwise)),
-    ("Attention", Operator(None, macs=macs.projecting)),
+    ("Attention", Operator(None, macs=mac_formulas.projecting)),
     ("CausalConvWithState DynamicQuantizeLSTM LongformerAttention", Operator(None, macs=no_formula)),
     ("MoE QAttention QGemm QMoE SparseAttention", Operator(None, macs=no_formula)),
     ("BiasAdd BiasSplitGelu EmbedLayerNormalization GatedRelativePositionBias", Operator()),
@@ -160,14 +163,14 @@ def _named(chosen: Callable[[Operator], bool]) -> frozenset[str]:
 
 ELEMENTWISE = _named(lambda row: row.reads is elementwise)
 BROADCASTING = _named(lambda row: row.reads is broadcasting)
-REDUCING = _named(lambda row: row.reads is rules.reduce)
-NORMALISING = _named(lambda row: row.reads is rules.layer_norm)
+REDUCING = _named(lambda row: row.reads is demand_rules.reduce)
+NORMALISING = _named(lambda row: row.reads is demand_rules.layer_norm)
 VIEWS = _named(lambda row: row.view is not None)
-REPEATING = _named(lambda row: row.view in (moves.expanded, moves.tiled))
-RESHAPES = _named(lambda row: row.view is moves.reshaped)
-SELECTING = _named(lambda row: row.view in (moves.gathered, moves.sliced, moves.split))
+REPEATING = _named(lambda row: row.view in (data_movement.expanded, data_movement.tiled))
+RESHAPES = _named(lambda row: row.view is data_movement.reshaped)
+SELECTING = _named(lambda row: row.view in (data_movement.gathered, data_movement.sliced, data_movement.split))
 RESIZING = _named(
-    lambda row: row.view in (moves.reshaped, moves.expanded)
+    lambda row: row.view in (data_movement.reshaped, data_movement.expanded)
 )  # a part of the output has a shape of its own
 
 

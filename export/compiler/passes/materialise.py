@@ -19,7 +19,7 @@ from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
-from export.compiler.operators.moves import ALWAYS, indices_of, shape_plan
+from export.compiler.operators.data_movement import ALWAYS, indices_of, shape_plan
 from export.compiler.operators.table import RESIZING, demand_of
 
 LARGEST_HELD = 1 << 16  # elements of a part of a constant; a larger part is cut out at each use

@@ -22,7 +22,7 @@ from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.moves import shape_plan
+from export.compiler.operators.data_movement import shape_plan
 from export.compiler.operators.table import BROADCASTING, RESHAPES
 from export.compiler.passes.drop_unread import refresh
 

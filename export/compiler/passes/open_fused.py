@@ -22,7 +22,7 @@ from export.compiler.graph.constants import Constants, is_constant, of_type, sto
 from export.compiler.graph.def_use import is_read, remove_unused
 from export.compiler.graph.node_builder import BOOL, INT64, Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.contrib import DOMAIN
+from export.compiler.operators.contrib_rules import DOMAIN
 from export.compiler.operators.shape_inference import infer
 
 FILTER = -10000.0  # what ONNX Runtime adds where the mask is 0

@@ -16,7 +16,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from export.compiler.errors import ProofFailed
-from export.compiler.operators import rules
+from export.compiler.operators import demand_rules
 from export.compiler.operators.boxes import box
 from export.compiler.operators.kernels import KERNELS
 from export.compiler.pipeline import optimise, rewrite
@@ -155,14 +155,14 @@ def test_a_rotary_embedding_is_packed(form: str) -> None:
 def test_a_wrong_row_of_cosines_fails_the_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A planted fault."""
 
-    def first(*given: Any, true: Any = rules.rotated) -> rules.Demand:
+    def first(*given: Any, true: Any = demand_rules.rotated) -> demand_rules.Demand:
         demand = true(*given)
         wrong = {k: box({axis: (0,) * len(rows) for axis, rows in demand.inputs[k]}) for k in (1, 2)}
-        return rules.Demand(demand.produced, {**demand.inputs, **wrong})
+        return demand_rules.Demand(demand.produced, {**demand.inputs, **wrong})
 
     ir.save(rotary("rows"), tmp_path / "in.onnx")
     rewrite_file(tmp_path / "in.onnx", tmp_path / "right.onnx", Request(("y[:,-1]",)))
-    monkeypatch.setattr(rules, "rotated", first)
+    monkeypatch.setattr(demand_rules, "rotated", first)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "wrong.onnx", Request(("y[:,-1]",)))
 
@@ -198,7 +198,7 @@ def test_the_last_row_of_a_causal_attention_is_cut(keys: str, read: int, cut: bo
 def test_a_row_that_does_not_see_every_key_fails_the_proof(
     keys: str, read: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rules, "sees_every_key", lambda shapes, node, rows: True)
+    monkeypatch.setattr(demand_rules, "sees_every_key", lambda shapes, node, rows: True)
     ir.save(causal(keys), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request([f"y[:,{read}]"]))

@@ -17,7 +17,7 @@ from test_onnx_operators import part, runner
 from export.compiler.errors import BadRequest
 from export.compiler.graph.output_slices import Read
 from export.compiler.operators import table
-from export.compiler.operators.rules import elementwise
+from export.compiler.operators.demand_rules import elementwise
 from export.compiler.passes import unflatten
 
 Array = NDArray[Any]

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from onnx.reference.op_run import OpRun
 
-from export.compiler.operators.kernels import activations, attention, moves, norms, recurrent, resampling, windows
+from export.compiler.operators.kernels import (
+    activations,
+    attention,
+    conv_and_pool,
+    indexing,
+    norms,
+    recurrent,
+    resampling,
+)
 
 KERNELS: list[type[OpRun]] = [
     kernel
-    for module in (activations, attention, moves, norms, recurrent, resampling, windows)
+    for module in (activations, attention, conv_and_pool, indexing, norms, recurrent, resampling)
     for name, kernel in vars(module).items()
     if isinstance(kernel, type) and kernel.__module__ == module.__name__ and not name.startswith("_")
     if issubclass(kernel, OpRun)

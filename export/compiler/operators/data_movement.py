@@ -1,6 +1,6 @@
 """Operators that move elements: their views, and the rules that follow from them.
 
-In and out: see `view` and `rules`.
+In and out: see `view` and `demand_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from export.compiler.graph.attributes import attribute_int, given, optional, per
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.rules import Demand, Rule, canonical, everything
+from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything
 from export.compiler.operators.view import Build, Pick, Places, Run, built
 
 ALWAYS = {0, -1}  # rows of every axis

@@ -1,7 +1,7 @@
 """Rules of operators that compute: what they must read for a part of an output.
 
 In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. `table` says
-which operator has which rule; `moves` has the rules of operators that move elements.
+which operator has which rule; `data_movement` has the rules of operators that move elements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules of ONNX Runtime's own operators (com.microsoft) and of integer arithmetic.
 
-In and out: see `rules`.
+In and out: see `demand_rules`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from export.compiler.graph.attributes import attribute_int, given, optional
 from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.rules import (
+from export.compiler.operators.demand_rules import (
     Demand,
     Rule,
     broadcast,

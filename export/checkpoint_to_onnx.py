@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from export.compiler.graph.plain import without_functions
+from export.compiler.graph.inline_functions import without_functions
 from export.compiler.operators.costs import Work
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, Step, optimise

@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Site
+from export.compiler.graph.inline_functions import without_functions
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
+from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.output_slices import Read, apply_reads, resolve
-from export.compiler.graph.plain import name_free_dimensions, without_functions
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib_rules import without_double
 from export.compiler.operators.costs import Work, graph_work

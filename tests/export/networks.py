@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from export.checkpoint_to_onnx import Form, Uint8Network, cleaned_proto, rewrite, to_onnx
-from export.compiler.graph.plain import without_functions
+from export.compiler.graph.inline_functions import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
 from export.equivalence import double_classifier

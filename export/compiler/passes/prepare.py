@@ -18,7 +18,8 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.def_use import is_read, made_by, made_of, remove_unused
-from export.compiler.graph.plain import lift, name_free_dimensions
+from export.compiler.graph.inline_functions import inline_functions
+from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
@@ -41,7 +42,7 @@ NARROW = frozenset(
 
 def prepare(model: ir.Model) -> None:
     """In place and idempotent. Raises NotSupported."""
-    lift(model)
+    inline_functions(model)
     _check_opset(model.graph)
     take_branches(model, _fold_known)
     _check_supported(model.graph)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants, constant
-from export.compiler.graph.plain import lift
+from export.compiler.graph.inline_functions import inline_functions
 
 
 def take_branches(model: ir.Model, fold: Callable[[ir.Model], None]) -> None:
@@ -23,7 +23,7 @@ def take_branches(model: ir.Model, fold: Callable[[ir.Model], None]) -> None:
             return
         for node in known:
             _take(model.graph, node)
-        lift(model)
+        inline_functions(model)
 
 
 def _is_if(node: ir.Node) -> bool:

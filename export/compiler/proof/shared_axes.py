@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.constants import Constants
+from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.node_builder import nodes_before
-from export.compiler.graph.plain import name_free_dimensions
 from export.compiler.proof.inputs import draw, free_dimensions
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original import Original

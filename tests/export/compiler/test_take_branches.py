@@ -11,7 +11,7 @@ from foreign_networks import check_equal, export, parse
 from torch import Tensor, nn
 
 from export.compiler.errors import NotSupported, ProofFailed
-from export.compiler.graph.plain import without_functions
+from export.compiler.graph.inline_functions import without_functions
 from export.compiler.passes import take_branches
 from export.compiler.pipeline import prepared
 from export.rewrite_file import Request, rewrite_file

@@ -1,6 +1,6 @@
-"""A graph as its file has it, in the form that shapes and evaluation read.
+"""Names the free dimensions of a graph's inputs, so that shapes can be written as expressions in these names.
 
-In: any ONNX model. Out: without functions and Constant nodes; a name for every free dimension of an input.
+In: a graph as its file has it. Out: the same graph with a name or a size for every dimension of an input.
 """
 
 from __future__ import annotations
@@ -9,31 +9,11 @@ import re
 from collections.abc import Container
 
 import onnx_ir as ir
-from onnx_ir.passes.common import (
-    InlinePass,
-    LiftConstantsToInitializersPass,
-    RemoveInitializersFromInputsPass,
-)
 
 from export.compiler.errors import NotSupported
 
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
-
-
-def without_functions(model: ir.Model) -> ir.Model:
-    """A copy, with initialisers for its constants."""
-    copy = model.clone()
-    lift(copy)
-    return copy
-
-
-def lift(model: ir.Model) -> None:
-    InlinePass()(model)
-    RemoveInitializersFromInputsPass()(model)
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    for graph in model.graphs():
-        graph.opset_imports.update(model.opset_imports)  # bodies name none
 
 
 def name_free_dimensions(graph: ir.Graph) -> None:

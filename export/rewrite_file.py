@@ -18,7 +18,7 @@ from common.files import sha256
 from common.repository import ONNX_FILE
 from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
-from export.compiler.graph.files import check_apart, release, save_model
+from export.compiler.graph.files import check_overwrites, release, save_model
 from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.output_slices import Read, resolve
 from export.compiler.operators.contrib_rules import is_integer, without_double
@@ -95,7 +95,7 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
     reads = resolve(request.reads, model.graph)
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
-    check_apart(output, [*original.files, *([request.inputs] if request.inputs else [])])
+    check_overwrites(output, [*original.files, *([request.inputs] if request.inputs else [])])
     dtype = original.dtype
     if request.packed is not None:
         share_names(original, request.packed)

@@ -9,12 +9,12 @@ from export.compiler.graph.constants import integers
 
 
 def optional(node: ir.Node, position: int) -> ir.Value | None:
-    """An input; None if the node lacks it."""
+    """The input at `position`; None if the node lacks it."""
     return node.inputs[position] if position < len(node.inputs) else None
 
 
 def given(node: ir.Node, position: int) -> ir.Value:
-    """Raises Refused if the input is missing."""
+    """The input at `position`. Raises Refused if the node lacks it."""
     value = optional(node, position)
     if value is None:
         raise Refused.at(node, f"expected an input {position}, found none")
@@ -38,40 +38,47 @@ def attribute_ints(node: ir.Node, name: str) -> list[int] | None:
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
-    """None if absent or unknown."""
-    given = attribute_ints(node, "axes")
-    return integers(optional(node, 1)) if given is None else given
+    """The axes that the node names, in its attribute or as its second input.
+
+    None if it names none, or if they are computed when the graph runs.
+    """
+    axes = attribute_ints(node, "axes")
+    return integers(optional(node, 1)) if axes is None else axes
 
 
 def permutation(node: ir.Node, rank: int) -> list[int]:
+    """Of a Transpose: for each axis of the output the axis of the input. By default the axes are reversed."""
     return attribute_ints(node, "perm") or list(range(rank))[::-1]
 
 
 def mixed_axes(node: ir.Node, rank: int) -> range:
-    """Over which a Softmax sums: before opset 13 all axes from one on."""
+    """The axes over which a Softmax sums: before opset 13 all axes from `axis` on, later `axis` alone."""
     axis = attribute_int(node, "axis", 1 if opset(node) < 13 else -1) % rank
     return range(axis, rank if opset(node) < 13 else axis + 1)
 
 
 def is_padded(node: ir.Node) -> bool:
-    """Of a convolution or a pool."""
-    plain = attribute_string(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
-    return not plain or any(attribute_ints(node, "pads") or [])
+    """Whether a convolution or a pool pads its input."""
+    automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    return automatic or any(attribute_ints(node, "pads") or [])
 
 
 def reads_shape_alone(node: ir.Node) -> bool:
+    """Whether the node reads the shape of its input and none of its elements."""
     return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
 def opset(node: ir.Node) -> int:
+    """The version of ONNX's standard operators in the node's graph; 1 for a node outside a graph."""
     graph = node.graph
     return graph.opset_imports.get("", 1) if graph is not None else 1
 
 
 def attends_to_all(node: ir.Node) -> bool:
-    """Whether every query sees every key, apart from the mask."""
+    """Whether each query of an Attention sees all keys, apart from the mask."""
     return not attribute_int(node, "is_causal", 0) and not has_window(node)
 
 
 def has_window(node: ir.Node) -> bool:
+    """Whether each query of an Attention sees only the keys near its own position."""
     return {attribute_int(node, f"{side}_window_size", -1) for side in ("left", "right")} != {-1}

@@ -1,7 +1,7 @@
-"""Constants of a graph, and new constants.
+"""Reads a graph's constants as numpy arrays, and adds new constants.
 
-In: values of an `onnx_ir` graph. Out: numpy arrays. New weights are cast once; `value.meta[EXACT]` returns the double
-for later passes and the proof.
+A pass computes new weights in float64. The file holds them cast to the graph's dtype. `value.meta[EXACT]` is a function
+that returns the float64 array, so that later passes and the proof do not read rounded weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ Array = NDArray[Any]
 EXACT = "vitbn.exact"
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-
-
-UNROUNDED = {ir.DataType.FLOAT, ir.DataType.DOUBLE}  # new weights in half would be rounded again
+UNROUNDED = {ir.DataType.FLOAT, ir.DataType.DOUBLE}  # in half precision new weights would be rounded once more
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -27,7 +25,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """Floats as float64."""
+    """The array of a constant, floats as float64; None for other values."""
     if value is None or value.const_value is None:
         return None
     if EXACT in value.meta:
@@ -37,14 +35,14 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def stored(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """In its own dtype, and in double only if a pass computed it so."""
+    """The array of a constant in the file's dtype, or in float64 if a pass computed it; None for other values."""
     if value is None or value.const_value is None:
         return None
     return doubles(value) if EXACT in value.meta else value.const_value.numpy()
 
 
 def doubles(value: ir.Value) -> NDArray[np.float64]:
-    """Of a constant."""
+    """The array of a constant as float64, not rounded if a pass computed it. Raises ValueError for other values."""
     exact: Callable[[], NDArray[np.float64]] | None = value.meta.get(EXACT)
     if exact is not None:
         return exact()
@@ -54,17 +52,19 @@ def doubles(value: ir.Value) -> NDArray[np.float64]:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant in one list; None for other values."""
     array = constant(value)
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
 
 
 def number(value: ir.Value) -> float | None:
+    """The element of a constant that has a single element; None for other values."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 class Constants:
-    """New constants of a graph, under names that are free in it."""
+    """Adds constants to a graph, under names that no other value of the graph has."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -72,6 +72,7 @@ class Constants:
         self._names |= {value.name for value in graph.inputs}
 
     def name(self, base: str) -> str:
+        """An unused name: `base`, with a number at its end if the graph has a value of this name."""
         name, count = base, 0
         while name in self._names:
             count += 1
@@ -80,6 +81,7 @@ class Constants:
         return name
 
     def add(self, array: NDArray[np.generic], base: str, dtype: ir.DataType | None = None) -> ir.Value:
+        """A constant with this array, cast to `dtype`; by default in the array's own dtype."""
         array = np.asarray(array, order="C")  # np.ascontiguousarray would add an axis to a scalar
         name = self.name(base)
         tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
@@ -92,7 +94,7 @@ class Constants:
     def add_computed(
         self, make: Callable[[], NDArray[np.float64]], shape: Sequence[int], base: str, dtype: ir.DataType
     ) -> ir.Value:
-        """Computed anew at each use: memory holds one such weight."""
+        """A constant whose array `make` computes at each use, so that memory holds one such weight at a time."""
         name = self.name(base)
         tensor = ir.LazyTensor(lambda: ir.tensor(make().astype(dtype.numpy())), dtype, ir.Shape(shape), name=name)
         value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -101,28 +103,35 @@ class Constants:
         return value
 
     def replace(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
-        """Readers of `old`, but not the node that makes `new`, read `new`, which takes its place among the outputs."""
-        kept = [use for use in old.uses() if use.node is new.producer()]
+        """Lets all readers of `old` read `new`, except the node that computes `new` from `old`.
+
+        If `old` is an output of the graph, `new` becomes this output and takes its name; the name of `old` gets the
+        suffix.
+        """
+        inputs_of_new = [use for use in old.uses() if use.node is new.producer()]
         if old.is_graph_output():
             new.name, old.name = old.name, self.name(f"{old.name}_{suffix}")
             new.type, new.shape = old.type, old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        for use in kept:
+        for use in inputs_of_new:
             use.node.replace_input_with(use.idx, old)
 
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias in the Add that alone reads `value`; False without such an Add."""
+        """Adds the vector `bias` to the constant that an Add adds to `value`.
+
+        False, and no change, unless such an Add is the only reader of `value` and not in `kept`.
+        """
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False
         add, position = uses[0].node, 1 - uses[0].idx
-        held = constant(add.inputs[position])
-        if held is None or held.ndim > 1 or held.size not in (1, bias.size):
+        old_bias = constant(add.inputs[position])
+        if old_bias is None or old_bias.ndim > 1 or old_bias.size not in (1, bias.size):
             return False
-        add.replace_input_with(position, self.add(held + bias, f"{value.name}_bias", value.dtype))
+        add.replace_input_with(position, self.add(old_bias + bias, f"{value.name}_bias", value.dtype))
         return True
 
 

@@ -1,7 +1,4 @@
-"""ONNX files: weights stay on disk until needed.
-
-In: paths. Out: models.
-"""
+"""Reads and writes ONNX files. Large weights stay on disk until a pass or the proof needs them."""
 
 from __future__ import annotations
 
@@ -21,16 +18,19 @@ from onnx_ir.external_data import set_base_dir
 from onnx_ir.serde import SerdeError
 
 from export.compiler.errors import BadRequest, NotSupported
-from export.compiler.graph.check_proto import check_parts
+from export.compiler.graph.check_proto import check_proto
 from export.compiler.graph.constants import FLOATS
 from export.compiler.graph.inline_weights import LARGE, InsideTensor, join, outline
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
 
-LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
+LARGEST_INSIDE = 1_500_000_000  # bytes of weights in the model's own file; protobuf's limit for a file is 2 GB
 
 
 def read_model(path: Path) -> ir.Model:
-    """Raises BadRequest if the file is no model or lacks weights, NotSupported for weights elsewhere."""
+    """The model of a file, with its nodes in topological order.
+
+    Raises BadRequest if the file is no ONNX model or lacks weights, NotSupported for weights outside its folder.
+    """
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     try:
         model = _loaded(path)
@@ -58,16 +58,16 @@ def read_model(path: Path) -> ir.Model:
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)
-    _check_places(model, path)
+    _check_weight_files(model, path)
     _check_lengths(model, path)
     return model
 
 
 def _loaded(path: Path) -> ir.Model:
-    """Large weights inside the file stay there, too, until they are read."""
+    """The model of a file. Weights inside a large file stay on disk until they are read."""
     data = outline(path) if path.stat().st_size > LARGE else None
     proto = onnx.load(path, load_external_data=False) if data is None else onnx.ModelProto.FromString(data)
-    check_parts(proto, path)
+    check_proto(proto, path)
     model, place = ir.from_proto(proto), path if data is None else path.resolve()
     split_defaults(model)
     set_base_dir(model.graph, place.parent)
@@ -83,23 +83,24 @@ def _loaded(path: Path) -> ir.Model:
 
 def _check_circles(model: ir.Model, path: Path) -> None:
     """Raises BadRequest for nodes, or functions, that need their own results."""
-    kinds: list[tuple[str, dict[Any, list[Any]]]] = [
+    dependencies: list[tuple[str, dict[Any, list[Any]]]] = [
         ("function", {key: [node.op_identifier() for node in body] for key, body in model.functions.items()})
     ]
     for nodes in (model.graph, *model.functions.values()):
-        makers = {node: [value.producer() for value in node.inputs if value is not None] for node in nodes}
-        kinds.append(("node", {node: [maker for maker in each if maker is not None] for node, each in makers.items()}))
-    for kind, needed in kinds:
+        producers = {node: [value.producer() for value in node.inputs if value is not None] for node in nodes}
+        graph = {node: [producer for producer in producers[node] if producer is not None] for node in producers}
+        dependencies.append(("node", graph))
+    for kind, graph in dependencies:
         try:
-            TopologicalSorter(needed).prepare()
+            TopologicalSorter(graph).prepare()
         except CycleError as error:
             first = error.args[1][0]
             name = first.name or first.outputs[0].name if isinstance(first, ir.Node) else first[1]
             raise BadRequest(f"{path}: expected no {kind} that needs its own result, found {name!r}") from error
 
 
-def _check_places(model: ir.Model, path: Path) -> None:
-    """Raises BadRequest for a missing file of weights, NotSupported for one that onnx_ir does not read."""
+def _check_weight_files(model: ir.Model, path: Path) -> None:
+    """Raises BadRequest for a missing file of weights, NotSupported for a file that onnx_ir refuses to read."""
     for file in weight_files(model):
         if not file.resolve().is_relative_to(path.resolve().parent):
             raise NotSupported(f"{path}: expected its weights in its folder, found {file}")
@@ -122,11 +123,11 @@ def _check_lengths(model: ir.Model, path: Path) -> None:
 def _follow_links(model: ir.Model, folder: Path) -> None:
     """Follows links into the model's own folder, as in Hugging Face's cache.
 
-    Raises NotSupported for other links: a strange model must not read any file.
+    Raises NotSupported for other links: a model from a stranger must not read any file of this machine.
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if _is_apart(tensor) and Path(tensor.path).is_symlink():
+        if _is_separate(tensor) and Path(tensor.path).is_symlink():
             file = Path(tensor.path).resolve()
             if file.parent != folder:
                 raise NotSupported(f"{tensor.path}: expected a link into {folder}, found a link to {file}")
@@ -135,55 +136,61 @@ def _follow_links(model: ir.Model, folder: Path) -> None:
 
 
 def weight_bytes(model: ir.Model) -> int:
+    """The size of all weights in bytes, wherever they are stored."""
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
 def weight_files(model: ir.Model) -> list[Path]:
+    """The files of weights beside the model's own file."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
-    return sorted({Path(tensor.path) for tensor in tensors if _is_apart(tensor)})
+    return sorted({Path(tensor.path) for tensor in tensors if _is_separate(tensor)})
 
 
-def _is_apart(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.ExternalTensor]:
+def _is_separate(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.ExternalTensor]:
+    """Whether the tensor is stored outside the model's own file."""
     return isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, InsideTensor)
 
 
 def release(model: ir.Model) -> None:
-    """Unmaps the files of weights, which otherwise count as memory once read."""
+    """Unmaps the files of weights: a mapped file counts as memory of the process once it was read."""
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
-            with suppress(BufferError):  # an array still reads it
+            with suppress(BufferError):  # an array in use still needs the map
                 value.const_value.release()
 
 
 def data_file(path: Path) -> Path:
-    """For weights outside the model's file."""
+    """Where `save_model` writes weights that do not fit into the model's own file."""
     return path.with_name(f"{path.name}.data")
 
 
-def check_apart(output: Path, read: Sequence[Path]) -> None:
-    """Raises BadRequest if writing `output` would replace a file that is read, or one new file another."""
-    new = [output, data_file(output), output.with_suffix(".npz"), output.with_suffix(".json")]
-    if len({*new}) < len(new):
+def check_overwrites(output: Path, inputs: Sequence[Path]) -> None:
+    """Raises BadRequest if a file that is written with `output` has the path of an input or of another such file."""
+    written = [output, data_file(output), output.with_suffix(".npz"), output.with_suffix(".json")]
+    if len({*written}) < len(written):
         raise BadRequest(f"{output}: expected a name as OUT.onnx, found that of its manifest or sample")
-    if folders := [path for path in new if path.is_dir()]:
+    if folders := [path for path in written if path.is_dir()]:
         raise BadRequest(f"{folders[0]}: expected a file, found a folder")
-    held = {path.resolve() for path in read}
-    if taken := [path for path in new if path.resolve() in held]:
-        raise BadRequest(f"{output}: expected other files than those that are read, found {taken[0]}")
+    input_paths = {path.resolve() for path in inputs}
+    if overwritten := [path for path in written if path.resolve() in input_paths]:
+        raise BadRequest(f"{output}: expected other files than those that are read, found {overwritten[0]}")
 
 
 def dtype_of(model: ir.Model) -> str:
-    """The narrowest float type of the weights selects the tolerance; raises NotSupported for bfloat16."""
-    held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
-    if ir.DataType.BFLOAT16 in held:
+    """The dtype that selects the proof's tolerance: "float16" if any weight is float16, else "float32".
+
+    Raises NotSupported for bfloat16.
+    """
+    dtypes = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
+    if ir.DataType.BFLOAT16 in dtypes:
         raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
-    return "float16" if ir.DataType.FLOAT16 in held else "float32"
+    return "float16" if ir.DataType.FLOAT16 in dtypes else "float32"
 
 
 def weights_by_place(path: Path) -> dict[str, Path]:
-    """The weights' files by the place that the model names, relative to its folder.
+    """The path of each file of weights, by the location, relative to the model's folder, that the model gives it.
 
-    Raises NotSupported for a place outside.
+    Raises NotSupported for a location outside the folder.
     """
     places = {}
     for value in ir.load(path).graph.initializers.values():
@@ -196,16 +203,16 @@ def weights_by_place(path: Path) -> dict[str, Path]:
 
 
 def save_model(model: ir.Model, path: Path) -> None:
-    """Large weights, and those from a separate file, go to `data_file(path)`."""
+    """Writes the model. Weights that were in separate files, or are too large for one, go to `data_file(path)`."""
     restore_defaults(model)
     size = weight_bytes(model)
     if size > LARGEST_INSIDE or weight_files(model):
         ir.save(model, path, external_data=data_file(path).name)
     elif size > LARGE:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            apart = Path(folder) / path.name
-            ir.save(model, apart, external_data="weights")
-            join(apart, apart.with_name("weights"), path)
+            outlined = Path(folder) / path.name
+            ir.save(model, outlined, external_data="weights")
+            join(outlined, outlined.with_name("weights"), path)
     else:
         ir.save(model, path)
     release(model)

@@ -1,8 +1,9 @@
-"""Large weights inside a model's file, read and written without a copy of them in memory.
+"""Reads and writes models whose large weights are inside the model's own file, without a copy of them in memory.
 
-`outline` reads: bytes of the model whose large weights are places in the file itself, as if they lay beside it. `join`
-writes: the reverse. Both walk protobuf's wire format: a message is a sequence of fields, each a key (number << 3 |
-kind) and a number (kind 0), 8 bytes (1), a length and bytes (2) or 4 bytes (5).
+`outline` reads a file: it returns the model's bytes with an external location in place of each large weight. The
+location is an offset in the same file. `join` writes a file: it puts external weights back inside. Both walk protobuf's
+wire format. A message is a sequence of fields. A field is a key (number << 3 | kind), then a number (kind 0), 8 bytes
+(kind 1), a length and bytes (kind 2) or 4 bytes (kind 5).
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-LARGE = 200_000_000  # bytes of weights; below it the ways that save memory cost more time than they are worth
-LEAST = 1 << 20  # bytes of a weight that stays in the file
+LARGE = 200_000_000  # bytes of weights; for smaller models saving memory costs more time than it is worth
+LEAST = 1 << 20  # bytes; smaller weights are read at once
 
 GRAPH, INITIALIZER = 7, 5  # fields of a model and of a graph
 FLOATS, RAW = 4, 9  # fields of a tensor
-BYTES = 2  # kind of field
+BYTES = 2  # the kind of a field
 
 
 class Field(NamedTuple):
-    """`begin`: of the key; `start`, `end`: of the content."""
+    """A field's number and kind, and offsets in the file: `begin` of its key, `start` and `end` of its content."""
 
     number: int
     kind: int
@@ -35,52 +36,53 @@ class Field(NamedTuple):
 
 
 class InsideTensor(ir.ExternalTensor):
-    """A weight in the model's own file."""
+    """A weight in the model's own file, which is read when it is needed."""
 
 
 def outline(path: Path) -> bytes | None:
-    """None for a file that has no large weights inside, or is no protobuf."""
+    """The model's bytes without its large weights; None for a file without large weights, or that is no protobuf."""
     try:
         with path.open("rb") as file:
-            data = file.fileno()
-            fields = [*_fields(data, 0, os.fstat(file.fileno()).st_size)]
+            descriptor = file.fileno()
+            fields = [*_fields(descriptor, 0, os.fstat(descriptor).st_size)]
             graphs = [field for field in fields if field.number == GRAPH and field.kind == BYTES]
             if len(graphs) != 1:
                 return None
-            parts = [
-                _outlined(data, field, path.resolve().name) for field in _fields(data, graphs[0].start, graphs[0].end)
-            ]
-            if not any(large for _, large in parts):
+            graph_fields = _fields(descriptor, graphs[0].start, graphs[0].end)
+            parts = [_outlined(descriptor, field, path.resolve().name) for field in graph_fields]
+            if not any(is_outlined for _, is_outlined in parts):
                 return None
             graph = b"".join(part for part, _ in parts)
-            rest = b"".join(_part(data, field.begin, field.end) for field in fields if field is not graphs[0])
-            return rest + _message(GRAPH, graph)
+            head = b"".join(_read(descriptor, field.begin, field.end) for field in fields if field is not graphs[0])
+            return head + _message(GRAPH, graph)
     except (ValueError, DecodeError):
         return None
 
 
-def _part(data: int, begin: int, end: int) -> bytes:
-    """Of an open file, by its descriptor. A map of it would bring 2 MB into memory at each touch."""
-    return os.pread(data, end - begin, begin)
+def _read(descriptor: int, begin: int, end: int) -> bytes:
+    """Bytes of an open file. A memory map would bring 2 MB into memory at each access."""
+    return os.pread(descriptor, end - begin, begin)
 
 
-def _outlined(data: int, field: Field, name: str) -> tuple[bytes, bool]:
-    """A field of the graph, and whether it is a large weight, of which a place is left."""
-    inner = [*_fields(data, field.start, field.end)] if field.number == INITIALIZER and field.kind == BYTES else []
-    large = [each for each in inner if each.number in (FLOATS, RAW) and each.end - each.start >= LEAST]
+def _outlined(descriptor: int, field: Field, name: str) -> tuple[bytes, bool]:
+    """The bytes of a field of the graph, and True if it is a large weight, whose data became a location in `name`."""
+    is_weight = field.number == INITIALIZER and field.kind == BYTES
+    tensor_fields = [*_fields(descriptor, field.start, field.end)] if is_weight else []
+    large = [part for part in tensor_fields if part.number in (FLOATS, RAW) and part.end - part.start >= LEAST]
     if len(large) != 1 or large[0].kind != BYTES:
-        return _part(data, field.begin, field.end), False
-    kept = b"".join(_part(data, each.begin, each.end) for each in inner if each is not large[0])
-    tensor = onnx.TensorProto.FromString(kept)
+        return _read(descriptor, field.begin, field.end), False
+    data = large[0]
+    head = b"".join(_read(descriptor, part.begin, part.end) for part in tensor_fields if part is not data)
+    tensor = onnx.TensorProto.FromString(head)
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    place = {"location": name, "offset": str(large[0].start), "length": str(large[0].end - large[0].start)}
-    for key, value in place.items():
+    location = {"location": name, "offset": str(data.start), "length": str(data.end - data.start)}
+    for key, value in location.items():
         tensor.external_data.add(key=key, value=value)
     return _message(INITIALIZER, tensor.SerializeToString()), True
 
 
 def join(outlined: Path, weights: Path, output: Path) -> None:
-    """Writes the model `outlined` to `output`, with the weights that it names in the file `weights` inside."""
+    """Writes the model `outlined`, whose external weights are in the file `weights`, to the single file `output`."""
     model = onnx.load(outlined, load_external_data=False)
     tensors = [*model.graph.initializer]
     del model.graph.initializer[:]
@@ -97,15 +99,15 @@ def join(outlined: Path, weights: Path, output: Path) -> None:
 
 
 def _head(tensor: onnx.TensorProto) -> tuple[bytes, int, int]:
-    """The field of a graph up to the raw data, and its place in the file of weights."""
+    """The bytes of a graph's field up to the weight's raw data; the data's offset and length in the file of weights."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return _message(INITIALIZER, tensor.SerializeToString()), 0, 0
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    length = int(place["length"])
+    location = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(location["length"])
     del tensor.external_data[:]
     tensor.ClearField("data_location")
     before = tensor.SerializeToString() + _key(RAW) + _varint(length)
-    return _key(INITIALIZER) + _varint(len(before) + length) + before, int(place.get("offset", 0)), length
+    return _key(INITIALIZER) + _varint(len(before) + length) + before, int(location.get("offset", 0)), length
 
 
 def _copy(source: BinaryIO, file: BinaryIO, length: int) -> None:
@@ -117,18 +119,18 @@ def _copy(source: BinaryIO, file: BinaryIO, length: int) -> None:
         length -= len(chunk)
 
 
-def _fields(data: int, start: int, end: int) -> Iterator[Field]:
-    """Raises ValueError for what is no message."""
+def _fields(descriptor: int, start: int, end: int) -> Iterator[Field]:
+    """The fields of the message between two offsets of a file. Raises ValueError if there is no message."""
     while start < end:
         begin = start
-        key, start = _number(data, start)
+        key, start = _number(descriptor, start)
         match key & 7:
             case 0:
-                _, stop = _number(data, start)
+                _, stop = _number(descriptor, start)
             case 1:
                 stop = start + 8
             case 2:
-                length, start = _number(data, start)
+                length, start = _number(descriptor, start)
                 stop = start + length
             case 5:
                 stop = start + 4
@@ -140,10 +142,10 @@ def _fields(data: int, start: int, end: int) -> Iterator[Field]:
         start = stop
 
 
-def _number(data: int, start: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, and where it ends."""
+def _number(descriptor: int, start: int) -> tuple[int, int]:
+    """A varint, which holds 7 bits in a byte, and the offset of its end."""
     number = 0
-    for position, byte in enumerate(_part(data, start, start + 10)):
+    for position, byte in enumerate(_read(descriptor, start, start + 10)):
         number |= (byte & 127) << 7 * position
         if byte < 128:
             return number, start + position + 1
@@ -151,6 +153,7 @@ def _number(data: int, start: int) -> tuple[int, int]:
 
 
 def _varint(number: int) -> bytes:
+    """The number as protobuf writes it."""
     parts = bytearray()
     while number > 127:
         parts.append(number & 127 | 128)
@@ -159,6 +162,7 @@ def _varint(number: int) -> bytes:
 
 
 def _key(number: int) -> bytes:
+    """The key of the field with this number and the kind BYTES."""
     return _varint(number << 3 | BYTES)
 
 

@@ -1,7 +1,7 @@
-"""Inputs with a default: initialisers that stand among the inputs, too.
+"""Inputs with a default value. An ONNX file writes such an input as an initialiser that is among the inputs too.
 
-In: a model. Out: the same with plain inputs, so that no pass takes a default for a constant; `value.meta[DEFAULT]`
-keeps it. `restore_defaults` undoes this.
+`split_defaults` moves each default into `value.meta[DEFAULT]`, so that no pass takes it for a constant.
+`restore_defaults` puts the defaults back.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import onnx_ir as ir
 
 DEFAULT = "vitbn.default"
 
-LEAST_IR_VERSION = 4  # older files list every weight among the inputs, and ONNX Runtime lets nobody set it
+LEAST_IR_VERSION = 4  # older files list all weights among the inputs, and ONNX Runtime lets no caller set them
 
 
 def split_defaults(model: ir.Model) -> None:
-    """If every weight stands among the inputs, as older exporters write it, they stay weights."""
-    both = [value for value in model.graph.inputs if value.is_initializer()]
-    if model.ir_version < LEAST_IR_VERSION or len(both) == len(model.graph.initializers):
+    """In place. If all weights are among the inputs, as older exporters write them, they stay weights."""
+    inputs_with_default = [value for value in model.graph.inputs if value.is_initializer()]
+    if model.ir_version < LEAST_IR_VERSION or len(inputs_with_default) == len(model.graph.initializers):
         return
-    for value in both:
+    for value in inputs_with_default:
         value.meta[DEFAULT] = value.const_value
         del model.graph.initializers[value.name or ""]
         value.const_value = None
 
 
 def restore_defaults(model: ir.Model) -> None:
+    """Undoes `split_defaults`, in place."""
     for value in model.graph.inputs:
         if (tensor := default(value)) is not None and not value.is_initializer():
             value.const_value = tensor
@@ -32,11 +33,13 @@ def restore_defaults(model: ir.Model) -> None:
 
 
 def default(value: ir.Value) -> ir.TensorProtocol | None:
+    """The default of an input after `split_defaults`; None of an input without a default."""
     tensor: ir.TensorProtocol | None = value.meta.get(DEFAULT)
     return tensor
 
 
 def fixed_inputs(model: ir.Model) -> list[str]:
-    """Names of inputs with a default that the passes take for constants."""
-    settable = model.ir_version >= LEAST_IR_VERSION
-    return [str(value.name) for value in model.graph.inputs if settable and value.is_initializer()]
+    """Names of the inputs whose default the passes take for a constant, because all weights are inputs."""
+    if model.ir_version < LEAST_IR_VERSION:
+        return []
+    return [str(value.name) for value in model.graph.inputs if value.is_initializer()]

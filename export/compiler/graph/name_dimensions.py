@@ -17,37 +17,41 @@ RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # funct
 
 
 def name_free_dimensions(graph: ir.Graph) -> None:
-    """Names every free dimension of an input; some exporters write -1, 0 or ?."""
-    taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
-    plain = {name for name in taken if isinstance(name, str)}
+    """Names each free dimension of an input, in place. Some exporters write -1, 0 or ? instead of a name.
+
+    Raises NotSupported for an input that is no tensor of known rank.
+    """
+    used = {_readable(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
+    names = {size for size in used if isinstance(size, str)}
     for value in graph.inputs:
         if value.shape is None or not isinstance(value.type, ir.TensorType):
             kind = value.type or "no type"
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
         dims = enumerate(value.shape.dims)
         value.shape = ir.Shape(
-            [_kept(dim) or _sum(dim, plain) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims]
+            [_readable(dim) or _sum(dim, names) or _unused_name(f"{value.name}_{axis}", used) for axis, dim in dims]
         )
 
 
-def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
-    """A size, or a name that the parser of expressions reads."""
+def _readable(dim: int | ir.SymbolicDim) -> int | str | None:
+    """The dimension's size or name; None if the parser of symbolic expressions cannot read it."""
     if isinstance(dim, int):
         return dim if dim > 0 else None
-    readable = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
-    return dim.value if readable else None
+    is_name = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
+    return dim.value if is_name else None
 
 
-def _sum(dim: int | ir.SymbolicDim, known: Container[str]) -> str | None:
-    """A sum of named sizes: optimum writes past_sequence_length + sequence_length for a mask."""
-    parts = str(dim.value).split(" + ") if isinstance(dim, ir.SymbolicDim) else []
-    return " + ".join(parts) if len(parts) > 1 and all(part in known for part in parts) else None
+def _sum(dim: int | ir.SymbolicDim, names: Container[str]) -> str | None:
+    """A sum of named dimensions, as optimum writes past_sequence_length + sequence_length for a mask; else None."""
+    terms = str(dim.value).split(" + ") if isinstance(dim, ir.SymbolicDim) else []
+    return " + ".join(terms) if len(terms) > 1 and all(term in names for term in terms) else None
 
 
-def _fresh(name: str, taken: set[int | str | None]) -> str:
+def _unused_name(name: str, used: set[int | str | None]) -> str:
+    """A name that the parser reads and that is not `used`; adds it to `used`."""
     name = re.sub(r"\W", "_", name)
     name = name if re.fullmatch(SYMBOL, name) else f"dim_{name}"
-    while name in taken:
+    while name in used:
         name += "_"
-    taken.add(name)
+    used.add(name)
     return name

@@ -1,6 +1,7 @@
-"""Makes nodes for a graph, or for the body of a loop in it, under names that are free in both.
+"""Makes nodes for a graph, or for the body of a loop in it, under names that neither uses.
 
-In: a graph's names. Out: values. Forms that opsets write differently are written in the graph's.
+Each method adds nodes and returns the value that they compute. Operators that opsets write differently are written as
+the graph's opset wants them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
 class Nodes:
-    """`put` takes each node; by default they stand in `list`, and the caller puts them where they belong.
+    """A function `put` inserts each new node. By default the nodes wait in `list`, and the caller inserts them.
 
     Names begin with `prefix`, or else with the name of the first input.
     """
@@ -29,7 +30,7 @@ class Nodes:
         self.list: list[ir.Node] = []
         self._put = put or self.list.append
         self._opset = constants.graph.opset_imports.get("", 0)
-        self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}
+        self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}  # constants that were added before
 
     def add(
         self,
@@ -39,58 +40,63 @@ class Nodes:
         attributes: Attributes | None = None,
         shape: ir.Shape | None = None,
     ) -> ir.Value:
-        """The first output of a new node."""
+        """Makes a node with one output, and returns the output."""
         node = ir.node(operator, inputs, attributes)
         node.outputs[0].shape = shape
         first = next((value.name for value in inputs if value is not None), operator)
         return self.put(node, f"{self.prefix or first}_{operator}", dtype)
 
     def put(self, node: ir.Node, name: str, dtype: ir.DataType | None) -> ir.Value:
+        """Inserts a node of the caller's, gives it and its output this name, and returns the output."""
         node.outputs[0].name = node.name = self.constants.name(name)
         self._put(node)
         return of_type(node.outputs[0], dtype)
 
     def copy(self, node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str) -> ir.Node:
-        """With other inputs, and outputs of the same types, whose names end in `suffix`."""
+        """Inserts a copy of the node with other inputs. Outputs keep their dtypes; their names end in `suffix`."""
         new = ir.Node(node.domain, node.op_type, inputs, [*node.attributes.values()], num_outputs=len(node.outputs))
-        for old, made in zip(node.outputs, new.outputs, strict=True):
-            of_type(made, old.dtype).name = self.constants.name(f"{old.name}_{suffix}") if old.name else ""
+        for old_output, output in zip(node.outputs, new.outputs, strict=True):
+            name = self.constants.name(f"{old_output.name}_{suffix}") if old_output.name else ""
+            of_type(output, old_output.dtype).name = name
         new.name = self.constants.name(f"{node.outputs[0].name}_{node.op_type}")
         self._put(new)
         return new
 
     def integers(self, numbers: Sequence[int]) -> ir.Value:
+        """A constant, INT64 [n]."""
         return self._number(tuple(numbers))
 
     def scalar(self, number: int) -> ir.Value:
+        """A constant, INT64 []."""
         return self._number(number)
 
-    def _number(self, held: tuple[int, ...] | int) -> ir.Value:
-        if held not in self._numbers:
-            self._numbers[held] = self.constants.add(np.array(held, np.int64), f"{self.prefix or 'rows'}_number")
-        return self._numbers[held]
+    def _number(self, content: tuple[int, ...] | int) -> ir.Value:
+        if content not in self._numbers:
+            self._numbers[content] = self.constants.add(np.array(content, np.int64), f"{self.prefix or 'rows'}_number")
+        return self._numbers[content]
 
     def reshape(self, value: ir.Value, shape: Sequence[int | ir.Value]) -> ir.Value:
-        """A size is a number or a vector of length 1."""
+        """Each size of the shape is a number or a vector of length 1. The dtype stays."""
         return self.add("Reshape", [value, self.vector(shape)], value.dtype)
 
     def vector(self, sizes: Sequence[int | ir.Value]) -> ir.Value:
+        """Joins numbers and vectors to one vector."""
         parts: list[ir.Value] = []
-        for known, run in groupby(sizes, key=lambda size: isinstance(size, int)):
-            given = [*run]
-            numbers = [size for size in given if isinstance(size, int)]
-            parts += [self.integers(numbers)] if known else [size for size in given if isinstance(size, ir.Value)]
+        for are_numbers, run in groupby(sizes, key=lambda size: isinstance(size, int)):
+            run_sizes = [*run]
+            numbers = [size for size in run_sizes if isinstance(size, int)]
+            parts += [self.integers(numbers)] if are_numbers else [s for s in run_sizes if isinstance(s, ir.Value)]
         return parts[0] if len(parts) == 1 else self.add("Concat", parts, INT64, {"axis": 0})
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         return value if value.dtype == dtype else self.add("Cast", [value], dtype, {"to": dtype.value})
 
     def sizes(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """As a vector."""
+        """The sizes of these axes when the graph runs, INT64 [number of axes]."""
         return self.gather(self.add("Shape", [value]), self.integers(axes))
 
-    def gather(self, value: ir.Value, places: ir.Value, axis: int = 0) -> ir.Value:
-        return self.add("Gather", [value, places], value.dtype, {"axis": axis})
+    def gather(self, value: ir.Value, indices: ir.Value, axis: int = 0) -> ir.Value:
+        return self.add("Gather", [value, indices], value.dtype, {"axis": axis})
 
     def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         return self._along("Unsqueeze", value, axes)
@@ -99,36 +105,39 @@ class Nodes:
         return self._along("Squeeze", value, axes)
 
     def scalar_of(self, value: ir.Value) -> ir.Value:
-        """Of a vector of length 1."""
+        """A vector of length 1 as a scalar."""
         return self.squeeze(value, [0])
 
     def sum(self, value: ir.Value, axis: int, keepdims: int) -> ir.Value:
         return self._along("ReduceSum", value, [axis], {"keepdims": keepdims})
 
     def _along(self, operator: str, value: ir.Value, axes: Sequence[int], more: Attributes | None = None) -> ir.Value:
-        """Axes are an input from opset 13 on."""
+        """An operator whose axes are an input from opset 13 on, and an attribute before."""
         if self._opset < 13:
             return self.add(operator, [value], value.dtype, {"axes": [*axes], **(more or {})})
         return self.add(operator, [value, self.integers(axes)], value.dtype, more)
 
     def larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        """Max and Min take integers from opset 12 on."""
+        """The elementwise maximum; the operator Max takes integers only from opset 12 on."""
         less = self.add("Less", [left, right], BOOL)
         return self.add("Where", [less, right, left], left.dtype)
 
     def smaller(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        """The elementwise minimum; the operator Min takes integers only from opset 12 on."""
         less = self.add("Less", [left, right], BOOL)
         return self.add("Where", [less, left, right], left.dtype)
 
     def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
+        """Adds no node if the order of the axes stays."""
         if list(order) == sorted(order):
             return value
         return self.add("Transpose", [value], value.dtype, {"perm": [*order]})
 
     def cut(self, value: ir.Value, start: ir.Value, end: ir.Value, axis: int = 0) -> ir.Value:
+        """The rows of an axis from `start` to before `end`, vectors of length 1."""
         return self.add("Slice", [value, start, end, self.integers([axis])], value.dtype)
 
 
 def nodes_before(constants: Constants, node: ir.Node) -> Nodes:
-    """For nodes that stand before another, with names that begin with the name of its output."""
+    """Makes nodes that are inserted before `node`. Their names begin with the name of its first output."""
     return Nodes(constants, node.outputs[0].name or "", partial(constants.graph.insert_before, node))

@@ -1,7 +1,7 @@
-"""The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
+"""The part of an output that its user reads, such as `last_hidden_state[:,0]`.
 
-In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
-array, for the proof.
+In: an output's name and indices, as in numpy's basic indexing. Out: the graph with only this part as its output; and
+for the proof the same part of an array.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ Index = int | slice | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Read:
-    """Each index by itself, as in numpy.ix_; a tuple picks several."""
+    """An output and an index for each of its first axes. Axes are indexed independently, as in numpy.ix_.
+
+    A tuple picks several rows. `masked`: the user reads all rows, but those that the mask hides are 0.
+    """
 
     output: str
     indices: tuple[Index, ...] = ()
-    masked: bool = False  # rows that the mask hides are 0
+    masked: bool = False
 
     def of(self, array: NDArray[np.generic], mask: NDArray[np.generic] | None = None) -> NDArray[np.generic]:
-        """Raises as `check`."""
+        """This part of the output `array`. Raises BadRequest if the array has no such part."""
         if self.masked and mask is not None:
-            seen = mask.astype(bool).reshape(*mask.shape, *[1] * (array.ndim - mask.ndim))
-            return np.where(seen, array, np.zeros((), array.dtype))
+            visible = mask.astype(bool).reshape(*mask.shape, *[1] * (array.ndim - mask.ndim))
+            return np.where(visible, array, np.zeros((), array.dtype))
         self.check(array.shape)
         for axis, index in reversed(list(enumerate(self.indices))):
             array = array[(slice(None),) * axis + (list(index) if isinstance(index, tuple) else index,)]
@@ -45,54 +48,58 @@ class Read:
     def check(self, shape: Iterable[int | ir.SymbolicDim]) -> None:
         """Raises BadRequest if an array of this shape has no such part."""
         dims = list(shape)
-        if len(self.indices) > len(dims) or not all(map(_has, dims, self.indices)):
+        if len(self.indices) > len(dims) or not all(map(_has_rows, dims, self.indices)):
             raise BadRequest(f"read: expected indices within the shape ({', '.join(map(str, dims))}), found {self}")
 
     def __str__(self) -> str:
         if self.masked:
             return f"{self.output}[mask]"
-        return self.output + ("[" + ",".join(map(_text, self.indices)) + "]" if self.indices else "")
+        return self.output + ("[" + ",".join(map(_index_text, self.indices)) + "]" if self.indices else "")
 
 
 def parse_read(text: str) -> Read:
-    """NAME, NAME[mask] or NAME[INDEX, ...], each index a number, START:END or [NUMBER, ...]; raises BadRequest."""
+    """Reads NAME, NAME[mask] or NAME[INDEX, ...], where an index is a number, START:END or [NUMBER, ...].
+
+    Raises BadRequest for other text.
+    """
     match = re.fullmatch(r"(.+?)(?:\[((?:[^\[\]]|\[[^\[\]]*\])*)\])?", text.strip())
     if match is None:
         raise BadRequest(f"read: expected NAME or NAME[INDEX,...], found {text!r}")
-    name, inside = match.groups()
-    if inside is None:
+    name, brackets = match.groups()
+    if brackets is None:
         return Read(name)
-    if inside.strip() == "mask":
+    if brackets.strip() == "mask":
         return Read(name, masked=True)
-    parts = re.split(r",(?![^\[]*\])", inside)
-    return Read(name, tuple(_index(part.strip(), text) for part in parts))
+    parts = re.split(r",(?![^\[]*\])", brackets)
+    return Read(name, tuple(_parse_index(part.strip(), text) for part in parts))
 
 
-def _index(part: str, text: str) -> Index:
+def _parse_index(part: str, text: str) -> Index:
     match = re.fullmatch(r"(-?\d+)|(-?\d*):(-?\d*)|\[((?:\s*-?\d+\s*,)*\s*-?\d+)\s*,?\s*\]", part)
     if match is None:
         what = "expected a number, START:END or [NUMBER,...] between the brackets"
         raise BadRequest(f"read: {what}, found {part!r} in {text!r}")
-    number, start, end, several = match.groups()
+    number, start, end, numbers = match.groups()
     if number is not None:
         return int(number)
-    if several is not None:
-        return tuple(int(each) for each in several.split(","))
+    if numbers is not None:
+        return tuple(map(int, numbers.split(",")))
     return slice(int(start) if start else None, int(end) if end else None)
 
 
-def _has(size: int | ir.SymbolicDim, index: Index) -> bool:
-    """Whether the index picks an element, of a free dimension at some size."""
+def _has_rows(size: int | ir.SymbolicDim, index: Index) -> bool:
+    """Whether the index picks a row of an axis of this size. Of a free axis: whether it does at some size."""
     if isinstance(index, tuple):
-        return all(_has(size, each) for each in index)
+        return all(_has_rows(size, number) for number in index)
     rows = slice(index, index + 1 or None) if isinstance(index, int) else index
     if isinstance(index, int) and isinstance(size, int) and index < -size:
         return False
-    sizes = (size,) if isinstance(size, int) else (1, sys.maxsize)
-    return any(len(range(each)[rows]) > 0 for each in sizes)
+    possible_sizes = (size,) if isinstance(size, int) else (1, sys.maxsize)
+    return any(len(range(possible)[rows]) > 0 for possible in possible_sizes)
 
 
-def _text(index: Index) -> str:
+def _index_text(index: Index) -> str:
+    """The index as a user writes it."""
     if isinstance(index, int):
         return str(index)
     if isinstance(index, tuple):
@@ -100,26 +107,26 @@ def _text(index: Index) -> str:
     return ":".join("" if end is None else str(end) for end in (index.start, index.stop))
 
 
-def resolve(asked: Sequence[str | Read], graph: ir.Graph) -> list[Read]:
-    """One read for each output that is kept, in the graph's order: '*' and 'present.*' keep outputs whole.
+def resolve(requests: Sequence[str | Read], graph: ir.Graph) -> list[Read]:
+    """A read for each requested output, in the graph's order. A pattern such as 'present.*' requests entire outputs.
 
-    Raises BadRequest as `parse_read`, and for an unknown or repeated output.
+    Raises BadRequest for text that is no read, and for an unknown or repeated output.
     """
     names = [str(value.name) for value in graph.outputs]
-    reads = [parse_read(read) if isinstance(read, str) else read for read in asked]
-    kept: dict[str, Read] = {}
+    reads = [parse_read(request) if isinstance(request, str) else request for request in requests]
+    by_output: dict[str, Read] = {}
     for read in [read for read in reads if read.output in names or not _is_pattern(read)]:
         if read.output not in names:
             raise BadRequest(f"read: expected one of the outputs {', '.join(names)}, found {read.output!r}")
-        if read.output in kept:
+        if read.output in by_output:
             raise BadRequest("read: expected each output once, found an output twice")
-        kept[read.output] = read
+        by_output[read.output] = read
     for read in [read for read in reads if read.output not in names and _is_pattern(read)]:
         matching = [name for name in names if fnmatchcase(name, read.output)]
         if not matching:
             raise BadRequest(f"read: expected one of the outputs {', '.join(names)}, found none like {read.output!r}")
-        kept = {name: Read(name) for name in matching} | kept
-    return [kept[name] for name in names if name in kept]
+        by_output = {name: Read(name) for name in matching} | by_output
+    return [by_output[name] for name in names if name in by_output]
 
 
 def _is_pattern(read: Read) -> bool:
@@ -127,35 +134,42 @@ def _is_pattern(read: Read) -> bool:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None) -> None:
-    """`reads` are resolved. The names stay; raises BadRequest for parts outside the outputs, and ranges of tokens.
+    """Replaces the graph's outputs by these parts of them, in place. Outputs keep their names.
 
-    `mask`: the input that hides tokens, of which a later pass leaves them out.
+    reads: as `resolve` returns them. mask: the name of the input that hides tokens, if the pass "pack" follows. Raises
+    BadRequest for a part outside its output; with a mask also for a range of tokens.
     """
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
     nodes = Nodes(Constants(graph), put=graph.append)
-    hiding = next((given for given in graph.inputs if given.name == mask), None)
-    chosen = [
-        _seen(outputs[read.output], hiding, nodes) if read.masked else _part(outputs[read.output], read, nodes, hiding)
+    mask_input = next((value for value in graph.inputs if value.name == mask), None)
+    parts = [
+        _visible_rows(outputs[read.output], mask_input, nodes)
+        if read.masked
+        else _part(outputs[read.output], read, nodes, mask_input)
         for read in reads
     ]
     graph.outputs.clear()
-    graph.outputs.extend(chosen)
+    graph.outputs.extend(parts)
 
 
 def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> ir.Value:
-    """With a `mask` a token by number stays a list of one: read-rows leaves it to the pass that picks of each text."""
+    """The part `read` of an output, which is renamed, under the output's name.
+
+    With a mask a token is picked by a list of one number: the pass read-rows leaves such a Gather to the pass "pack",
+    which picks the token of each text.
+    """
     if value.shape is not None:
         read.check(value.shape)
-    part, packed = value, mask is not None
+    part, is_packed = value, mask is not None
     for axis, index in reversed(list(enumerate(read.indices))):
         if isinstance(index, slice):
             _check_tokens(value, axis, index, read, mask)
             if (index.start, index.stop) != (None, None):
                 stop = np.iinfo(np.int64).max if index.stop is None else index.stop
                 part = nodes.cut(part, nodes.integers([index.start or 0]), nodes.integers([stop]), axis)
-        elif isinstance(index, tuple) or (packed and index not in (0, -1)):
+        elif isinstance(index, tuple) or (is_packed and index not in (0, -1)):
             part = nodes.gather(part, nodes.integers([index] if isinstance(index, int) else index), axis)
             part = nodes.squeeze(part, [axis]) if isinstance(index, int) else part
         else:
@@ -168,7 +182,7 @@ def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> i
 
 
 def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.Value | None) -> None:
-    """Raises BadRequest for a range of tokens: texts of other lengths have other tokens there."""
+    """Raises BadRequest for a range of tokens: in texts of different lengths it means different tokens."""
     if mask is None or mask.shape is None or value.shape is None or not same(value.shape[axis], mask.shape[-1]):
         return
     count = len(range(sys.maxsize)[rows])
@@ -176,8 +190,8 @@ def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.
         raise BadRequest(f"read: expected tokens by number with --packed, as {read.output}[:,[-2,-1]], found {read}")
 
 
-def _seen(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Value:
-    """0 where the mask, an input, hides."""
+def _visible_rows(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Value:
+    """The output with 0 for the tokens that the mask hides. The output is renamed; the result has its name."""
     if mask is not None and value.shape is None:
         raise BadRequest(
             f"read: expected tokens in the output {value.name!r}, found that its shape does not follow from the graph"

@@ -1,6 +1,6 @@
-"""Makes nodes that tell sizes when the graph runs.
+"""Makes nodes that compute free sizes when the graph runs, from the shapes of its inputs.
 
-In: sizes, known or free. Out: values of integers, read from the graph's inputs; or NotSupported.
+In: sizes as numbers and expressions. Out: a value, INT64 [number of sizes]; or NotSupported.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from export.compiler.graph.shapes import Dim, Shapes
 class Sizes:
     def __init__(self, shapes: Shapes, nodes: Nodes) -> None:
         self._shapes, self._nodes = shapes, nodes
-        self._read: dict[tuple[ir.Value, int], ir.Value] = {}
+        self._sizes: dict[tuple[ir.Value, int], ir.Value] = {}  # by input and axis, so that nodes are made once
 
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
+        """The sizes as a vector. Raises NotSupported for a size that does not follow from an axis of an input."""
         return self._nodes.vector([size if isinstance(size, int) else self._size(size) for size in sizes])
 
     def _size(self, size: Dim) -> ir.Value:
-        """As a vector of length 1."""
+        """A free size as a vector of length 1."""
         source = self._shapes.source(size)
         if source is None:
             return self._product(size)
-        if source not in self._read:
-            self._read[source] = self._nodes.sizes(source[0], [source[1]])
-        return self._read[source]
+        if source not in self._sizes:
+            self._sizes[source] = self._nodes.sizes(source[0], [source[1]])
+        return self._sizes[source]
 
     def _product(self, size: Dim) -> ir.Value:
-        """Of an input's axis and a number."""
+        """A size that is the size of an input's axis times a number, as a vector of length 1."""
         for unit in (dim for value in self._shapes.graph.inputs for dim in self._shapes.dims(value)):
-            if (each := self._shapes.times(size, unit)) is not None:
-                return self._nodes.add("Mul", [self._size(unit), self._nodes.integers([each])])
+            if (factor := self._shapes.times(size, unit)) is not None:
+                return self._nodes.add("Mul", [self._size(unit), self._nodes.integers([factor])])
         raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")

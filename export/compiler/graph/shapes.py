@@ -1,4 +1,4 @@
-"""Shapes of a graph's values as integers and expressions in its free dimensions.
+"""Shapes of a graph's values. A size is an integer, or an expression in the free dimensions of the graph's inputs.
 
 In: a graph after `shape_inference.infer`. Out: `Shapes`.
 """
@@ -19,15 +19,15 @@ Dim = int | ir.SymbolicDim
 
 WHOLE_NUMBERS = {ir.DataType.INT32, ir.DataType.INT64}
 
-# Sizes at which equal expressions have equal values; the longer ones show Min(512, n) - n.
-TRIED = ((3, 5, 7, 11, 13), (10_007, 10_009, 10_037, 10_039, 10_061))
+# Sizes at which two expressions are evaluated before they are compared. The large sizes tell Min(512, n) from n.
+SAMPLE_SIZES = ((3, 5, 7, 11, 13), (10_007, 10_009, 10_037, 10_039, 10_061))
 
-NOMINAL = 64  # of a free dimension where no sizes are given
-FAR = (1 << 31) - 1  # the end of every axis; exporters write this or larger numbers
+NOMINAL = 64  # the size that a free dimension is taken for where the caller gives no sizes
+FAR = (1 << 31) - 1  # as the end of a Slice: the end of the axis; exporters write this or larger numbers
 
 
 def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:
-    """Of a Slice: axis -> (start, end, step); None if unknown."""
+    """Of a Slice: axis -> (start, end, step); None if these are computed when the graph runs."""
     inputs = [*node.inputs[1:], None, None]
     starts, ends = integers(inputs[0]), integers(inputs[1])
     if starts is None or ends is None:
@@ -40,6 +40,7 @@ def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:
 
 
 def same(left: Dim, right: Dim) -> bool:
+    """Whether two sizes are equal whatever the free dimensions are."""
     left, right = number(left), number(right)
     if isinstance(left, int) or isinstance(right, int):
         return isinstance(left, int) and isinstance(right, int) and left == right
@@ -53,9 +54,9 @@ def same_shape(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
 
 
 def agree(size: Dim, other: Dim) -> bool:
-    """Whether two axes that meet have one size in every graph that runs.
+    """Whether two axes that an operator aligns have equal sizes whenever the graph runs without an error.
 
-    A table of 512 positions cut to n tokens has min(512, n) rows: n, or too few to be added to n tokens.
+    A table of 512 positions that is cut to n tokens has Min(512, n) rows. An Add with n tokens fails unless that is n.
     """
     if same(size, other):
         return True
@@ -66,19 +67,20 @@ def agree(size: Dim, other: Dim) -> bool:
 @cache
 def _equal(left: str, right: str) -> bool:
     try:
-        apart = ir.SymbolicDim(left) - ir.SymbolicDim(right)
-        symbols = sorted(apart.free_symbols())
+        difference = ir.SymbolicDim(left) - ir.SymbolicDim(right)
+        symbols = sorted(difference.free_symbols())
         if not symbols:
-            return apart.value == "0"
-        tried = [dict(zip(symbols, sizes, strict=False)) for sizes in TRIED if len(symbols) <= len(sizes)]
-        if any(apart.evaluate(sizes) != 0 for sizes in tried):
-            return False  # most are; to simplify takes long
-        return apart.simplify().value == "0"
-    except ValueError:  # onnx_ir reads fewer functions than inference writes: no ceiling
+            return difference.value == "0"
+        samples = [dict(zip(symbols, sizes, strict=False)) for sizes in SAMPLE_SIZES if len(symbols) <= len(sizes)]
+        if any(difference.evaluate(sizes) != 0 for sizes in samples):
+            return False  # so it is for most pairs; simplify is slow
+        return difference.simplify().value == "0"
+    except ValueError:  # inference writes functions that onnx_ir does not read: ceiling
         return False
 
 
 def number(dim: Dim) -> Dim:
+    """A symbolic size that is a plain number, as an integer; other sizes as they are."""
     if isinstance(dim, int):  # first: isinstance of a SymbolicDim takes 20 times as long
         return dim
     return int(dim.value) if dim.value and dim.value.isdigit() else dim
@@ -93,79 +95,85 @@ def product(dims: Sequence[Dim]) -> Dim:
 
 @cache
 def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: int) -> int:
-    known = dict(sizes)
+    """The size with its symbols set to `sizes`, other symbols to `default`; at least 1."""
+    by_symbol = dict(sizes)
     try:
-        value = dim.evaluate({symbol: known.get(symbol, default) for symbol in dim.free_symbols()})
-    except ValueError:  # as above
+        value = dim.evaluate({symbol: by_symbol.get(symbol, default) for symbol in dim.free_symbols()})
+    except ValueError:  # as in _equal
         return default
     return max(value, 1) if isinstance(value, int) else default
 
 
 @dataclass
 class Shapes:
-    """After `infer`; `sizes` of the symbols serve to count costs."""
+    """Of a graph after `infer`. `sizes`: a size for each symbol, for estimates of cost."""
 
     graph: ir.Graph
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def shape(self, value: ir.Value) -> ir.Shape:
-        """Raises Refused if the rank is unknown, as all that follows from it."""
+        """Raises Refused if the value's rank is unknown. So do `dims`, `rank` and `static`."""
         if value.shape is None:
             raise Refused.of(value, "its shape does not follow from the graph")
         return value.shape
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The shape with integers for all sizes that are known numbers."""
         return tuple(map(number, self.shape(value).dims))
 
     def rank(self, value: ir.Value) -> int:
         return len(self.shape(value))
 
     def static(self, value: ir.Value, axis: int) -> int | None:
+        """The size of an axis; None if it is free."""
         dim = number(self.shape(value)[axis])
         return dim if isinstance(dim, int) else None
 
     def nominal(self, dim: Dim) -> int:
-        """With symbols set to `sizes`; one that is unknown is taken for the longest."""
+        """The size with its symbols set to `sizes`. A symbol without a size gets the largest of `sizes`."""
         longest = max(self.sizes.values(), default=NOMINAL)
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), longest)
 
     def is_sized(self, value: ir.Value | None) -> bool:
-        """Whether the sizes of the graph's inputs give its shape."""
+        """Whether the value's shape follows from the sizes of the graph's inputs; true of None."""
         if value is None:
             return True
-        return value.shape is not None and _symbols([value]) <= self._sized
+        return value.shape is not None and _symbols([value]) <= self._sized_symbols
 
     @cached_property
-    def _sized(self) -> set[str]:
+    def _sized_symbols(self) -> set[str]:
         return self.sizes.keys() | _symbols(self.graph.inputs)
 
     def is_known(self, dim: Dim) -> bool:
-        """Whether the graph's inputs have this size."""
+        """Whether the size is a number or the size of an input's axis."""
         return isinstance(dim, int) or self.source(dim) is not None
 
     def times(self, dim: Dim, unit: Dim) -> int | None:
-        """How many free sizes `unit` it is, as texts and heads on a single axis; None of another size."""
+        """The integer k with dim = k * unit, for two free sizes; else None. An axis of batch * 12 heads gives 12."""
         if isinstance(dim, int) or isinstance(unit, int):
             return None
-        each = Shapes(self.graph, {str(unit): 1}).nominal(dim)
-        return each if same(dim, unit * each) else None
+        factor = Shapes(self.graph, {str(unit): 1}).nominal(dim)
+        return factor if same(dim, unit * factor) else None
 
     def more(self, dim: Dim, unit: Dim) -> int:
-        """By how much it is more than the free size `unit`; 0 of another size."""
+        """The integer k with dim = unit + k, for two free sizes; else 0. An axis with a class token is 1 longer."""
         if isinstance(dim, int) or isinstance(unit, int):
             return 0
-        more = Shapes(self.graph, {str(unit): 1}).nominal(dim) - 1
-        return more if same(dim, unit + more) else 0
+        difference = Shapes(self.graph, {str(unit): 1}).nominal(dim) - 1
+        return difference if same(dim, unit + difference) else 0
 
     def is_positive(self, dim: Dim) -> bool:
-        """Whether an input of integers has this size: of the others a cache may be empty."""
+        """Whether the size is never 0. A free size counts if an input of integers has it: there is at least one token.
+
+        A size that only inputs of floats have may be 0: a decoder's cache of past tokens may be empty.
+        """
         if isinstance(dim, int):
             return dim > 0
-        given = [value for value in self.graph.inputs if value.dtype in WHOLE_NUMBERS and value.shape is not None]
-        return any(same(size, dim) for value in given if value.shape is not None for size in value.shape.dims)
+        shapes = [value.shape for value in self.graph.inputs if value.dtype in WHOLE_NUMBERS]
+        return any(same(size, dim) for shape in shapes if shape is not None for size in shape.dims)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
-        """A graph input and its axis of this size, if any."""
+        """An input of the graph and its axis that has this free size; None if there is none."""
         for value in self.graph.inputs:
             for axis, size in enumerate(value.shape.dims if value.shape is not None else ()):
                 if not isinstance(size, int) and same(size, dim):
@@ -174,6 +182,7 @@ class Shapes:
 
 
 def _symbols(values: Iterable[ir.Value]) -> set[str]:
+    """The symbols in the shapes of these values."""
     dims = [dim for value in values if value.shape is not None for dim in value.shape.dims]
     return {symbol for dim in dims if not isinstance(dim, int) for symbol in _free(dim)}
 
@@ -184,9 +193,9 @@ def _free(dim: ir.SymbolicDim) -> frozenset[str]:
 
 
 def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tuple[list[int], list[int]]] | None:
-    """Cuts the axes of two shapes into the smallest runs of equal product.
+    """Pairs runs of axes of two shapes, as short as possible, whose sizes have equal products.
 
-    (B, N, H*E) and (B, N, H, E) give [0]-[0], [1]-[1], [2]-[2, 3]. None if the products never meet again.
+    (B, N, H*E) and (B, N, H, E) give [0]-[0], [1]-[1], [2]-[2, 3]. None if the axes cannot be paired so.
     """
     result: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -197,7 +206,7 @@ def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tu
             size_i, size_j = product([left[k] for k in run_i]), product([right[k] for k in run_j])
             if same(size_i, size_j):
                 break
-            # An axis of 1 says nothing, so another joins its run, whatever a free axis is taken for.
+            # A run of size 1 gets another axis first, whatever `nominal` takes a free axis for.
             short = not same(size_j, 1) and (same(size_i, 1) or shapes.nominal(size_i) <= shapes.nominal(size_j))
             if i < len(left) and (short or j == len(right)):
                 run_i.append(i)

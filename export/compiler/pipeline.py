@@ -176,13 +176,23 @@ def rewrite(
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """Sizes at which costs are usually counted. Raises BadRequest for unknown names in `dims`."""
-    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    """The size of each free dimension at which costs are counted: `dims`, and usual sizes for the others.
+
+    The batch is 1 and a decoder's past 0; other dimensions are USUAL_LENGTH, or what a Conv or an attention fixes. An
+    input [n, n] has no batch of its own: its n counts as a length. Raises BadRequest for unknown names in `dims`.
+    """
+    symbols, batches = free_dimensions(graph), first_dimensions(graph) - _lengths(graph)
     unknown = sorted(dims.keys() - set(symbols))
     if unknown:
         raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
-    usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
+    usual = {symbol: 1 if symbol in batches else USUAL_LENGTH for symbol in symbols}
     return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
+
+
+def _lengths(graph: ir.Graph) -> set[str]:
+    """The free dimensions behind a free first axis, of any input."""
+    shapes = [value.shape.dims for value in graph.inputs if value.shape is not None and value.shape.rank()]
+    return {str(dim) for first, *inner in shapes if not isinstance(first, int) for dim in inner}
 
 
 def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes.prepare import prepare
+from export.compiler.pipeline import USUAL_LENGTH, cost_sizes, rewrite
 
 Array = NDArray[Any]
 
@@ -28,6 +29,27 @@ def work(nodes: str, **weights: Array) -> Work:
     )
     prepare(network)
     return graph_work(Shapes(network.graph, SIZES))
+
+
+@pytest.mark.parametrize("inputs", ["float[n, n, 4] x", "float[b, n, 4] x, float[n] places"])
+def test_a_length_that_is_also_a_first_axis_is_counted_as_a_length(inputs: str) -> None:
+    nodes = "made = MatMul(x, w) y = Identity(made)" + (" z = Neg(places)" if "places" in inputs else "")
+    outputs = "float[m, k, 4] y" + (", float[n] z" if "places" in inputs else "")
+    network = parse(
+        f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => ({outputs}) {{ {nodes} }}',
+        w=np.ones((4, 4), np.float32),
+    )
+    sizes = cost_sizes(network.graph, {})
+    assert sizes["n"] == USUAL_LENGTH
+    cut = rewrite(network, ["y[:,0]"], sizes=sizes)
+    assert "read-rows" in cut.applied
+    assert cut.steps[-1].macs * USUAL_LENGTH == cut.macs
+
+
+def test_a_batch_behind_a_number_stays_a_batch() -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 4] x, float[2, b, 4] state) => (float[2, b, 4] y)'
+    network = parse(f"{text} {{ y = Add(x, state) }}")
+    assert cost_sizes(network.graph, {}) == {"b": 1}
 
 
 @pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])

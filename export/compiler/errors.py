@@ -1,4 +1,4 @@
-"""Reasons to refuse a graph, each with an exit code of `vitbn rewrite`."""
+"""Errors of the compiler. `vitbn rewrite` has an exit code for each kind of ForeignError. `Refused` stays inside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ if TYPE_CHECKING:
 
 
 class ExportError(Exception):
-    """The message is one line for the user."""
+    """The message is a single line for the user."""
 
 
 class ForeignError(ExportError):
-    """`reason` names the value or the file; `hint`: options of `vitbn rewrite` and `vitbn compare` that help."""
+    """An ONNX file cannot be rewritten or compared.
+
+    reason: names the value or the file. hint: options of `vitbn rewrite` and `vitbn compare` that help.
+    """
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(f"{reason}; {hint}" if hint else reason)
@@ -26,7 +29,7 @@ class BadRequest(ForeignError):
 
 
 class NotDrawn(BadRequest):
-    """The original answers no drawn inputs."""
+    """The original fails on all inputs that were drawn at random."""
 
 
 class NothingToRewrite(ForeignError):
@@ -42,19 +45,19 @@ class ProcessEnded(NotSupported):
 
 
 class NoReference(NotSupported):
-    """The proof in double lacks an operator."""
+    """No reference in float64 exists for an operator of the graph."""
 
 
 class ProofFailed(ForeignError):
-    pass
+    """The rewritten graph gives other answers than the original."""
 
 
 class Slower(ForeignError):
-    """The rewritten file takes longer."""
+    """The rewritten file takes longer than the original."""
 
 
 class Refused(Exception):
-    """The pass records the reason and leaves the site."""
+    """A pass cannot change a place of the graph. The pass records the reason and leaves the place as it is."""
 
     def __init__(self, value: str, operator: str, reason: str) -> None:
         self.refusal = Site(value, operator, reason)
@@ -70,6 +73,7 @@ class Refused(Exception):
 
 
 def operator(value: ir.Value) -> str:
+    """The operator that computes the value, "constant" or "graph input"."""
     producer = value.producer()
     return producer.op_type if producer is not None else "constant" if value.const_value is not None else "graph input"
 

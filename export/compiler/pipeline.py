@@ -1,6 +1,6 @@
-"""The driver: prepares a graph once, runs the passes in order, counts what each saves and says where each stopped.
+"""The driver: prepares a graph, runs the passes in order, counts the work after each pass and reports where it stopped.
 
-In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`.
+In: a model, the parts of its outputs that the user reads, and the names of passes. Out: `Rewritten`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from export.compiler.proof.inputs import channels, first_dimensions, free_dimens
 from export.compiler.proof.masks import mask_input, masked_feeds, possible_masks
 
 NORM = "BatchNormalization"
-USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
+USUAL_LENGTH = 128  # for counting costs: the size of free dimensions other than the batch and a decoder's past
 
 
 @dataclass(frozen=True)
 class Step:
-    """`work`: what is left after the pass. Without `sites` the last of the `refusals` says why."""
+    """What a pass did. `work`: of the model after it. Without `sites` the last of the `refusals` says why."""
 
     name: str
     work: Work
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """`work`: of the original."""
+    """The rewritten model and a step for each pass. `work`: of the original."""
 
     model: ir.Model
     work: Work
@@ -77,29 +77,32 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model in the form that the passes read."""
+    """A model in the form that the passes read, so that it is prepared only once."""
 
     model: ir.Model
 
 
 def prepared(model: ir.Model | onnx.ModelProto | Prepared) -> Prepared:
-    """The caller's model stays as it is. Raises NotSupported."""
+    """A prepared copy of the caller's model. Raises NotSupported for a graph that the passes do not read."""
     if isinstance(model, Prepared):
         return model
-    own = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
-    split_defaults(own)
-    prepare(own)
-    return Prepared(own)
+    copy = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
+    split_defaults(copy)
+    prepare(copy)
+    return Prepared(copy)
 
 
 def drawable(model: ir.Model) -> ir.Graph:
-    """For drawing inputs: prepared, where the passes read the graph. Raises NotSupported for inputs without a rank."""
+    """A copy of the graph from which inputs can be drawn: with shapes, unless the passes do not read the graph.
+
+    Raises NotSupported for inputs without a rank.
+    """
     try:
         return prepared(model).model.graph
     except NotSupported:
-        plain = without_functions(model)
-        name_free_dimensions(plain.graph)
-        return plain.graph
+        copy = without_functions(model)
+        name_free_dimensions(copy.graph)
+        return copy.graph
 
 
 def optimise(
@@ -109,44 +112,44 @@ def optimise(
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
 ) -> Rewritten:
-    """The same answers with less work; the caller's model stays as it is.
+    """A copy of the model that gives the same answers with less work; the caller's model stays as it is.
 
-    reads: parts of the outputs that the user reads, `hidden[:,0]`; by default all. passes: some of PASSES; they run in
-    its order, whatever theirs. sizes: of free dimensions, for counting costs. packed: the input of 0 and 1 that hides
-    tokens, which the last step, "pack", leaves out; costs count them. The result has a Step for each pass: `macs` left
-    after it, `sites` that it rewrote, `refusals` that name the operator where it stopped.
+    reads: the parts of the outputs that the user reads, such as `hidden[:,0]`; by default entire outputs. passes: names
+    in PASSES; they run in the order of PASSES. sizes: a size for each free dimension, for counting costs. packed:
+    the name of the mask, an input of 0 and 1. The last step, "pack", then computes no token that the mask hides; costs
+    are counted without it. The result has a Step for each pass.
 
-    New weights are computed in float64 and cast once; `proof.runs.double_answers` computes with them as they were
-    before the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or
-    output.
+    New weights are computed in float64 and cast once; `proof.runs.double_answers` computes with the weights before the
+    cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or output.
     """
     if unknown := sorted({*passes} - {*PASSES}):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
-    own, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
+    copy, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
     if reads:
-        apply_reads(own.graph, resolve(reads, own.graph), packed)
-        settle(own)
-    if without_double(own.graph) is not None:  # new weights would have no exact reference
+        apply_reads(copy.graph, resolve(reads, copy.graph), packed)
+        settle(copy)
+    if without_double(copy.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
-    before, steps = model_work(own, sizes), []
+    before, steps = model_work(copy, sizes), []
     for name in PASSES:
         if name not in passes:
             continue
-        outcome = _pass(name)(own, sizes)
+        outcome = _pass(name)(copy, sizes)
         if outcome.sites:
-            settle(own, norms_gone=any(site.operator == NORM for site in outcome.sites))
-        steps.append(Step(name, model_work(own, sizes), outcome.sites, outcome.refusals))
+            settle(copy, norms_gone=any(site.operator == NORM for site in outcome.sites))
+        steps.append(Step(name, model_work(copy, sizes), outcome.sites, outcome.refusals))
     if packed is not None:
-        open_fused(own, lambda node: True)
-        mask = mask_input(own.graph, packed)
-        work = model_work(own, sizes)
-        outcome = pack(own, mask, masked_feeds(own.graph, mask))  # last: no other pass reads a loop
+        open_fused(copy, lambda node: True)
+        mask = mask_input(copy.graph, packed)
+        work = model_work(copy, sizes)
+        outcome = pack(copy, mask, masked_feeds(copy.graph, mask))  # last: no other pass reads a loop
         steps.append(Step("pack", work, outcome.sites, outcome.refusals))
-    restore_defaults(own)
-    return Rewritten(own, before, tuple(steps))
+    restore_defaults(copy)
+    return Rewritten(copy, before, tuple(steps))
 
 
 def _pass(name: str) -> Pass:
+    """The function `read_rows` in `passes/read_rows.py` for the name "read-rows"."""
     function = name.replace("-", "_")
     run: Pass = getattr(import_module(f"export.compiler.passes.{function}"), function)
     return run
@@ -159,8 +162,10 @@ def rewrite(
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
 ) -> Rewritten:
-    """As `optimise`; raises NothingToRewrite if no multiplication is saved and no BatchNormalization goes, or if tokens
-    cannot be left out.
+    """As `optimise`, but raises NothingToRewrite for a model that gains nothing.
+
+    A model gains if a multiplication, a BatchNormalization or, with `packed`, the hidden tokens are left out, or if a
+    pass in QUICKER changes it.
     """
     done = optimise(model, reads, passes, sizes, packed)
     if packed is not None:
@@ -169,9 +174,9 @@ def rewrite(
         return done
     quicker = [step.name for step in done.steps for site in step.sites if step.name in QUICKER or site.operator == NORM]
     if not quicker and (not done.steps or done.steps[-1].work.total >= done.work.total):
-        told = [step for step in done.steps if step.sites or step.stopped] or done.steps
+        reported = [step for step in done.steps if step.sites or step.stopped] or done.steps
         hint = [f"--packed {name} leaves out the tokens that it hides" for name in possible_masks(done.model.graph)]
-        raise NothingToRewrite("; ".join([*(f"{step.name}: {_outcome(step)}" for step in told), *hint[:1]]))
+        raise NothingToRewrite("; ".join([*(f"{step.name}: {_outcome(step)}" for step in reported), *hint[:1]]))
     return done
 
 
@@ -196,7 +201,11 @@ def _lengths(graph: ir.Graph) -> set[str]:
 
 
 def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:
-    """At `sizes`, which are put into the inputs where shapes do not follow from their symbols."""
+    """The work of the model at these sizes.
+
+    Some shapes do not follow from symbols, but follow from numbers. If all sizes are known, they are put into the
+    inputs, and shapes are inferred again.
+    """
     shapes = Shapes(model.graph, sizes)
     work = graph_work(shapes)
     if not work.uncounted or not sizes.keys() >= {*free_dimensions(model.graph)}:
@@ -206,8 +215,8 @@ def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:
         value.shape = ir.Shape(shape_of(value, sizes))
     with suppress(NotSupported):  # the sizes do not fit together
         fold_constants(fixed)
-        known = graph_work(Shapes(fixed.graph, sizes))
-        return known if len(known.uncounted) < len(work.uncounted) else work
+        fixed_work = graph_work(Shapes(fixed.graph, sizes))
+        return fixed_work if len(fixed_work.uncounted) < len(work.uncounted) else work
     return work
 
 

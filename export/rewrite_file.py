@@ -218,7 +218,7 @@ def describe(
 
 def _places(sites: Sequence[Site], key: str) -> list[dict[str, str]]:
     """`key`: the name of the last field, "change" or "reason"."""
-    return [{"value": site.value, "operator": site.operator, key: site.told} for site in sites]
+    return [{"value": site.value, "operator": site.operator, key: site.message} for site in sites]
 
 
 def source_facts(original: Original, proved: Proved) -> dict[str, Any]:

@@ -80,15 +80,15 @@ def operator(value: ir.Value) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A place of the graph. `told`: what a pass changed there, or why it did not."""
+    """A place of the graph. `message`: what a pass changed there, or why it changed nothing."""
 
     value: str
     operator: str
-    told: str
+    message: str
 
     @classmethod
-    def at(cls, node: ir.Node, told: str) -> Site:
-        return cls(node.outputs[0].name or "", node.op_type, told)
+    def at(cls, node: ir.Node, message: str) -> Site:
+        return cls(node.outputs[0].name or "", node.op_type, message)
 
     def __str__(self) -> str:
-        return f"{self.value} ({self.operator}): {self.told}"
+        return f"{self.value} ({self.operator}): {self.message}"

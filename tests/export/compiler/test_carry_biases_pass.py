@@ -118,7 +118,7 @@ def test_biases_go_and_the_answers_stay(nodes: str, gone: list[str]) -> None:
     ],
 )
 def test_the_sums_that_take_a_bias_up_are_counted(nodes: str, told: str) -> None:
-    assert carried(network(nodes)).steps[0].sites[0].told.startswith(told)
+    assert carried(network(nodes)).steps[0].sites[0].message.startswith(told)
 
 
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)

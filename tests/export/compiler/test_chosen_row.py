@@ -171,7 +171,7 @@ def test_several_rows_of_each_text(picked: str) -> None:
 
 
 def changes(done: Rewritten) -> list[str]:
-    return [site.told for step in done.steps if step.name == "read-rows" for site in step.sites]
+    return [site.message for step in done.steps if step.name == "read-rows" for site in step.sites]
 
 
 @pytest.mark.parametrize("rows", ["x", "part"])

@@ -191,7 +191,7 @@ def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> 
     model = network(nodes)
     folded = fold(model)
     assert norms(folded.model) == 1
-    assert any(re.search(reason, refusal.told) for refusal in folded.steps[0].refusals)
+    assert any(re.search(reason, refusal.message) for refusal in folded.steps[0].refusals)
 
 
 def test_a_norm_without_variance_stays() -> None:
@@ -219,7 +219,7 @@ def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pyte
 def test_a_number_that_no_weight_or_norm_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
     folded = fold(network(nodes))
     assert scales(folded.model) == 1
-    assert any(reason in refusal.told for refusal in folded.steps[0].refusals)
+    assert any(reason in refusal.message for refusal in folded.steps[0].refusals)
 
 
 @pytest.mark.parametrize("nodes", NORMED)

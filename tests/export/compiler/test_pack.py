@@ -131,7 +131,7 @@ def test_no_text_gives_no_answer(pool: str) -> None:
 def test_a_last_token_that_is_gathered_of_all_features_is_packed_and_cut(exporter: str, opset: int, depth: int) -> None:
     proto = export(Masked("causal", "gathered", depth), exporter, opset)
     packed = rewrite(model(proto), sizes=SIZES, packed=MASK)
-    assert any("chosen at run time" in site.told for step in packed.steps for site in step.sites)
+    assert any("chosen at run time" in site.message for step in packed.steps for site in step.sites)
     check(proto, packed.model, rounds=6)
 
 

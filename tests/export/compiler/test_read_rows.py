@@ -355,12 +355,12 @@ def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str,
     """Up to opset 12 a Softmax without an axis joins heads, queries and tokens."""
     original = attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)
     (step,) = optimise(original, passes=["absorb-queries"]).steps
-    assert [refusal.told for refusal in step.refusals] == [reason]
+    assert [refusal.message for refusal in step.refusals] == [reason]
 
 
 def test_a_single_query_is_one_query() -> None:
     (step,) = optimise(attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)"), passes=["absorb-queries"]).steps
-    assert [site.told for site in step.sites] == ["1 query absorbs keys and values, 9,280 -> 2,240 MACs"]
+    assert [site.message for site in step.sites] == ["1 query absorbs keys and values, 9,280 -> 2,240 MACs"]
 
 
 def test_queries_that_an_input_picks_are_not_alike() -> None:

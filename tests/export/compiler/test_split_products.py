@@ -107,7 +107,7 @@ def test_each_part_has_a_layer_and_the_answers_stay(nodes: str, layers: int) -> 
     done = split(original)
     (site,) = done.steps[0].sites
     assert site.value.startswith("m")
-    assert site.told == f"computed as {layers} layers"
+    assert site.message == f"computed as {layers} layers"
     kinds = Counter(node.op_type for node in done.model.graph)
     assert not {"Split", "Gather", "Slice"} & set(kinds)
     assert done.steps[0].work == done.work

@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a graph.
+"""Counts the multiply-accumulates of a graph.
 
 In: the shapes of a graph, with sizes for its free dimensions. Out: `Work`.
 """
@@ -17,9 +17,8 @@ from export.compiler.operators.table import operator_of
 
 @dataclass(frozen=True)
 class Work:
-    """`macs`: of products whose sizes are known. `guessed`: of others, with unknown sizes taken for the longest.
-
-    `uncounted` names the operators that `macs` lacks.
+    """Multiply-accumulates. `macs`: of products whose sizes are known. `guessed`: of products with unknown sizes, which
+    are taken for the largest known size. `uncounted`: the names of all operators that `macs` leaves out.
     """
 
     macs: int
@@ -46,6 +45,7 @@ def graph_work(shapes: Shapes) -> Work:
 
 
 def is_multiplying(node: ir.Node) -> bool:
+    """Whether the operator multiplies matrices and has a formula for its multiply-accumulates."""
     return operator_of(node).macs not in (None, no_formula)
 
 
@@ -55,7 +55,7 @@ def is_counted(shapes: Shapes, node: ir.Node) -> bool:
 
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
-    """0 if the shapes are unknown."""
+    """The multiply-accumulates of a node; 0 if its operator has no formula or a rank is unknown."""
     macs = operator_of(node).macs
     try:
         return macs(shapes, node) if macs is not None else 0

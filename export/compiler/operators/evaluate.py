@@ -1,7 +1,8 @@
-"""Runs a graph in double on onnx's reference and our own kernels.
+"""Runs a graph in float64, with the kernels of onnx's reference implementation and ours.
 
-In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. Initialisers, constants and Casts to a float
-become float64, too. Memory holds one weight and the values that a later node reads.
+In: an `onnx_ir` model of any float dtype, and arrays for its inputs. Out: its outputs. Floats become float64: inputs,
+initialisers, constants and the results of Casts to a float. Memory holds a single weight at a time, and the values that
+a later node reads.
 """
 
 from __future__ import annotations
@@ -21,44 +22,45 @@ from onnx_ir.serde import serialize_node
 from export.compiler.graph.constants import FLOATS, Array, constant, stored
 from export.compiler.operators.kernels import KERNELS
 
-# The proof asks every node again, with other inputs. A node that changes needs another runner, and no pass changes
-# which inputs a node has.
+# The runner of each node, because the proof runs a node many times. Passes make new nodes instead of changing the
+# number of inputs of a node, so a runner stays valid.
 RUNNERS: WeakKeyDictionary[ir.Node, ReferenceEvaluator] = WeakKeyDictionary()
-SHARED = 256  # runners; networks have fewer kinds of nodes
+SHARED_RUNNERS = 256  # networks have fewer kinds of nodes
 
 
 class UnknownOperator(Exception):
-    pass
+    """A node has no kernel in float64, or its kernel fails."""
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """Raises UnknownOperator for a node whose kernel is missing or fails."""
+    """The outputs in the graph's order. Raises UnknownOperator."""
     graph = model.graph
     values: dict[ir.Value, Array] = {value: _double(feeds[value.name or ""]) for value in graph.inputs}
-    readers = {value: len(value.uses()) for node in graph for value in node.outputs}
-    readers |= {value: len(value.uses()) for value in graph.inputs}
+    reads_left = {value: len(value.uses()) for node in graph for value in node.outputs}
+    reads_left |= {value: len(value.uses()) for value in graph.inputs}
     for output in graph.outputs:
-        readers[output] = readers.get(output, 0) + 1
+        reads_left[output] = reads_left.get(output, 0) + 1
     for node in graph:
         values |= evaluate_node(node, values)
         for value in node.inputs:
             if value in values:
-                readers[value] -= 1
-                if not readers[value]:
+                reads_left[value] -= 1
+                if not reads_left[value]:
                     del values[value]
-    return [_given(values, output) for output in graph.outputs]
+    return [_array(values, output) for output in graph.outputs]
 
 
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    """The outputs of a node. values: its inputs that are not constants. Raises UnknownOperator."""
     if node.op_type == "Loop" and node.domain == "":
         return _loop(node, values)
     if node.op_type == "If" and node.domain == "":
         return _branch(node, values)
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
-        return {node.outputs[0]: _given(values, node.inputs[0]).astype(np.float64)}
-    read = stored if node.op_type == "Gather" else constant  # of a table only the rows that it picks become doubles
+        return {node.outputs[0]: _array(values, node.inputs[0]).astype(np.float64)}
+    read = stored if node.op_type == "Gather" else constant  # only the rows that a Gather picks become float64
     feeds = {
-        f"in{position}": _given(values, value, read) for position, value in enumerate(node.inputs) if value is not None
+        f"in{position}": _array(values, value, read) for position, value in enumerate(node.inputs) if value is not None
     }
     try:
         if node not in RUNNERS:
@@ -72,35 +74,37 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
 
 
 def _loop(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    """Of a Loop that ends by its condition and hands on values, but collects none."""
+    """The outputs of a Loop that ends by its condition. Its state passes from step to step; it has no scan outputs."""
     body = node.attributes["body"].as_graph()
-    limit, first, *given = node.inputs
-    if limit is not None or first is None or len(body.outputs) != 1 + len(given):
+    limit, condition, *initial_state = node.inputs
+    if limit is not None or condition is None or len(body.outputs) != 1 + len(initial_state):
         raise UnknownOperator(f"Loop ({node.outputs[0].name}): expected a condition, and values that it hands on")
-    held = [_given(values, value) for value in given]
-    more, count = bool(values[first].all()), 0
-    while more:
-        inside: dict[ir.Value, Array] = dict(zip(body.inputs, [np.array(count), np.array(True), *held], strict=True))
-        for each in body:
-            inside |= evaluate_node(each, ChainMap(inside, dict(values)))
-        again, *held = (inside[value] if value in inside else values[value] for value in body.outputs)
-        more, count = bool(again.all()), count + 1
-    return dict(zip(node.outputs, held, strict=True))
+    state = [_array(values, value) for value in initial_state]
+    goes_on, step = bool(values[condition].all()), 0
+    while goes_on:
+        local: dict[ir.Value, Array] = dict(zip(body.inputs, [np.array(step), np.array(True), *state], strict=True))
+        for body_node in body:
+            local |= evaluate_node(body_node, ChainMap(local, dict(values)))
+        condition_array, *state = (local[value] if value in local else values[value] for value in body.outputs)
+        goes_on, step = bool(condition_array.all()), step + 1
+    return dict(zip(node.outputs, state, strict=True))
 
 
 def _branch(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    name = "then_branch" if _given(values, node.inputs[0]).all() else "else_branch"
-    graph, inside = node.attributes[name].as_graph(), dict[ir.Value, Array]()
-    for each in graph:
-        inside |= evaluate_node(each, ChainMap(inside, dict(values)))
-    return {made: _given(inside, value) for made, value in zip(node.outputs, graph.outputs, strict=True)}
+    """The outputs of an If."""
+    name = "then_branch" if _array(values, node.inputs[0]).all() else "else_branch"
+    branch, local = node.attributes[name].as_graph(), dict[ir.Value, Array]()
+    for branch_node in branch:
+        local |= evaluate_node(branch_node, ChainMap(local, dict(values)))
+    return {output: _array(local, value) for output, value in zip(node.outputs, branch.outputs, strict=True)}
 
 
 def _runner(node: ir.Node) -> ReferenceEvaluator:
+    """A runner of the node with the inputs in0, in1, … Nodes that differ only in names get the same runner."""
     proto = serialize_node(node)
     for field in ("name", "doc_string", "metadata_props"):
         proto.ClearField(field)
-    del proto.input[:], proto.output[:]  # serialised without the empty ones at their ends
+    del proto.input[:], proto.output[:]  # onnx_ir leaves out empty names at the end; a runner needs them
     proto.input.extend(f"in{position}" if value is not None else "" for position, value in enumerate(node.inputs))
     proto.output.extend(f"out{position}" if output.name else "" for position, output in enumerate(node.outputs))
     _widen(proto, node)
@@ -108,9 +112,9 @@ def _runner(node: ir.Node) -> ReferenceEvaluator:
     return _shared_runner(proto.SerializeToString(), tuple(versions.items()))
 
 
-@lru_cache(SHARED)
+@lru_cache(SHARED_RUNNERS)
 def _shared_runner(node: bytes, versions: tuple[tuple[str, int], ...]) -> ReferenceEvaluator:
-    """Of all nodes that differ in their values alone: a runner costs as much as ten runs of it."""
+    """Making a runner takes as long as ten runs of it."""
     proto = onnx.NodeProto.FromString(node)
     inputs, outputs = (
         [onnx.helper.make_empty_tensor_value_info(name) for name in names if name]
@@ -121,7 +125,10 @@ def _shared_runner(node: bytes, versions: tuple[tuple[str, int], ...]) -> Refere
 
 
 def _widen(proto: onnx.NodeProto, node: ir.Node) -> None:
-    """A number that a pass computed is a double until the file is written: here a tensor, for a kernel of ours."""
+    """Makes float attributes float64, in place.
+
+    protobuf rounds a number to float32. If a pass computed it in float64, it becomes a tensor, for a kernel of ours.
+    """
     if proto.op_type == "ConstantOfShape" and not proto.attribute:  # float32 zeros
         proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.zeros(1))))
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -136,18 +143,19 @@ def _widen(proto: onnx.NodeProto, node: ir.Node) -> None:
             attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(exact)))
 
 
-def _given(
+def _array(
     values: Mapping[ir.Value, Array],
     value: ir.Value | None,
     read: Callable[[ir.Value | None], Array | None] = constant,
 ) -> Array:
-    """Computed, or a constant."""
+    """The array of a value that was computed, or of a constant. Raises UnknownOperator for other values."""
     array = values[value] if value is not None and value in values else read(value)
     if array is None:
         raise UnknownOperator(f"{value.name if value else ''}: expected a constant, found none")
     return array
 
 
-def _double(array: Any) -> Array:
-    given = np.asarray(array)
-    return given.astype(np.float64, copy=False) if np.issubdtype(given.dtype, np.floating) else given
+def _double(result: Any) -> Array:
+    """Floats as float64, other dtypes as they are."""
+    array = np.asarray(result)
+    return array.astype(np.float64, copy=False) if np.issubdtype(array.dtype, np.floating) else array

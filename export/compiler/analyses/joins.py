@@ -18,7 +18,7 @@ from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import Shapes, same, slices
 from export.compiler.operators.demand_rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
-from export.compiler.operators.view import wide
+from export.compiler.operators.view import long_axes
 
 Axes = Mapping[int, int]  # of inputs, by position
 
@@ -117,7 +117,7 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
         return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
     axes = {}
     for run in view.runs:
-        left, right = wide(view.before, run.source), wide(view.after, run.made)
+        left, right = long_axes(view.before, run.source), long_axes(view.after, run.made)
         inner = [*(view.before[axis] for axis in left[1:]), *(view.after[axis] for axis in right[1:])]
         if not left or not right or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
             continue

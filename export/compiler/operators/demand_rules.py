@@ -1,7 +1,8 @@
-"""Rules of operators that compute: what they must read for a part of an output.
+"""Rules that say which part of its inputs an operator needs to compute a part of an output.
 
-In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. `table` says
-which operator has which rule; `data_movement` has the rules of operators that move elements.
+In: a node, the index of an output and a box of this output. Out: `Demand`. A rule may compute more than the box that is
+wanted, never less. `table` says which operator has which rule. Here are the rules of operators that compute; those of
+operators that only move elements are in `data_movement`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from export.compiler.operators.boxes import WHOLE, Box, box
 
 @dataclass(frozen=True)
 class Demand:
-    """`produced` needs these boxes of the inputs; other inputs are not read."""
+    """To compute the box `produced` of its output the node needs these boxes of its inputs, by position, no others."""
 
     produced: Box
     inputs: Mapping[int, Box]
@@ -40,43 +41,50 @@ Rule = Callable[[Shapes, ir.Node, int, Box], Demand]
 
 
 def everything(node: ir.Node) -> Demand:
+    """All outputs need all inputs: the answer that is right for every operator."""
     return Demand(WHOLE, {position: WHOLE for position, value in enumerate(node.inputs) if value is not None})
 
 
 def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0) -> Demand:
-    """The operator mixes elements along the axes `mixed` alone. Its other axes are those of the input at `place`."""
-    kept = box({axis: chosen for axis, chosen in demand if axis not in mixed})
-    return Demand(kept, {**everything(node).inputs, place: kept})
+    """The rule of an operator that mixes elements only along the axes `mixed`, which it needs entirely.
+
+    The other axes are also those of the input at the position `place`; other inputs are read entirely.
+    """
+    rows = box({axis: indices for axis, indices in demand if axis not in mixed})
+    return Demand(rows, {**everything(node).inputs, place: rows})
 
 
 def canonical(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
-    """The box as it is always written: indices of a known axis count from its start, and all of them are left out."""
-    kept = {}
-    for axis, chosen in demand:
+    """The box in the form in which equal boxes are equal tuples.
+
+    Indices of an axis of known size count from its start. An axis of which all rows are wanted is left out.
+    """
+    rows = {}
+    for axis, indices in demand:
         size = shapes.static(value, axis)
         if size is not None:
-            chosen = tuple(place if place >= 0 else max(place + size, 0) for place in chosen)
-        if len(chosen) != size or chosen != tuple(range(size)):
-            kept[axis] = chosen
-    return box(kept)
+            indices = tuple(index if index >= 0 else max(index + size, 0) for index in indices)
+        if len(indices) != size or indices != tuple(range(size)):
+            rows[axis] = indices
+    return box(rows)
 
 
 def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matrix: int = 0) -> Box:
-    """The box of an operand of `out`, without the last `matrix` axes.
+    """The box of the operand `value` that is broadcast to a box of `out`. The last `matrix` axes are left out.
 
-    Raises Refused if an axis may or may not be broadcast.
+    Raises Refused if it is unknown whether an axis is broadcast.
     """
-    wide, narrow = shapes.dims(out), shapes.dims(value)
-    chosen = {}
-    for axis, indices in demand:
-        own = axis - (len(wide) - len(narrow))
-        if 0 <= own < len(narrow) - matrix and axis < len(wide) - matrix:
-            if same(narrow[own], 1):
+    out_dims, dims = shapes.dims(out), shapes.dims(value)
+    rows = {}
+    for out_axis, indices in demand:
+        axis = out_axis - (len(out_dims) - len(dims))
+        if 0 <= axis < len(dims) - matrix and out_axis < len(out_dims) - matrix:
+            if same(dims[axis], 1):
                 continue
-            if not agree(wide[axis], narrow[own]):
-                raise Refused.of(value, f"axis {own} may be broadcast: {narrow[own]}")
-            chosen[own] = indices
-    return canonical(shapes, value, box(chosen))
+            if not agree(out_dims[out_axis], dims[axis]):
+                raise Refused.of(value, f"axis {axis} may be broadcast: {dims[axis]}")
+            rows[axis] = indices
+    return canonical(shapes, value, box(rows))
 
 
 def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -94,7 +102,7 @@ def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def product(shapes: Shapes, node: ir.Node, index: int, demand: Box, factors: tuple[int, int]) -> Demand:
-    """Of the inputs `factors`; the others are read whole."""
+    """A product of the inputs at the positions `factors`. Other inputs, such as scales, are read entirely."""
     left, right = (given(node, position) for position in factors)
     if min(shapes.rank(left), shapes.rank(right)) < 2:
         return everything(node)
@@ -122,13 +130,13 @@ def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """Chosen channels read chosen filters. Pixels can be chosen only for 1 x 1 filters."""
-    read, chosen = dict(everything(node).inputs), dict(demand)
+    """A channel of the output needs only its filter. A pixel needs only the same pixel if filters are 1 x 1."""
+    read = dict(everything(node).inputs)
     kernel = shapes.dims(given(node, 1))[2:]
     strides = attribute_ints(node, "strides") or []
     pointwise = all(same(size, 1) for size in kernel) and not is_padded(node) and set(strides) <= {1}
     produced = {}
-    for axis, indices in chosen.items():
+    for axis, indices in demand:
         if axis == 1 and attribute_int(node, "group", 1) == 1:
             read[1] = box({0: indices})
             if optional(node, 2) is not None:
@@ -145,7 +153,7 @@ def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def along_axis(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """Of an operator whose axis is the last if it names none."""
+    """The rule of an operator that mixes along its attribute `axis`, by default the last."""
     return row_by_row(node, demand, {attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])})
 
 
@@ -154,8 +162,8 @@ def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
         return everything(node)
     rank = shapes.rank(node.outputs[index])
     axis = attribute_int(node, "axis", -1) % rank
-    if any(value is not None and shapes.rank(value) > rank - axis for value in node.inputs[1:]):  # differs between rows
-        return everything(node)
+    if any(value is not None and shapes.rank(value) > rank - axis for value in node.inputs[1:]):
+        return everything(node)  # the rows have different scales
     return row_by_row(node, demand, range(axis, rank))
 
 
@@ -168,22 +176,24 @@ def reduce(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return everything(node) if axes is None else _reduced(shapes, node, demand, axes)
 
 
-def best(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def arg_best(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """ArgMax and ArgMin."""
     return _reduced(shapes, node, demand, [attribute_int(node, "axis", 0)])
 
 
 def _reduced(shapes: Shapes, node: ir.Node, demand: Box, axes: Sequence[int]) -> Demand:
+    """The rule of an operator that reduces these axes."""
     rank = shapes.rank(given(node, 0))
     reduced = {axis % rank for axis in axes}
-    left = [axis for axis in range(rank) if axis not in reduced]
-    source = {axis: axis for axis in left} if attribute_int(node, "keepdims", 1) else dict(enumerate(left))
-    kept = {axis: indices for axis, indices in demand if axis in source}
-    read = box({source[axis]: indices for axis, indices in kept.items()})
-    return Demand(box(kept), {**everything(node).inputs, 0: read})
+    remaining = [axis for axis in range(rank) if axis not in reduced]
+    source = {axis: axis for axis in remaining} if attribute_int(node, "keepdims", 1) else dict(enumerate(remaining))
+    produced = {axis: indices for axis, indices in demand if axis in source}
+    read = box({source[axis]: indices for axis, indices in produced.items()})
+    return Demand(box(produced), {**everything(node).inputs, 0: read})
 
 
 def einsum_terms(shapes: Shapes, node: ir.Node) -> tuple[list[str], str] | None:
-    """The letters of the operands' axes, and of the output's; None where an axis is repeated, implied or broadcast."""
+    """The letters of each operand's axes and of the output's. None if an axis is repeated, implied or broadcast."""
     left, arrow, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
@@ -211,52 +221,58 @@ def einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """A row of the output reads its own query and its own row of the mask. Of a causal one only the last row is cut."""
+    """A row of the output needs its query, the query's row of the mask, and all keys and values.
+
+    A causal Attention cannot cut queries, because it counts their positions. The last query alone sees all keys.
+    """
     out, mask = node.outputs[0], optional(node, 3)
-    cached = any(value is not None for value in node.inputs[4:])
-    if index or cached or any(map(is_read, node.outputs[1:])) or has_window(node):
+    has_past = any(value is not None for value in node.inputs[4:])
+    if index or has_past or any(map(is_read, node.outputs[1:])) or has_window(node):
         return everything(node)
-    rows = shapes.rank(out) - 2
-    kept = box({axis: indices for axis, indices in demand if axis == rows})
-    if kept == WHOLE or (attribute_int(node, "is_causal", 0) and not sees_every_key(shapes, node, kept)):
+    query_axis = shapes.rank(out) - 2
+    queries = box({axis: indices for axis, indices in demand if axis == query_axis})
+    if queries == WHOLE or (attribute_int(node, "is_causal", 0) and not sees_every_key(shapes, node, queries)):
         return everything(node)
-    read = {**everything(node).inputs, 0: kept}
+    read = {**everything(node).inputs, 0: queries}
     if mask is not None:
         axis = shapes.rank(mask) - 2
         if axis >= 0 and not same(shapes.dims(mask)[axis], 1):
-            if not same(shapes.dims(mask)[axis], shapes.dims(given(node, 0))[rows]):
+            if not same(shapes.dims(mask)[axis], shapes.dims(given(node, 0))[query_axis]):
                 return everything(node)
-            read[3] = box({axis: dict(kept)[rows]})
-    return Demand(kept, read)
+            read[3] = box({axis: dict(queries)[query_axis]})
+    return Demand(queries, read)
 
 
-def sees_every_key(shapes: Shapes, node: ir.Node, rows: Box) -> bool:
-    """Whether these rows of queries are the last alone, of as many queries as keys: nothing comes after them."""
+def sees_every_key(shapes: Shapes, node: ir.Node, queries: Box) -> bool:
+    """Whether the box holds only the last query, and there are as many queries as keys: no key comes after it."""
     query, key = given(node, 0), given(node, 1)
-    own, last = shapes.rank(query) - 2, box({shapes.rank(query) - 2: (-1,)})
-    return rows == canonical(shapes, query, last) and same(shapes.dims(query)[own], shapes.dims(key)[own])
+    axis = shapes.rank(query) - 2
+    is_last = queries == canonical(shapes, query, box({axis: (-1,)}))
+    return is_last and same(shapes.dims(query)[axis], shapes.dims(key)[axis])
 
 
 def rotary(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """Without numbers of places each row has its own cosines and sines."""
+    """RotaryEmbedding. Input 3 holds positions; without it inputs 1 and 2 hold each token's cosines and sines."""
     return rotated(shapes, node, demand, (1, 2) if optional(node, 3) is None else (3,))
 
 
-def rotated(shapes: Shapes, node: ir.Node, demand: Box, places: Sequence[int]) -> Demand:
-    """A row, (batch, tokens, features) or (batch, heads, tokens, features), reads its own row of the inputs `places`,
-    (batch, tokens, ...); without them tokens are counted.
+def rotated(shapes: Shapes, node: ir.Node, demand: Box, position_inputs: Sequence[int]) -> Demand:
+    """The rule of a rotary embedding of (batch, tokens, features) or (batch, heads, tokens, features).
+
+    A token needs its row of the `position_inputs`, each (batch, tokens, ...). Without such inputs the operator counts
+    the tokens, and none can be left out.
     """
     out = given(node, 0)
-    row = shapes.rank(out) - 2
-    kept = {axis: chosen for axis, chosen in demand if axis == 0 or (axis == row and places)}
-    read = {**everything(node).inputs, 0: box(kept)}
-    for place in places:
-        value, own = given(node, place), {}
-        for axis, chosen in kept.items():
-            at = min(axis, 1)
-            if agree(shapes.dims(out)[axis], shapes.dims(value)[at]):
-                own[at] = chosen
-            elif not same(shapes.dims(value)[at], 1):
+    token_axis = shapes.rank(out) - 2
+    rows = {axis: indices for axis, indices in demand if axis == 0 or (axis == token_axis and position_inputs)}
+    read = {**everything(node).inputs, 0: box(rows)}
+    for position_input in position_inputs:
+        value, value_rows = given(node, position_input), {}
+        for axis, indices in rows.items():
+            value_axis = min(axis, 1)
+            if agree(shapes.dims(out)[axis], shapes.dims(value)[value_axis]):
+                value_rows[value_axis] = indices
+            elif not same(shapes.dims(value)[value_axis], 1):
                 return everything(node)
-        read[place] = canonical(shapes, value, box(own))
-    return Demand(box(kept), read)
+        read[position_input] = canonical(shapes, value, box(value_rows))
+    return Demand(box(rows), read)

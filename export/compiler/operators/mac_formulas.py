@@ -1,7 +1,6 @@
-"""Formulas of multiply-accumulates.
+"""Formulas of multiply-accumulates, for each operator that multiplies matrices.
 
-In: the shapes of a graph and a node that multiplies. Out: a number, with sizes that are free as `Shapes.nominal` has
-them.
+In: the shapes of a graph and a node. Out: a number; free sizes count as `Shapes.nominal` takes them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Macs = Callable[[Shapes, ir.Node], int]
 
 
 def no_formula(shapes: Shapes, node: ir.Node) -> int:
-    """Of an operator that multiplies nevertheless."""
+    """The place of a formula for an operator that multiplies, but whose work nobody counts."""
     return 0
 
 
@@ -35,10 +34,13 @@ def _out(shapes: Shapes, node: ir.Node) -> int:
 
 
 def matrices(left: int, right: int) -> Macs:
-    """Of the inputs at these places."""
+    """The formula of a product of the inputs at the positions `left` and `right`."""
 
     def count(shapes: Shapes, node: ir.Node) -> int:
-        """The axis over which a product sums; a weight knows it where the other factor does not."""
+        """Elements of the output times the length of the axis over which the product sums.
+
+        The second factor is often a weight, whose axis has a known length where that of the first factor is free.
+        """
         first, second = node.inputs[left], node.inputs[right]
         dims: list[Dim] = [shapes.dims(first)[-1]] if first is not None else []
         dims += [shapes.dims(second)[-2:][0]] if second is not None else []
@@ -48,10 +50,12 @@ def matrices(left: int, right: int) -> Macs:
 
 
 def filters(weight: int) -> Macs:
+    """The formula of a convolution whose filters are the input at the position `weight`."""
     return lambda shapes, node: _out(shapes, node) * math.prod(_sizes(shapes, node.inputs[weight])[1:])
 
 
 def filters_of_input(shapes: Shapes, node: ir.Node) -> int:
+    """A transposed convolution, in which each pixel of the input meets all filters of its channel."""
     image, weight = _inputs(shapes, node)[:2]
     return math.prod(image) * math.prod(weight[1:])
 
@@ -61,21 +65,23 @@ def gemm(shapes: Shapes, node: ir.Node) -> int:
 
 
 def fused(shapes: Shapes, node: ir.Node) -> int:
+    """FusedMatMul."""
     return _out(shapes, node) * _sizes(shapes, node.inputs[0])[-2 if attribute_int(node, "transA", 0) else -1]
 
 
 def blocks(shapes: Shapes, node: ir.Node) -> int:
+    """MatMulNBits, whose attribute K is the length of the axis over which it sums."""
     return _out(shapes, node) * attribute_int(node, "K", 0)
 
 
 def recurrent(shapes: Shapes, node: ir.Node) -> int:
-    """Of each step: the input and the state before it."""
+    """GRU, LSTM or RNN: each step multiplies the input and the previous state by matrices."""
     sizes = _inputs(shapes, node)
     return math.prod(sizes[0][:2]) * (math.prod(sizes[1]) + math.prod(sizes[2]))
 
 
 def attention(shapes: Shapes, node: ir.Node) -> int:
-    """Scores, then the weighted sum of the values."""
+    """The scores of queries and keys, then the weighted sums of the values."""
     sizes, heads = _inputs(shapes, node), attribute_int(node, "q_num_heads", 0)
     scores = math.prod(sizes[0]) * sizes[1][-2]
     return scores + (_out(shapes, node) if heads or len(sizes[0]) == 4 else 0) * sizes[1][-2]
@@ -87,14 +93,14 @@ def multi_head(shapes: Shapes, node: ir.Node) -> int:
 
 
 def projecting(shapes: Shapes, node: ir.Node) -> int:
-    """Of the projections to queries, keys and values, and of the new tokens by these and the past ones."""
+    """Attention of com.microsoft: the projection to queries, keys and values, then attention to past and new tokens."""
     sizes = _inputs(shapes, node)
     past = sizes[4][3] if len(sizes) > 4 and sizes[4] else 0
     return math.prod(sizes[0]) * sizes[1][1] + 2 * _out(shapes, node) * (sizes[0][1] + past)
 
 
 def grouped(shapes: Shapes, node: ir.Node) -> int:
-    """Over the new and the past tokens."""
+    """GroupQueryAttention: attention to past and new tokens."""
     sizes = _inputs(shapes, node)
     return 2 * _out(shapes, node) * (sizes[0][1] + (sizes[3][2] if len(sizes) > 3 and sizes[3] else 0))
 

@@ -1,8 +1,8 @@
-"""What the compiler knows of each operator: by domain, a row for those of which it knows the same.
+"""The table of operators: what the compiler knows of each. A row lists operators of which it knows the same.
 
-In: a node. Out: its `Operator`. An empty column is always right: an operator without a rule reads its inputs whole, one
-without a formula counts no work, one without a view or a trait is taken for nothing special. Kernels in double are in
-`kernels`.
+In: a node. Out: its `Operator`. Leaving a column empty is always safe: an operator without a rule reads its inputs
+entirely, an operator without a formula counts no work, and passes assume nothing of an operator without a view or
+traits. The kernels in float64 are in `kernels`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from export.compiler.operators.view import View
 
 class Trait(Flag):
     NONE = 0
-    MOVES = auto()  # its outputs' elements are its first input's, perhaps in another dtype
-    PICKS = auto()  # rows whose numbers are an input
-    BOUND = auto()  # takes no more tokens of a text than the network does: its table has a row for each place
+    MOVES = auto()  # the outputs hold elements of the first input, perhaps in another dtype
+    PICKS = auto()  # picks rows by indices, which are an input
+    BOUND = auto()  # limits the number of tokens: it has a table with a row for each position
     RANDOM = auto()
-    ZERO = auto()  # 0 where its first input is 0
-    ZERO_IF_ANY = auto()  # 0 where an input is 0
-    ZERO_IF_ALL = auto()
-    SUMS = auto()  # an element that is 0 adds nothing
-    GREATEST = auto()  # an element far below the others adds nothing
-    POSITIVE = auto()  # or 0
-    SIGNED = auto()  # never negative if no input is, of those that move elements the first
-    BOUNDED = auto()  # small, however large the inputs are
+    ZERO = auto()  # the output is 0 where the first input is 0
+    ZERO_IF_ANY = auto()  # the output is 0 where an input is 0
+    ZERO_IF_ALL = auto()  # the output is 0 where all inputs are 0
+    SUMS = auto()  # reduces; an element that is 0 changes nothing
+    GREATEST = auto()  # reduces; an element far below the others changes nothing
+    POSITIVE = auto()  # the output is at least 0
+    SIGNED = auto()  # the output is at least 0 if all inputs are; with MOVES, if the first input is
+    BOUNDED = auto()  # the output is small, however large the inputs are
 
 
 MOVES, PICKS, RANDOM, SUMS, GREATEST = Trait.MOVES, Trait.PICKS, Trait.RANDOM, Trait.SUMS, Trait.GREATEST
@@ -47,7 +47,11 @@ POSITIVE, SIGNED, BOUNDED = Trait.POSITIVE, Trait.SIGNED, Trait.BOUNDED
 
 @dataclass(frozen=True)
 class Operator:
-    """`reads`: what a part of an output needs. `macs`: of its products. `view`: how it moves elements, if no more."""
+    """What is known of an operator.
+
+    reads: which parts of its inputs a part of an output needs. macs: its number of multiply-accumulates. view: how it
+    moves elements, if it does nothing else.
+    """
 
     reads: Rule | None = None
     traits: Trait = Trait.NONE
@@ -98,7 +102,7 @@ STANDARD = _rows(
     ("ReduceMax", Operator(demand_rules.reduce, ZERO | GREATEST)),
     ("ReduceLogSumExp", Operator(demand_rules.reduce, GREATEST)),
     ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(demand_rules.reduce)),
-    ("ArgMax ArgMin", Operator(demand_rules.best)),
+    ("ArgMax ArgMin", Operator(demand_rules.arg_best)),
     ("Softmax", Operator(demand_rules.softmax, POSITIVE | BOUNDED)),
     ("LogSoftmax", Operator(demand_rules.softmax)),
     ("LayerNormalization RMSNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm, BOUNDED)),
@@ -115,19 +119,20 @@ STANDARD = _rows(
     ("ConvTranspose", Operator(None, macs=mac_formulas.filters_of_input)),
     ("GRU LSTM RNN", Operator(None, macs=mac_formulas.recurrent)),
     ("DFT DeformConv STFT", Operator(None, macs=no_formula)),
-    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled, ZERO)),  # between the two 0 is the zero point
+    # A quantised 0 is stored as the zero point.
+    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled, ZERO)),
     ("MatMulInteger", Operator(contrib_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(0, 1))),
     ("QLinearMatMul", Operator(contrib_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(0, 3))),
     ("QLinearConv", Operator(None, macs=mac_formulas.filters(3))),
     ("Bernoulli Multinomial", Operator(None, RANDOM)),
     ("RandomNormal RandomNormalLike RandomUniform RandomUniformLike", Operator(None, RANDOM)),
 )
-OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others are refused
+CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are refused
     ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_rules.biased)),
     ("LayerNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm)),
     ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_rules.skip_norm)),
     ("FusedMatMul", Operator(contrib_rules.fused_matmul, macs=mac_formulas.fused)),
-    ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # and FusedConv: with an activation
+    ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # a Gemm with an activation
     ("FusedConv", Operator(None, macs=mac_formulas.filters(1))),
     ("MatMulNBits", Operator(contrib_rules.rows, macs=mac_formulas.blocks)),
     ("MatMulIntegerToFloat", Operator(contrib_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1))),
@@ -136,7 +141,7 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     (
         "GroupQueryAttention",
         Operator(None, macs=mac_formulas.grouped),
-    ),  # takes its queries' positions from their number
+    ),  # counts its queries' positions
     ("RotaryEmbedding", Operator(contrib_rules.rotary, Trait.BOUND)),
     ("GatherBlockQuantized", Operator(contrib_rules.gather_blocks)),
     ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled)),
@@ -149,16 +154,18 @@ OF_MICROSOFT = _rows(  # those of ONNX Runtime that the passes let stand; others
     ("BiasAdd BiasSplitGelu EmbedLayerNormalization GatedRelativePositionBias", Operator()),
     ("QEmbedLayerNormalization QLinearAveragePool QLinearConcat QLinearGlobalAveragePool", Operator()),
 )
-TABLE = {"": STANDARD, DOMAIN: OF_MICROSOFT}
+TABLE = {"": STANDARD, DOMAIN: CONTRIB}
 UNLISTED = Operator()
 
 
 def operator_of(node: ir.Node) -> Operator:
+    """The operator's row of the table; an empty row for an operator that is not listed."""
     return TABLE.get(node.domain, {}).get(node.op_type, UNLISTED)
 
 
-def _named(chosen: Callable[[Operator], bool]) -> frozenset[str]:
-    return frozenset(name for name, row in STANDARD.items() if chosen(row))
+def _named(condition: Callable[[Operator], bool]) -> frozenset[str]:
+    """The names of the ONNX operators whose row meets the condition."""
+    return frozenset(name for name, row in STANDARD.items() if condition(row))
 
 
 ELEMENTWISE = _named(lambda row: row.reads is elementwise)
@@ -169,18 +176,21 @@ VIEWS = _named(lambda row: row.view is not None)
 REPEATING = _named(lambda row: row.view in (data_movement.expanded, data_movement.tiled))
 RESHAPES = _named(lambda row: row.view is data_movement.reshaped)
 SELECTING = _named(lambda row: row.view in (data_movement.gathered, data_movement.sliced, data_movement.split))
-RESIZING = _named(
-    lambda row: row.view in (data_movement.reshaped, data_movement.expanded)
-)  # a part of the output has a shape of its own
+# Operators whose target shape must change when only a part of the output is computed.
+RESIZING = _named(lambda row: row.view in (data_movement.reshaped, data_movement.expanded))
 
 
 def view_of(shapes: Shapes, node: ir.Node, index: int = 0) -> View | None:
-    """Of the output `index`; None of an operator that does more. Raises Refused if a rank is unknown."""
+    """The view that makes the output `index`; None if the operator does not only move elements.
+
+    Raises Refused if a rank is unknown.
+    """
     build = operator_of(node).view
     return view.built(shapes, node, index, build) if build is not None else None
 
 
 def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
+    """The boxes of the inputs that the box `wanted` of the output `index` needs. All of them if no rule fits."""
     if reads_shape_alone(node):
         return Demand(WHOLE, {})
     rule = operator_of(node).reads

@@ -1,10 +1,10 @@
-"""Operators that only move elements: how axes, boxes and arrays of constants pass them.
+"""How an operator that only moves elements maps axes, boxes and constants from its input to its output, and back.
 
-In: a node and shapes. Out: a `View` of the node's first input, as runs of its axes that become axes of the output:
+In: a node and shapes. Out: a `View`: runs of the input's axes, and the axes of the output that they become.
 
     Transpose (B, N, D) -> (B, D, N)       0 -> 0   2 -> 1   1 -> 2
-    Reshape (B, N, D) -> (B, N, H, E)      0 -> 0   1 -> 1   2 -> 2 3       the smallest runs of equal size
-    Gather, of axis 1 the number 3         0 -> 0   1 -> nothing, picks 3   2 -> 1
+    Reshape (B, N, D) -> (B, N, H, E)      0 -> 0   1 -> 1   2 -> 2 3       the shortest runs of equal size
+    Gather, row 3 of axis 1                0 -> 0   1 -> nothing, picks 3   2 -> 1
     Expand (N, 1) -> (B, N, M)             nothing -> 0   0 -> 1   1 -> 2
 """
 
@@ -28,9 +28,10 @@ LARGEST_RUN = 1 << 22  # elements of a run that is followed index by index
 
 @dataclass(frozen=True)
 class Pick:
-    """Rows of an axis. `places`: of rows of the output, None for all, the rows of the source; None if unknown.
+    """The rows of an axis that an operator picks.
 
-    `numbers`: of all rows, where the node names them; negative from the axis' end.
+    places: a function from rows of the output, or None for all rows, to rows of the source; None if they are unknown.
+    numbers: all picked rows as the node writes them, negative from the end; None if it does not write them.
     """
 
     places: Callable[[Places | None], Places | None]
@@ -39,19 +40,22 @@ class Pick:
 
 @dataclass(frozen=True)
 class Run:
-    """Axes of the source that become the axes `made` of the output; with a `pick` a single axis of the source."""
+    """Axes of the source that become the axes `made` of the output. With a `pick` the source has a single axis."""
 
     source: tuple[int, ...]
     made: tuple[int, ...]
     pick: Pick | None = None
 
 
-Build = Callable[[Shapes, ir.Node, int], Sequence[Run] | None]  # of an output; None if too little is known
+Build = Callable[[Shapes, ir.Node, int], Sequence[Run] | None]  # the runs of an output; None if too little is known
 
 
 @dataclass(frozen=True)
 class View:
-    """`runs` are in the order of the output's axes; each axis of the source is in one of them."""
+    """Shapes of the source (`before`) and of the output (`after`), and runs in the order of the output's axes.
+
+    Each axis of the source is in a single run.
+    """
 
     node: ir.Node
     before: Sequence[Dim]
@@ -60,45 +64,53 @@ class View:
 
     @property
     def picks(self) -> dict[int, Pick]:
-        """By the source's axes."""
+        """The picks by axes of the source."""
         return {run.source[0]: run.pick for run in self.runs if run.pick is not None}
 
     def place(self, axis: int) -> int | None:
-        """The output's axis with the elements of this axis of the source, one by one; None if there is none."""
+        """The axis of the output that is this axis of the source, row by row; None if there is no such axis."""
         run = next(run for run in self.runs if axis in run.source)
         if run.pick is not None:
             return None
-        left, right = wide(self.before, run.source), wide(self.after, run.made)
+        left, right = long_axes(self.before, run.source), long_axes(self.after, run.made)
         if not left and not right:
             left, right = [*run.source], [*run.made]
         return right[0] if left == [axis] and len(right) == 1 else None
 
     def read(self, wanted: Box) -> tuple[dict[int, Places], dict[int, Places]]:
-        """Of a box of the output what can be made alone, and the source's part for it. An unknown pick stays whole."""
-        asked = dict(wanted)
-        places = {axis: pick.places(asked.get(made)) for axis, made, pick in self._picked()}
-        known = None not in places.values()
+        """The indices of the output that can be computed alone, and the indices of the source that they need.
+
+        An axis stays entire if its pick is unknown, or if the wanted rows are no box of the source.
+        """
+        wanted_rows = dict(wanted)
+        places = {axis: pick.places(wanted_rows.get(made)) for axis, made, pick in self._picked()}
+        are_known = None not in places.values()
         made: dict[int, Places] = {}
         source: dict[int, Places] = {}
         for run in self.runs:
-            chosen = {axis: asked[axis] for axis in run.made if axis in asked}
+            rows = {axis: wanted_rows[axis] for axis in run.made if axis in wanted_rows}
             if run.pick is not None:
                 picked = places[run.source[0]]
-                part = {run.source[0]: picked} if known and picked is not None else None
+                source_rows = {run.source[0]: picked} if are_known and picked is not None else None
             else:
-                part = _through(self.before, self.after, run, chosen) if chosen else {}
-            if part is not None:
-                made |= chosen
-                source |= part
+                source_rows = _through(self.before, self.after, run, rows) if rows else {}
+            if source_rows is not None:
+                made |= rows
+                source |= source_rows
         return made, source
 
     def _picked(self) -> Iterator[tuple[int, int, Pick]]:
+        """For each pick its axis of the source, its axis of the output, or -1, and the pick."""
         for run in self.runs:
             if run.pick is not None:
                 yield run.source[0], run.made[0] if run.made else -1, run.pick
 
     def forward(self, array: Array) -> Array:
-        """An array along the source's axes, of size 1 where it is alike, along the output's. Raises Refused."""
+        """An array along the source's axes as an array along the output's axes.
+
+        An axis of length 1 means that all its rows are equal. Raises Refused if the picked rows are unknown, or if rows
+        that differ are joined with other axes.
+        """
         for axis, _, pick in self._picked():
             if array.shape[axis] > 1:
                 places = pick.places(None)
@@ -108,7 +120,10 @@ class View:
         return self._moved(array, self.runs, self.before, self.after)
 
     def backward(self, array: Array, rest: float = 0.0) -> Array:
-        """An array along the output's axes along the source's; `rest`: where the node picks nothing. Raises Refused."""
+        """An array along the output's axes as an array along the source's axes. Raises Refused, as `forward`.
+
+        rest: the number in rows that the node does not pick.
+        """
         runs = sorted((Run(run.made, run.source, run.pick) for run in self.runs), key=lambda run: run.made)
         array = self._moved(array, runs, self.after, self.before)
         for axis, _, pick in self._picked():
@@ -121,53 +136,60 @@ class View:
         return array
 
     def _moved(self, array: Array, runs: Sequence[Run], before: Sequence[Dim], after: Sequence[Dim]) -> Array:
-        wide: list[int] = []
-        made: list[int] = []
+        """The array with its axes moved and reshaped as the runs say, without their picks."""
+        shape: list[int] = []
+        new_shape: list[int] = []
         for run in runs:
-            held, left = [array.shape[axis] for axis in run.source], [before[axis] for axis in run.source]
+            lengths, left = [array.shape[axis] for axis in run.source], [before[axis] for axis in run.source]
             right = [after[axis] for axis in run.made]
             sizes = [size for size in left if isinstance(size, int)], [size for size in right if isinstance(size, int)]
-            if max(held, default=1) == 1:
-                sizes = held, [1] * len(right)
+            if max(lengths, default=1) == 1:
+                sizes = lengths, [1] * len(right)
             elif len(left) == len(right) == 1 and (run.pick is not None or same(left[0], right[0])):
-                sizes = held, held
+                sizes = lengths, lengths
             elif len(sizes[0]) < len(left) or len(sizes[1]) < len(right):
                 raise Refused.at(self.node, "joins the channels with a free dimension")
             elif run.pick is not None or np.prod(sizes[0]) != np.prod(sizes[1]):
                 raise Refused.at(self.node, "joins the channels with others")
-            wide += sizes[0]
-            made += sizes[1]
+            shape += sizes[0]
+            new_shape += sizes[1]
         order = [axis for run in runs for axis in run.source]
-        return np.broadcast_to(array.transpose(order), wide).reshape(made)
+        return np.broadcast_to(array.transpose(order), shape).reshape(new_shape)
 
 
 def _placed(array: Array, axis: int, places: Places, size: int, rest: float) -> Array:
-    whole = np.full([size if own == axis else wide for own, wide in enumerate(array.shape)], rest)
-    whole[(slice(None),) * axis + ([*places],)] = array
-    return whole
+    """An array with `size` rows along the axis: those of `array` at the places, `rest` elsewhere."""
+    shape = list(array.shape)
+    shape[axis] = size
+    filled = np.full(shape, rest)
+    filled[(slice(None),) * axis + ([*places],)] = array
+    return filled
 
 
-def wide(dims: Sequence[Dim], axes: Sequence[int]) -> list[int]:
+def long_axes(dims: Sequence[Dim], axes: Sequence[int]) -> list[int]:
+    """The axes whose size is not 1."""
     return [axis for axis in axes if not same(dims[axis], 1)]
 
 
 def _through(
     before: Sequence[Dim], after: Sequence[Dim], run: Run, chosen: Mapping[int, Places]
 ) -> dict[int, Places] | None:
-    """The box of a run's source with the elements `chosen` of the axes that it makes; None without such a box."""
-    left, right = wide(before, run.source), wide(after, run.made)
+    """The rows of a run's source that hold the rows `chosen` of the axes that it makes; None if they form no box."""
+    left, right = long_axes(before, run.source), long_axes(after, run.made)
     if not left:
-        return {}  # repeated
+        return {}  # the output repeats a single row
     if len(left) == len(right) == 1 and list(chosen) == right:
         return {left[0]: chosen[right[0]]} if agree(after[right[0]], before[left[0]]) else None
     if right and same(before[left[0]], after[right[0]]) and right[0] not in chosen:
         left, right = left[1:], right[1:]
-    sizes, ends = [before[axis] for axis in left], [after[axis] for axis in right]
-    old, new = [size for size in sizes if isinstance(size, int)], [size for size in ends if isinstance(size, int)]
-    free = len(old) < len(sizes) or len(new) < len(ends)
-    if not left or free or not set(chosen) <= set(right) or np.prod(old) != np.prod(new) or np.prod(new) > LARGEST_RUN:
+    old = [size for axis in left if isinstance(size := before[axis], int)]
+    new = [size for axis in right if isinstance(size := after[axis], int)]
+    has_free = len(old) < len(left) or len(new) < len(right)
+    if not left or has_free or not set(chosen) <= set(right):
         return None
-    flat = np.arange(int(np.prod(new))).reshape(new)
+    if np.prod(old) != np.prod(new) or np.prod(new) > LARGEST_RUN:
+        return None
+    flat = np.arange(int(np.prod(new))).reshape(new)  # the index of each element in the run
     for position, axis in enumerate(right):
         if axis in chosen:
             flat = np.take(flat, chosen[axis], axis=position)
@@ -180,7 +202,7 @@ def _through(
 
 
 def built(shapes: Shapes, node: ir.Node, index: int, build: Build) -> View | None:
-    """Of the output `index`. Raises Refused if a rank is unknown."""
+    """The view that makes the output `index`; None if too little is known. Raises Refused if a rank is unknown."""
     source, out = node.inputs[0] if node.inputs else None, node.outputs[index]
     if source is None:
         return None

@@ -1,6 +1,7 @@
-"""Kernels in double for operators that onnx's reference computes slowly, wrongly or not at all.
+"""Kernels in float64 for operators that onnx's reference implementation computes slowly, wrongly or not at all.
 
-A public class of these modules is the kernel of the operator of its name. No torch: `vitbn rewrite` runs without it.
+Each public class of these modules is the kernel of the operator of its name; the operator's inputs and attributes are
+the arguments of its `_run`. No torch: `vitbn rewrite` runs without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Element-wise functions and softmaxes in double. onnx's Erf is a Python loop, its softmaxes ignore the opset."""
+"""Elementwise functions and softmaxes in float64. onnx's Erf is a Python loop; its softmaxes ignore the opset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Gelu(OpRun):
 
 
 def _flattened(operator: OpRun, x: Array, axis: int | None) -> tuple[Array, int]:
-    """The array and axis to normalise; before opset 13 all axes from `axis` on, by default from 1 on, count as one."""
+    """The array and the axis to normalise. Before opset 13 all axes from `axis` on, by default 1, are joined to one."""
     if operator.run_params["opsets"][""] >= 13:
         return x, -1 if axis is None else axis
     named = any(attribute.name == "axis" for attribute in operator.onnx_node.attribute)
@@ -32,23 +32,23 @@ def _flattened(operator: OpRun, x: Array, axis: int | None) -> tuple[Array, int]
 
 class Softmax(OpRun):
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
-        flat, own = _flattened(self, x, axis)
-        weights = np.exp(flat - flat.max(own, keepdims=True))
-        return ((weights / weights.sum(own, keepdims=True)).reshape(x.shape),)
+        flat, axis = _flattened(self, x, axis)
+        weights = np.exp(flat - flat.max(axis, keepdims=True))
+        return ((weights / weights.sum(axis, keepdims=True)).reshape(x.shape),)
 
 
 class LogSoftmax(OpRun):
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
-        flat, own = _flattened(self, x, axis)
-        centred = flat - flat.max(own, keepdims=True)
-        return ((centred - np.log(np.exp(centred).sum(own, keepdims=True))).reshape(x.shape),)
+        flat, axis = _flattened(self, x, axis)
+        centred = flat - flat.max(axis, keepdims=True)
+        return ((centred - np.log(np.exp(centred).sum(axis, keepdims=True))).reshape(x.shape),)
 
 
 class Hardmax(OpRun):
-    """1 at the first largest, else 0."""
+    """1 at the first of the largest elements, else 0."""
 
     def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
-        flat, own = _flattened(self, x, axis)
-        chosen = np.zeros_like(flat)
-        np.put_along_axis(chosen, np.expand_dims(flat.argmax(own), own), 1, own)
-        return (chosen.reshape(x.shape),)
+        flat, axis = _flattened(self, x, axis)
+        one_hot = np.zeros_like(flat)
+        np.put_along_axis(one_hot, np.expand_dims(flat.argmax(axis), axis), 1, axis)
+        return (one_hot.reshape(x.shape),)

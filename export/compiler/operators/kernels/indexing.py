@@ -1,6 +1,7 @@
-"""Operators that move elements, and CumSum. onnx's GatherElements fails on indices of shape (1, n), its Pad on negative
-pads, its CumSum on an axis in a vector, which ONNX Runtime takes; its ScatterND, ScatterElements and GatherND move one
-element after the other.
+"""Gather, Scatter, Pad and CumSum in any dtype.
+
+onnx's GatherElements fails on indices of shape (1, n), its Pad on negative pads, its CumSum on an axis in a vector,
+which ONNX Runtime takes. Its ScatterND, ScatterElements and GatherND are Python loops over elements.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from export.compiler.graph.constants import Array
 
 class CumSum(OpRun):
     def _run(self, x: Array, axis: Array, exclusive: int | None = None, reverse: int | None = None) -> tuple[Array]:
-        own = int(np.reshape(axis, ()))
-        given = np.flip(x, own) if reverse else x
-        total = np.cumsum(given, own, dtype=x.dtype)
+        axis_number = int(np.reshape(axis, ()))
+        source = np.flip(x, axis_number) if reverse else x
+        total = np.cumsum(source, axis_number, dtype=x.dtype)
         if exclusive:
-            total = total - given
-        return (np.flip(total, own) if reverse else total,)
+            total = total - source
+        return (np.flip(total, axis_number) if reverse else total,)
 
 
 class GatherElements(OpRun):
     def _run(self, x: Array, indices: Array, axis: int | None = None) -> tuple[Array]:
-        own = (axis or 0) % x.ndim
-        source = x[tuple(slice(None) if k == own else slice(size) for k, size in enumerate(indices.shape))]
-        return (np.take_along_axis(source, np.where(indices < 0, indices + x.shape[own], indices), own),)
+        axis = (axis or 0) % x.ndim
+        source = x[tuple(slice(None) if k == axis else slice(size) for k, size in enumerate(indices.shape))]
+        return (np.take_along_axis(source, np.where(indices < 0, indices + x.shape[axis], indices), axis),)
 
 
 class Pad(OpRun):
-    """Negative pads crop, first."""
+    """Negative pads crop; the array is cropped before it is padded."""
 
     def _run(
         self,
@@ -42,28 +43,30 @@ class Pad(OpRun):
         mode: str | None = None,
         value: float | None = None,
     ) -> tuple[Array]:
-        own = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
-        given = [int(size) for size in np.ravel(np.asarray(pads))]
+        padded_axes = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+        sizes = [int(size) for size in np.ravel(np.asarray(pads))]
         before, after = [0] * x.ndim, [0] * x.ndim
-        for position, axis in enumerate(own):
-            before[axis], after[axis] = given[position], given[position + len(own)]
-        cut = [
-            slice(max(-left, 0), size - max(-right, 0))
-            for left, right, size in zip(before, after, x.shape, strict=True)
+        for position, axis in enumerate(padded_axes):
+            before[axis], after[axis] = sizes[position], sizes[position + len(padded_axes)]
+        cropped = x[
+            tuple(
+                slice(max(-left, 0), size - max(-right, 0))
+                for left, right, size in zip(before, after, x.shape, strict=True)
+            )
         ]
-        wider = [(max(left, 0), max(right, 0)) for left, right in zip(before, after, strict=True)]
+        widths = [(max(left, 0), max(right, 0)) for left, right in zip(before, after, strict=True)]
         if mode not in (None, "constant"):
             options: dict[str, Any] = {"mode": mode}
-            return (np.pad(x[tuple(cut)], wider, **options),)
+            return (np.pad(cropped, widths, **options),)
         fill = constant if constant is not None and np.size(constant) else np.asarray(value or 0.0)
-        return (np.pad(x[tuple(cut)], wider, constant_values=np.reshape(fill, ()).astype(x.dtype)),)
+        return (np.pad(cropped, widths, constant_values=np.reshape(fill, ()).astype(x.dtype)),)
 
 
 class GatherND(OpRun):
     def _run(self, x: Array, indices: Array, batch_dims: int | None = None) -> tuple[Array]:
-        batches = batch_dims or 0
-        behind = (1,) * (indices.ndim - 1 - batches)
-        grid = [axis.reshape(axis.shape + behind) for axis in np.indices(indices.shape[:batches], sparse=True)]
+        batch_axes = batch_dims or 0
+        other_axes = (1,) * (indices.ndim - 1 - batch_axes)
+        grid = [axis.reshape(axis.shape + other_axes) for axis in np.indices(indices.shape[:batch_axes], sparse=True)]
         return (x[(*grid, *np.moveaxis(indices, -1, 0))],)
 
 
@@ -82,13 +85,14 @@ class ScatterElements(OpRun):
 
 
 class Scatter(ScatterElements):
-    """Its name of opset 10."""
+    """The operator's name before opset 11."""
 
 
 REDUCTIONS: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def _put(x: Array, places: tuple[Array, ...], updates: Array, reduction: str | None) -> Array:
+    """A copy of x with updates at places, or combined there with x. `places`: an array of indices for each axis."""
     out = x.copy()
     if reduction in REDUCTIONS:
         REDUCTIONS[reduction].at(out, places, updates)

@@ -115,6 +115,14 @@ def quantised_softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) ->
     return row_by_row(node, demand, range(attribute_int(node, "axis", -1) % rank, rank))
 
 
+def quantised_concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """QLinearConcat of (part, scale, zero point) from input 2 on. All axes can be cut but the concatenated axis."""
+    axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
+    rows = box({other: chosen for other, chosen in demand if other != axis})
+    parts = {k: canonical(shapes, given(node, k), rows) for k in range(2, len(node.inputs), 3)}
+    return Demand(rows, {**everything(node).inputs, **parts})
+
+
 def _single(shapes: Shapes, value: ir.Value | None) -> bool:
     """Whether the value has a single element, or is no input at all."""
     return value is None or all(dim == 1 for dim in shapes.dims(value))

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, given, optional, permutation
+from export.compiler.graph.attributes import attribute_int, attribute_ints, given, optional, permutation
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything
+from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, row_by_row
 from export.compiler.operators.view import Build, Pick, Places, Run, built
 
 ALWAYS = {0, -1}  # rows that an axis of any size has
@@ -269,6 +269,17 @@ def concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(
         demand, {k: canonical(shapes, value, box({**other_rows, axis: rows})) for k, (value, rows) in read.items()}
     )
+
+
+def pad(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """Pad. An axis that is padded or cropped is computed entirely; the others are cut."""
+    pads = attribute_ints(node, "pads") or integers(optional(node, 1))
+    rank, named = shapes.rank(node.outputs[index]), optional(node, 3)
+    axes = [*range(rank)] if named is None else integers(named)
+    if pads is None or axes is None:
+        return everything(node)
+    sides = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
+    return row_by_row(node, demand, {axis % rank for axis, before, after in sides if before or after})
 
 
 def _rows_of_parts(

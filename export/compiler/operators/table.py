@@ -97,6 +97,7 @@ STANDARD = _rows(
     ("ScatterElements", Operator(data_movement.scatter_elements)),
     ("ScatterND", Operator(data_movement.scatter)),
     ("Concat", Operator(data_movement.concat, ZERO_IF_ALL | SIGNED)),
+    ("Pad", Operator(data_movement.pad)),
     ("ReduceL1 ReduceL2 ReduceSumSquare", Operator(demand_rules.reduce, SUMS)),
     ("ReduceSum", Operator(demand_rules.reduce, ZERO | SUMS)),
     ("ReduceMax", Operator(demand_rules.reduce, ZERO | GREATEST)),
@@ -147,12 +148,13 @@ CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are r
     ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled)),
     ("QLinearAdd QLinearMul QLinearWhere", Operator(broadcasting)),
     ("QLinearSoftmax", Operator(contrib_rules.quantised_softmax)),
+    ("QLinearConcat", Operator(contrib_rules.quantised_concat)),
     ("QLinearLeakyRelu QLinearSigmoid", Operator(elementwise)),
     ("Attention", Operator(None, macs=mac_formulas.projecting)),
     ("CausalConvWithState DynamicQuantizeLSTM LongformerAttention", Operator(None, macs=no_formula)),
     ("MoE QAttention QGemm QMoE SparseAttention", Operator(None, macs=no_formula)),
     ("BiasAdd BiasSplitGelu EmbedLayerNormalization GatedRelativePositionBias", Operator()),
-    ("QEmbedLayerNormalization QLinearAveragePool QLinearConcat QLinearGlobalAveragePool", Operator()),
+    ("QEmbedLayerNormalization QLinearAveragePool QLinearGlobalAveragePool", Operator()),
 )
 TABLE = {"": STANDARD, DOMAIN: CONTRIB}
 UNLISTED = Operator()

@@ -36,6 +36,7 @@ def weights() -> dict[str, Array]:
         "s8": (RNG.random(16) / 100 + 0.001).astype(np.float32),
         "z8": np.zeros(16, np.int8),
         "scale": np.array(0.02, np.float32),
+        "half": np.array(0.01, np.float32),
         "zero": np.array(3, np.uint8),
         "cos": RNG.random((64, 4)).astype(np.float32),
         "sin": RNG.random((64, 4)).astype(np.float32),
@@ -50,6 +51,10 @@ OVER_ROWS = (
     "m = com.microsoft.QLinearSoftmax<axis = {axis}, opset = {opset}>(x, scale, zero, scale, zero) y = Cast<to = 1>(m)"
 )
 QUANTISED = "x = QuantizeLinear(a, scale, zero)"
+JOINED = (
+    "z = QuantizeLinear(b, scale, zero) "
+    "m = com.microsoft.QLinearConcat<axis = {axis}>(scale, zero, x, scale, zero, z, half, zero)"
+)
 PLACES = "t = Shape<start = 1, end = 2>(a) r = Squeeze(t) i = Range(nil, r, step) j = Unsqueeze(i, first)"
 SPREAD = "u = Shape<start = 0, end = 2>(a) p = Expand(j, u)"
 CAUSAL = "t = Transpose<perm = [0, 2, 1]>(a) c, s = com.microsoft.CausalConvWithState(t, k)"
@@ -89,6 +94,7 @@ CUT = [  # the operators that are cut, and nodes from a and b to y
         "QLinearAdd",
         f"{QUANTISED} m = com.microsoft.QLinearAdd(x, scale, zero, x, scale, zero, scale, zero) y = Cast<to = 1>(m)",
     ),
+    ("QLinearConcat", f"{QUANTISED} {JOINED.format(axis=2)} f = Cast<to = 1>(m) y = Slice(f, eight, end, last)"),
     ("QLinearSoftmax", f"{QUANTISED} {OVER_ROWS.format(axis=2, opset=12)}"),
     ("QLinearSoftmax", f"{QUANTISED} {OVER_ROWS.format(axis=-1, opset=13)}"),
     (
@@ -112,6 +118,7 @@ def cut_model(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
         gathers += f" c{axis} = Constant<value_ints = {places}>() p{axis} = Gather<axis = {axis}>({name}, c{axis})"
         name = f"p{axis}"
     given = weights() | {"nil": np.array(0), "step": np.array(1), "first": np.array([0])}
+    given |= {"eight": np.array([8]), "end": np.array([24]), "last": np.array([2])}
     return parse(f"{HEADER}(float {name}) {{ {nodes}{gathers} }}", **given)
 
 

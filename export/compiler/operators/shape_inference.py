@@ -263,6 +263,12 @@ def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
             context.set_shape_and_dtype(value, source.shape, source.dtype)
 
 
+def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """A pool with its channels in the last axis; ONNX's pools, whose shapes are taken, have them in axis 1."""
+    if attribute_int(node, "channels_last", 0):
+        node.outputs[0].shape = None
+
+
 # Operator -> the functions that correct the library's answer, in order.
 CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_broadcast,) for name in (*BROADCASTING, "Expand", "MatMul")},
@@ -274,6 +280,8 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     ("", "Split"): (_split,),
     ("", "Squeeze"): (_squeeze,),
     ("com.microsoft", "GroupQueryAttention"): (_cache,),
+    ("com.microsoft", "QLinearAveragePool"): (_channels_last,),
+    ("com.microsoft", "QLinearGlobalAveragePool"): (_channels_last,),
 }
 UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
     "CausalConvWithState": _causal_conv,
@@ -284,11 +292,14 @@ UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
 }
 
 
-# Contrib operators that the library does not know -> the ONNX operator, by name and version, with the same shapes.
+# Contrib operators that the library does not know, or takes for elementwise (the pools) -> the ONNX operator, by name
+# and version, with the same shapes.
 SAME_SHAPES_AS = {
     "DequantizeLinear": ("DequantizeLinear", 21),
     "FusedConv": ("Conv", 11),
     "FusedGemm": ("Gemm", 13),
+    "QLinearAveragePool": ("AveragePool", 19),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", 1),
     "QuantizeLinear": ("QuantizeLinear", 21),
 }
 

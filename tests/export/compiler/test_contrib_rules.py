@@ -152,6 +152,19 @@ def test_an_operator_whose_rows_depend_on_each_other_stays_whole(operator: str, 
     assert node.inputs[0] is rewritten.graph.inputs[0]
 
 
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("pool", ["AveragePool<kernel_shape = [2, 2], strides = [2, 2], {}>", "GlobalAveragePool<{}>"])
+def test_a_quantised_pool_has_the_shape_of_its_answer(pool: str, channels_last: int) -> None:
+    operator = f"com.microsoft.QLinear{pool.format(f'channels_last = {channels_last}')}"
+    head = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[2, 4, 8, 8] x) => (uint8 y)'
+    nodes = f"q = QuantizeLinear(x, scale, zero) y = {operator}(q, scale, zero, scale, zero)"
+    model = parse(f"{head} {{ {nodes} }}", scale=np.array(0.02, np.float32), zero=np.array(3, np.uint8))
+    infer(model)
+    (answer,) = answers(model, {"x": np.ones((2, 4, 8, 8), np.float32)})
+    shape = model.graph.outputs[0].shape
+    assert (None if shape is None else tuple(shape.dims)) == (None if channels_last else answer.shape)
+
+
 def test_a_quantised_gemm_makes_integers_of_its_last_zero_point() -> None:
     """ONNX Runtime refuses a file that calls them floats."""
     cut_and_run(

@@ -6,6 +6,6 @@ In: an `onnx_ir.Model`. Out: a model that multiplies less for the same outputs, 
 
     rewrite(onnx_ir.load("model.onnx"), reads=["last_hidden_state[:,0]"]).model
 
-`pipeline` drives the `passes`. They read the graph (`graph`), what is known of each operator (`operators`) and what
-follows from it for a whole graph (`analyses`). `proof` compares the outcome with the original.
+`pipeline` runs the `passes`. They use the graph (`graph`), what is known of each operator (`operators`) and what
+follows from that for a graph (`analyses`). `proof` compares the rewritten graph with the original.
 """

@@ -1,1 +1,1 @@
-"""The graph itself: constants, attributes, shapes and their inference, files."""
+"""The graph itself: files, nodes, constants, attributes, shapes and parts of outputs."""

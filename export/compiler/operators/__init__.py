@@ -1,1 +1,1 @@
-"""What is known of each operator: what it reads, moves and costs, and its answer in double."""
+"""What is known of each operator: which inputs it needs, how it moves elements, its cost and its kernel in float64."""

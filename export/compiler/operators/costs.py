@@ -36,7 +36,7 @@ def graph_work(shapes: Shapes) -> Work:
         if not is_multiplying(node):
             if operator_of(node).macs is no_formula:
                 uncounted.append(_name(node))
-        elif is_counted(shapes, node):
+        elif _is_counted(shapes, node):
             macs += node_macs(shapes, node)
         else:
             guessed += node_macs(shapes, node)
@@ -49,7 +49,7 @@ def is_multiplying(node: ir.Node) -> bool:
     return operator_of(node).macs not in (None, no_formula)
 
 
-def is_counted(shapes: Shapes, node: ir.Node) -> bool:
+def _is_counted(shapes: Shapes, node: ir.Node) -> bool:
     """Whether the sizes of the product follow from those of the graph's inputs."""
     return all(map(shapes.is_sized, (*node.inputs, node.outputs[0] if node.outputs[0].name else None)))
 

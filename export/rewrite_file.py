@@ -21,7 +21,7 @@ from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, N
 from export.compiler.graph.files import check_overwrites, release, save_model
 from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
 from export.compiler.graph.output_slices import Read, resolve
-from export.compiler.operators.contrib_rules import is_integer, without_double
+from export.compiler.operators.contrib_rules import is_integer, node_without_reference
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
@@ -164,7 +164,7 @@ def plan_proof(request: Request, reads: Sequence[Read], original: Original, grap
     `graph`: has the inputs that are drawn.
     """
     inputs = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
-    if (node := without_double(original.plain.graph)) is not None:
+    if (node := node_without_reference(original.plain.graph)) is not None:
         reference = f"the original in ONNX Runtime, as {node.op_type} has no reference in float64"
     else:
         reference = "the original in float64" if request.proof == "float64" else "the original"

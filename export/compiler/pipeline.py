@@ -19,7 +19,7 @@ from export.compiler.graph.input_defaults import restore_defaults, split_default
 from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.output_slices import Read, apply_reads, resolve
 from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.contrib_rules import without_double
+from export.compiler.operators.contrib_rules import node_without_reference
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes import MOVING, PASSES, QUICKER
 from export.compiler.passes.open_fused import open_fused
@@ -128,7 +128,7 @@ def optimise(
     if reads:
         apply_reads(copy.graph, resolve(reads, copy.graph), packed)
         settle(copy)
-    if without_double(copy.graph) is not None:  # new weights would have no exact reference
+    if node_without_reference(copy.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
     before, steps = model_work(copy, sizes), []
     for name in PASSES:

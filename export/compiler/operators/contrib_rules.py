@@ -154,6 +154,6 @@ def is_integer(node: ir.Node) -> bool:
     return node.op_type.startswith(names)
 
 
-def without_double(graph: ir.Graph) -> ir.Node | None:
+def node_without_reference(graph: ir.Graph) -> ir.Node | None:
     """The first node for which there is no reference in float64; None if every node has a reference."""
     return next((node for node in graph if node.domain or is_integer(node)), None)

@@ -153,7 +153,8 @@ ELSEWHERE = {
     "test_the_best_is_published_with_its_figures",
     "vitbn serve --supervised --model-repository triton_repo": "tests/serving/test_supervisor.py::"
     "test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan",
-    "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::test_no_client_sees_it",
+    "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::"
+    "test_no_client_sees_a_fault",
     "vitbn train": "tests/models/test_train_command.py::test_command_writes_prints_and_resumes",
     "vitbn adapt models/pretrained/vitbn.safetensors scans/": "tests/models/"
     "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.alike import alike
+from export.compiler.analyses.batch_invariant import alike
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Array, constant

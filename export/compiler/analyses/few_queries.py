@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.analyses.alike import alike
+from export.compiler.analyses.batch_invariant import alike
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation

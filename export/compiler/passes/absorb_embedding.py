@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.alike import alike
+from export.compiler.analyses.batch_invariant import alike
 from export.compiler.analyses.embedded import Embedded, embedded
 from export.compiler.analyses.few_queries import weight_of
 from export.compiler.errors import Refused, Site, operator

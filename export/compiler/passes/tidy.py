@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.alike import alike
+from export.compiler.analyses.batch_invariant import alike
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, given, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers

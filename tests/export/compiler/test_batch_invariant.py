@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from foreign_networks import parse
 
-from export.compiler.analyses.alike import alike
+from export.compiler.analyses.batch_invariant import alike
 from export.compiler.graph.constants import Array
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.prepare import prepare

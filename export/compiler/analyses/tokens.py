@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from export.compiler.analyses.carried import carried
+from export.compiler.analyses.axis_maps import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.hidden_entries import HiddenEntries, Roles, makers
 from export.compiler.analyses.hidden_facts import facts_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.analyses.carried import carried
+from export.compiler.analyses.axis_maps import carried
 from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site

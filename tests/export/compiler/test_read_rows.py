@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import Encoder, Vision, check_equal, export, model, parse, proved, with_read_rows_alone
 
-from export.compiler.analyses.carried import carried
+from export.compiler.analyses.axis_maps import carried
 from export.compiler.errors import BadRequest, NothingToRewrite
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import apart, parse
 
-from export.compiler.analyses.embedded import Embedded
+from export.compiler.analyses.patch_embedding import Embedded
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes import absorb_embedding
 from export.compiler.pipeline import Rewritten, optimise

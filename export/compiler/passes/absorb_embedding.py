@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.absorption_plan import weight_of
 from export.compiler.analyses.batch_invariant import alike
-from export.compiler.analyses.few_queries import weight_of
 from export.compiler.analyses.patch_embedding import Embedded, embedded
 from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from export.compiler.analyses.few_queries import FewQueries, head_weights, weight_of
+from export.compiler.analyses.absorption_plan import FewQueries, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.hidden_entries import NO_FACTS, SUNK, Facts, Roles, sunk_by
+from export.compiler.analyses.masked_entries import NO_FACTS, SUNK, Facts, Roles, sunk_by
 from export.compiler.graph.constants import FLOATS, Array, constant
 from export.compiler.graph.def_use import made_by, made_of
 from export.compiler.operators.table import Trait, operator_of

@@ -12,7 +12,7 @@ from foreign_networks import Encoder, export, model
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Masked
 from packed_graphs import of_heads, repeated
 
-from export.compiler.analyses import hidden_entries, joins, tokens
+from export.compiler.analyses import joins, masked_entries, tokens
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
@@ -24,7 +24,7 @@ def forget_first_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_weights(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hidden_entries, "SUNK", 0.5)
+    patch.setattr(masked_entries, "SUNK", 0.5)
 
 
 def forget_order(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_planted_fault_fails_the_proof(
 
 
 def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden_entries.HiddenEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
+    monkeypatch.setattr(masked_entries.HiddenEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
     with pytest.raises(NothingToRewrite, match="it may join hidden tokens"):
         rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from export.compiler.analyses.hidden_facts import is_never_negative
 from export.compiler.analyses.masked_entries import Roles
+from export.compiler.analyses.masked_propagation import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
 from export.compiler.graph.def_use import is_read

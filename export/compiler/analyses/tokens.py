@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from export.compiler.analyses.axis_maps import carried
 from export.compiler.analyses.chosen_rows import Choice, choices
-from export.compiler.analyses.joins import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.analyses.masked_entries import HiddenEntries, Roles, makers
 from export.compiler.analyses.masked_propagation import facts_of
+from export.compiler.analyses.token_mixing import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant

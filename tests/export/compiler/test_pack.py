@@ -31,7 +31,7 @@ from masked_networks import (
     feeds,
 )
 
-from export.compiler.analyses import joins
+from export.compiler.analyses import token_mixing
 from export.compiler.errors import NothingToRewrite
 from export.compiler.pipeline import rewrite
 from export.rewrite_file import Request, rewrite_file
@@ -57,7 +57,7 @@ def test_no_mask_changes_an_answer(form: str, pool: str, exporter: str, opset: i
     depth = 2 if exporter == "old" or (form, pool) == ("relative", "shown") else 1
     proto = export(Masked(form, pool, depth), exporter, opset)
     if (pool, exporter) == ("shown", "old"):  # of an empty text it takes the last token of the text before
-        with pytest.raises(NothingToRewrite, match=joins.OF_ANOTHER):
+        with pytest.raises(NothingToRewrite, match=token_mixing.OF_ANOTHER):
             rewrite(model(proto), sizes=SIZES, packed=MASK)
         return
     packed = rewrite(model(proto), sizes=SIZES, packed=MASK)

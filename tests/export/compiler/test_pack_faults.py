@@ -12,7 +12,7 @@ from foreign_networks import Encoder, export, model
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Masked
 from packed_graphs import of_heads, repeated
 
-from export.compiler.analyses import joins, masked_entries, tokens
+from export.compiler.analyses import masked_entries, token_mixing, tokens
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
@@ -37,7 +37,7 @@ def forget_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def trust_sums(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(joins, "_summed", lambda node, roles, places: joins.Join(done={*places}))
+    patch.setattr(token_mixing, "_summed", lambda node, roles, places: token_mixing.Join(done={*places}))
 
 
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:

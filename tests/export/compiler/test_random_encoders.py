@@ -14,7 +14,7 @@ from foreign_networks import parse
 from numpy.typing import NDArray
 from test_onnx_operators import runner
 
-from export.compiler.analyses.joins import OF_ANOTHER
+from export.compiler.analyses.token_mixing import OF_ANOTHER
 from export.compiler.errors import NothingToRewrite
 from export.compiler.passes import PASSES, packed_body, packed_texts
 from export.compiler.pipeline import rewrite

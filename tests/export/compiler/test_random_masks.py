@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from test_onnx_operators import runner
 
-from export.compiler.analyses import joins
+from export.compiler.analyses import token_mixing
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.pipeline import optimise
@@ -128,18 +128,18 @@ def test_no_random_graph_answers_otherwise() -> None:
 
 
 def trust_softmax(patch: pytest.MonkeyPatch) -> None:
-    def softmax(shapes: Any, node: ir.Node, roles: Any) -> joins.Join:
+    def softmax(shapes: Any, node: ir.Node, roles: Any) -> token_mixing.Join:
         axis = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[0])
-        return joins.Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
+        return token_mixing.Join(axes={axis: {0: axis}}, zero=frozenset({axis}))
 
-    patch.setitem(joins.RULES, "Softmax", softmax)
+    patch.setitem(token_mixing.RULES, "Softmax", softmax)
 
 
 def trust_sums(patch: pytest.MonkeyPatch) -> None:
-    def reduce(shapes: Any, node: ir.Node, roles: Any) -> joins.Join:
-        return joins.Join(done={(0, axis) for axis in axes_of(node) or []})
+    def reduce(shapes: Any, node: ir.Node, roles: Any) -> token_mixing.Join:
+        return token_mixing.Join(done={(0, axis) for axis in axes_of(node) or []})
 
-    patch.setitem(joins.RULES, "ReduceSum", reduce)
+    patch.setitem(token_mixing.RULES, "ReduceSum", reduce)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import axis_of
-from export.compiler.analyses.neighbours import (
+from export.compiler.analyses.layer_changes import (
     Change,
     expect_channels,
     linear_weight,

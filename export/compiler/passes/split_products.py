@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, knows_sizes
-from export.compiler.analyses.neighbours import linear_weight
+from export.compiler.analyses.layer_changes import linear_weight
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import is_constant

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import Affine, Affines
-from export.compiler.analyses.downstream import after
+from export.compiler.analyses.fold_downstream import after
 from export.compiler.analyses.layer_changes import Change, outputs_of
 from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refused, Site

@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import Affine, Affines
 from export.compiler.analyses.fold_downstream import after
+from export.compiler.analyses.fold_upstream import before
 from export.compiler.analyses.layer_changes import Change, outputs_of
-from export.compiler.analyses.upstream import before
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
 from export.compiler.graph.def_use import readers, remove_unused

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import is_normalised
-from export.compiler.analyses.shifts import Shifts
+from export.compiler.analyses.bias_shifts import Shifts
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
 from export.compiler.graph.def_use import made_by, made_of, readers, remove_unused

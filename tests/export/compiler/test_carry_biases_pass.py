@@ -8,7 +8,7 @@ import pytest
 from foreign_networks import apart, parse
 from numpy.typing import NDArray
 
-from export.compiler.analyses import shifts
+from export.compiler.analyses import bias_shifts
 from export.compiler.pipeline import Rewritten, optimise
 
 QUERIES = "m = MatMul(t, w2) q = Add(m, asked) r = Reshape(q, rows) k = Transpose<perm = [0, 2, 1]>(t) s = MatMul(r, k)"
@@ -133,10 +133,10 @@ def test_a_bias_that_cannot_go_is_named(nodes: str, reason: str) -> None:
 
 @pytest.mark.parametrize("operator", ["Add", "MatMul", "Gemm"])
 def test_a_wrong_rule_is_found(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = dict(shifts.RULES)
+    rules = dict(bias_shifts.RULES)
     right = rules[operator]
     scaled = {"Add": 1.5, "MatMul": 0.5, "Gemm": 0.5}[operator]
     rules[operator] = lambda state, node, given: right(state, node, {k: scaled * array for k, array in given.items()})
-    monkeypatch.setattr(shifts, "RULES", rules)
+    monkeypatch.setattr(bias_shifts, "RULES", rules)
     original = network(CARRIED["behind a table"][0])
     assert apart(original, carried(original).model, (3, 8, 8)) > 1e-3

@@ -12,7 +12,7 @@ import pytest
 from foreign_networks import Encoder, Vision, export, manifest_of, parse, run, wrote
 from numpy.typing import NDArray
 
-from export.compiler.analyses import shifts
+from export.compiler.analyses import bias_shifts
 from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
 from export.compiler.passes import absorb_queries
 from export.compiler.proof import compare
@@ -125,7 +125,7 @@ def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkey
     file = pooled(tmp_path, biased, PROJECTED, 1)
     result = wrote(file, "-o", tmp_path / "out.onnx", "--json")
     assert "pools the sum, perhaps over no token" in result.output
-    monkeypatch.setattr(shifts, "may_sum_to_zero", lambda shapes, weights: False)
+    monkeypatch.setattr(bias_shifts, "may_sum_to_zero", lambda shapes, weights: False)
     wrong = run(file, "-o", tmp_path / "wrong.onnx")
     assert wrong.exit_code
     assert "n=0: float32" in wrong.output

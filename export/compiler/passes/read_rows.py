@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, merged, share
-from export.compiler.analyses.stops import in_words, stops
+from export.compiler.analyses.pruning_stops import in_words, stops
 from export.compiler.errors import Site
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from export.compiler.analyses.demand import sizes_read
-from export.compiler.analyses.tokens import Tokens, analyse_tokens
+from export.compiler.analyses.token_axes import Tokens, analyse_tokens
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import Array, Constants, is_constant, of_type

@@ -12,7 +12,7 @@ from foreign_networks import Encoder, export, model
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Masked
 from packed_graphs import of_heads, repeated
 
-from export.compiler.analyses import masked_entries, token_mixing, tokens
+from export.compiler.analyses import masked_entries, token_axes, token_mixing
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import pack, packed_body, packed_texts
 from export.compiler.pipeline import rewrite
@@ -96,6 +96,6 @@ def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
     ir.save(repeated(nodes), tmp_path / "in.onnx")
     with pytest.raises(NothingToRewrite, match=r"y \(ReduceSum\): it may read hidden tokens"):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
-    monkeypatch.setattr(tokens, "_is_long", lambda *axis: False)
+    monkeypatch.setattr(token_axes, "_is_long", lambda *axis: False)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))

@@ -12,7 +12,7 @@ from foreign_networks import VOCABULARY, check_equal, parse, session_of
 from masked_networks import MASK, check, feeds
 from packed_graphs import behind, crossed, of_heads, repeated
 
-from export.compiler.analyses import tokens
+from export.compiler.analyses import token_axes
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import packed_body
 from export.compiler.pipeline import rewrite
@@ -36,7 +36,7 @@ def test_rows_of_another_input_may_read_each_other(tmp_path: Path) -> None:
 def test_an_entry_behind_the_tokens_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     original = behind("r = Relu(all) y = ReduceSum<keepdims = 0>(r, one)")
     check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model)
-    monkeypatch.setattr(tokens.Tokens, "leads", lambda self, value: self.role(value).axes() == (0, 1))
+    monkeypatch.setattr(token_axes.Tokens, "leads", lambda self, value: self.role(value).axes() == (0, 1))
     with pytest.raises((AssertionError, RuntimeError, NothingToRewrite)):
         check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model)
 

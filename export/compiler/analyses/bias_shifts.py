@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
+from export.compiler.analyses.empty_axes import may_sum_to_zero
 from export.compiler.analyses.layer_changes import linear_weight, narrowed, old_bias
-from export.compiler.analyses.without_tokens import may_sum_to_zero
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, mixed_axes, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles

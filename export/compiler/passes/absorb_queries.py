@@ -21,7 +21,7 @@ import onnx_ir as ir
 from export.compiler.analyses.absorption_plan import FewQueries, Parts, plan, traced
 from export.compiler.analyses.attention import pooled_of, scores_of, take_apart, takes_apart
 from export.compiler.analyses.demand import analyse
-from export.compiler.analyses.without_tokens import may_be_empty
+from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import given, mixed_axes
 from export.compiler.graph.shapes import Shapes

@@ -181,7 +181,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 def double_classifier(model: ir.Model) -> Classifier:
     """Runs the graph in float64, with the compiler's evaluator."""
-    from export.compiler.proof.runs import double_answers
+    from export.compiler.proof.runner import double_answers
 
     return lambda images: double_answers(model, {INPUT_NAME: images})[0]
 

@@ -28,7 +28,7 @@ from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.compiler.proof.shared_axes import share_names
 from export.publishing.foreign_artifact import session_artifact
 from export.publishing.manifest import Origin

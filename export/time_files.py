@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.compiler.proof.inputs import Feeds, draw, first_dimensions
-from export.compiler.proof.runs import Runner, is_large
+from export.compiler.proof.runner import Runner, is_large
 from export.interleaved import Schedule, interleaved, turn_ns
 from export.intervals import Ratio, ratio_of_rounds
 

@@ -35,7 +35,7 @@ def candidates(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """A call of each candidate, and why others are left out. `read` takes the compared part out of plain outputs."""
-    from export.compiler.proof.runs import session
+    from export.compiler.proof.runner import session
     from export.errors import ExportError
 
     def in_onnx_runtime(path: Path) -> Call:

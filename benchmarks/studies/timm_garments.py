@@ -189,7 +189,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Classify]:
 
     from clients.bulk.network import find_model
     from clients.description import describe
-    from export.compiler.proof.runs import Runner
+    from export.compiler.proof.runner import Runner
 
     torch.set_num_threads(1)
     plain, served = Runner(file, packed=True), Runner(Path(find_model(published).path), packed=True)

@@ -22,7 +22,7 @@ from export.compiler.proof.compare import Errors, Proved, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import Arrays, Runner, double_answers
+from export.compiler.proof.runner import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error
 from export.errors import PublishError
 from export.pictures.processor import Processor

@@ -19,7 +19,7 @@ import numpy as np
 from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.proof.original import Original
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import largest_error, size_of
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Manifest, Tensor

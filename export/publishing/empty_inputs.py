@@ -1,7 +1,7 @@
 """Tries a file on inputs without elements, on which some of ONNX Runtime's kernels divide by zero or never end.
 
 In: a version with its sample. Out: the axes of inputs whose size must not be 0, because the process of ONNX Runtime
-crashed or hung. Trials run in separate processes, for at most `proof.runs.EMPTY_S` seconds. An error that ONNX Runtime
+crashed or hung. Trials run in separate processes, for at most `proof.runner.EMPTY_S` seconds. An error that ONNX Runtime
 reports is harmless: the client gets its text.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from common.sample import Arrays
 from export.compiler.errors import NotSupported, ProcessEnded
-from export.compiler.proof.runs import Runner, answers_apart
+from export.compiler.proof.runner import Runner, answers_apart
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Tensor
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from export.compiler.errors import ForeignError
 from export.compiler.graph.constants import Array
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import largest_error
 from export.errors import PublishError
 from export.publishing.artifact import Artifact

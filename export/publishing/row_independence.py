@@ -16,7 +16,7 @@ from export.compiler.errors import ForeignError, NotSupported
 from export.compiler.pipeline import drawable
 from export.compiler.proof.inputs import bound_sizes, draw, first_dimensions
 from export.compiler.proof.original import Original
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import relative_error
 
 DRAWN = (1, 2, 3)  # rows of a request

@@ -37,7 +37,7 @@ def test_a_network_is_timed_plain_optimised_and_rewritten(tmp_path: Path, monkey
 
 
 def wrong_if_rewritten(path: Path, feeds: dict[str, object]) -> object:
-    from export.compiler.proof.runs import session
+    from export.compiler.proof.runner import session
 
     run, wrong = session(path), OURS in path.stem
     return lambda: [answer * (1 + 2 * TOLERANCE * wrong) for answer in run.run(None, feeds)]

@@ -28,7 +28,7 @@ from benchmarks.measure.padded_texts import (
 from benchmarks.measure.run import Run
 from benchmarks.presets import texts
 from benchmarks.reporting.tables.third_party import texts as table
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import relative_error
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser, save
 
 from export import time_files
 from export.compare import compare
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.intervals import Ratio
 
 run = partial(invoke, compare)
@@ -124,7 +124,7 @@ def test_large_files_are_timed_in_sessions_of_their_own(tmp_path: Path, monkeypa
     path = write(tmp_path / "a.onnx")
     apart = tmp_path / "b.onnx"
     onnx.save(onnx.load(path), apart, save_as_external_data=True, location="b.data", size_threshold=64)
-    monkeypatch.setattr("export.compiler.proof.runs.LARGE", 1 + max(file.stat().st_size for file in (path, apart)))
+    monkeypatch.setattr("export.compiler.proof.runner.LARGE", 1 + max(file.stat().st_size for file in (path, apart)))
     assert (Runner(path, packed=True).large, Runner(apart, packed=True).large) == (False, True)
     graph = ir.load(path).graph
     (timed,) = time_files.time_both(path, apart, graph, {"b": 1, "n": 3}, batches=(2,))

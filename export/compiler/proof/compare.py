@@ -16,7 +16,7 @@ from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
 from export.compiler.graph.constants import Array
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
-from export.compiler.proof.runs import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, answers_apart, double_answers
+from export.compiler.proof.runner import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, answers_apart, double_answers
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
 OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from export.compiler.graph.files import dtype_of, read_model, weight_files
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.graph.inline_weights import LARGE
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 
 
 class Original:

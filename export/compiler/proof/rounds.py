@@ -30,7 +30,7 @@ from export.compiler.proof.inputs import (
 from export.compiler.proof.masks import KINDS, MANY, SEEN, WHOLE, draw_masks
 from export.compiler.proof.memory import check_memory
 from export.compiler.proof.original import Original
-from export.compiler.proof.runs import AS_WRITTEN, Arrays, answers_apart, double_answers
+from export.compiler.proof.runner import AS_WRITTEN, Arrays, answers_apart, double_answers
 from export.compiler.proof.tolerances import FILL
 
 SMALL = 0.1  # of an output's largest number in the rounds before

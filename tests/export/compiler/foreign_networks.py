@@ -33,7 +33,7 @@ from export.compiler.proof.compare import Errors, Proof
 from export.compiler.proof.inputs import draw as draw_feeds
 from export.compiler.proof.inputs import size_rounds
 from export.compiler.proof.rounds import picked
-from export.compiler.proof.runs import double_answers
+from export.compiler.proof.runner import double_answers
 from export.rewrite import rewrite
 
 run, wrote = partial(invoke, rewrite), partial(ok, rewrite)

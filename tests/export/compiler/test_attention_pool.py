@@ -18,7 +18,7 @@ from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes.absorbed_heads import Absorber
 from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.inputs import Feeds
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.rewrite_file import Request, rewrite_file
 
 pytestmark = pytest.mark.slow

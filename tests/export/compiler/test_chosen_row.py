@@ -12,7 +12,7 @@ from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, 
 
 from export.compiler.errors import NothingToRewrite
 from export.compiler.pipeline import Rewritten, rewrite
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 
 SIZES = {"batch": 1, "seq": 32}
 CHOSEN = "computed only for a row that is chosen at run time"

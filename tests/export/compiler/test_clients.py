@@ -23,7 +23,7 @@ import torch
 from decoder_networks import DEPTH, DIM, GROUPS, HEADS, INPUTS, SIZE, WORDS, check_answers, export
 from foreign_networks import wrote
 
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of others
 LAST = ("--read", "logits[:,-1:]", "--read", "*")

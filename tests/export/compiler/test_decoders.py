@@ -17,7 +17,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import cost_sizes, model_work
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 
 Array = NDArray[Any]
 LENGTHS = [(batch, new, past) for batch in (1, 2) for new in (1, 2, 5, 33) for past in (0, 7)]

@@ -20,7 +20,7 @@ from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import Asked, rounds
-from export.compiler.proof.runs import Runner, answers_apart
+from export.compiler.proof.runner import Runner, answers_apart
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 2, 3] x)'
 

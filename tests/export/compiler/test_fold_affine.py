@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.compiler.operators import view
 from export.compiler.passes import fold_affine
 from export.compiler.pipeline import Rewritten, optimise
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 
 NORM = "BatchNormalization(x, g, b, m, v)"
 POOL = "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} p = AveragePool"

@@ -13,7 +13,7 @@ from foreign_networks import Encoder, export, manifest_of, run
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.proof.compare import Errors, Proof
-from export.compiler.proof.runs import Array, session
+from export.compiler.proof.runner import Array, session
 
 FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
 

@@ -12,7 +12,7 @@ from foreign_networks import parse
 from numpy.typing import NDArray
 
 from export.compiler.pipeline import PASSES, optimise
-from export.compiler.proof.runs import Runner, answers_apart
+from export.compiler.proof.runner import Runner, answers_apart
 
 LINEAR = "p = MatMul(z, w) q = Add(p, b) y = Relu(q)"
 HEADS = "q6 = Add(q5, bq) q7 = Reshape(q6, heads) q = Transpose<perm = [0, 2, 1, 3]>(q7)"

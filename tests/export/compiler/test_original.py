@@ -11,7 +11,7 @@ from foreign_networks import export
 from masked_networks import Masked
 
 from export.compare_files import compare_files
-from export.compiler.proof import runs
+from export.compiler.proof import runner
 from export.rewrite_file import Request, rewrite_file
 
 
@@ -22,13 +22,13 @@ def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for axis, name in enumerate(("texts", "tokens")):
         proto.graph.input[1].type.tensor_type.shape.dim[axis].dim_param = name
     onnx.save(proto, path := tmp_path / "apart.onnx")
-    opened, session = list[Path](), runs.session
+    opened, session = list[Path](), runner.session
 
     def counted(file: Path, *given: Any, **named: Any) -> Any:
         opened.append(file)
         return session(file, *given, **named)
 
-    monkeypatch.setattr(runs, "session", counted)
+    monkeypatch.setattr(runner, "session", counted)
     rewrite_file(path, out := tmp_path / "out.onnx", Request(packed="attention_mask"))
     assert opened.count(path) == 1
     opened.clear()

@@ -18,7 +18,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from export.compiler.errors import NothingToRewrite, ProofFailed
 from export.compiler.passes import packed_body
 from export.compiler.proof.masks import SEEN, draw_masks
-from export.compiler.proof.runs import AS_WRITTEN, Runner
+from export.compiler.proof.runner import AS_WRITTEN, Runner
 from export.rewrite_file import Request, rewrite_file
 
 MASK = "attention_mask"

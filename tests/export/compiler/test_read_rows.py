@@ -12,7 +12,7 @@ from export.compiler.errors import BadRequest, NothingToRewrite
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import optimise, prepared, rewrite
-from export.compiler.proof.runs import session
+from export.compiler.proof.runner import session
 
 SIZES = {"batch": 1, "seq": 24}
 EXPORTERS = [("old", 17), ("new", 18), ("new", 20), ("new", 23)]

@@ -20,7 +20,7 @@ from export import time_files
 from export.compiler import pipeline
 from export.compiler.proof import compare
 from export.compiler.proof.inputs import Feeds
-from export.compiler.proof.runs import Runner
+from export.compiler.proof.runner import Runner
 from export.publishing.sidecar import staged
 
 

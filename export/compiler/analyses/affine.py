@@ -1,7 +1,8 @@
-"""Finds values that are another value, scaled and shifted by constants.
+"""Recognises values that are an affine map of an earlier value: value = scale * root + shift, with constant arrays.
 
-In: a graph with shapes. Out: `Affine`, with scale and shift along at most one axis. Such maps are BatchNormalization,
-arithmetic with a constant, and a sum of two maps of the same root (a residual around a norm):
+In: a graph with shapes. Out: an `Affine` for a value; scale and shift vary along at most one axis. Recognised are
+BatchNormalization, arithmetic with a constant, Transpose, and a sum of two affine maps of the same root, such as a
+residual connection around a BatchNormalization:
 
     BN(x) = D x + c,   D = gamma / sqrt(variance + epsilon),   c = beta - mean * D
 """
@@ -25,7 +26,11 @@ SCALING = frozenset({"BatchNormalization", "Mul", "Div"})
 
 @dataclass(frozen=True)
 class Affine:
-    """value = scale * transpose(root, order) + shift; `nodes` compute it from the root."""
+    """value = scale * transpose(root, order) + shift.
+
+    `scale` and `shift` are float64 with the value's rank, of size 1 along all axes but at most one. `nodes` compute the
+    value from the root, in order.
+    """
 
     root: ir.Value
     order: tuple[int, ...]
@@ -35,6 +40,7 @@ class Affine:
 
     @property
     def scales(self) -> bool:
+        """Whether a node multiplies; else the map only adds constants."""
         return any(node.op_type in SCALING for node in self.nodes)
 
     @property
@@ -43,44 +49,49 @@ class Affine:
 
 
 class Affines:
+    """Finds the affine map of any value of a graph; remembers what it has computed."""
+
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
-        self._known: dict[ir.Value, Affine] = {}
+        self._maps: dict[ir.Value, Affine] = {}
 
     def of(self, value: ir.Value) -> Affine:
-        """Raises Refused if the rank is unknown."""
-        if value not in self._known:
+        """The map from the earliest root; the identity if no affine node computes `value`.
+
+        Raises Refused if the rank is unknown.
+        """
+        if value not in self._maps:
             rank = self.shapes.rank(value)
-            plain = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))
+            identity = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))
             node = value.producer()
-            form = self._through(node, value, rank) if node is not None and not node.domain else None
-            self._known[value] = form or plain
-        return self._known[value]
+            extended = self._through(node, value, rank) if node is not None and not node.domain else None
+            self._maps[value] = extended or identity
+        return self._maps[value]
 
     def _through(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
         match node.op_type:
             case "BatchNormalization":
-                return self._norm(node, value, rank)
+                return self._batch_norm(node, value, rank)
             case "Mul" | "Div" | "Add" | "Sub":
                 return self._arithmetic(node, value, rank)
             case "Transpose" if node.inputs[0] is not None:
                 before, order = self.of(node.inputs[0]), permutation(node, rank)
                 scale, shift = before.scale.transpose(order), before.shift.transpose(order)
-                places = tuple(before.order[axis] for axis in order)
-                return Affine(before.root, places, scale, shift, (*before.nodes, node))
+                root_axes = tuple(before.order[axis] for axis in order)
+                return Affine(before.root, root_axes, scale, shift, (*before.nodes, node))
             case _:
                 return None
 
-    def _norm(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
-        arrays = [constant(given) for given in node.inputs[1:5]]
-        held = [array for array in arrays if array is not None]
-        if len(held) < 4 or node.inputs[0] is None or value.index():
+    def _batch_norm(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
+        arrays = [constant(parameter) for parameter in node.inputs[1:5]]
+        parameters = [array for array in arrays if array is not None]
+        if len(parameters) < 4 or node.inputs[0] is None or value.index():
             return None
-        gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in held)
-        spread = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
-        if not (spread > 0).all():
+        gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in parameters)
+        positive_variance = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
+        if not (positive_variance > 0).all():
             return None
-        scale = gamma / np.sqrt(spread)
+        scale = gamma / np.sqrt(positive_variance)
         return self._then(self.of(node.inputs[0]), scale, beta - mean * scale, node)
 
     def _arithmetic(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
@@ -89,22 +100,26 @@ class Affines:
             return None
         if is_constant(left) == is_constant(right):
             return self._sum(node, left, right, rank) if node.op_type == "Add" and not is_constant(left) else None
-        made = arithmetic(self.shapes, node)
-        if made is None or not same_shape(self.shapes.dims(made[0]), self.shapes.dims(value)):
+        operands = arithmetic(self.shapes, node)
+        if operands is None or not same_shape(self.shapes.dims(operands[0]), self.shapes.dims(value)):
             return None
-        other, scale, shift = made
-        if _is_twice_gelu(other) or (node.op_type == "Mul" and is_normalised(other)):
+        operand, scale, shift = operands
+        if _is_twice_gelu(operand) or (node.op_type == "Mul" and is_normalised(operand)):
             return None
-        alike = self.shapes.rank(other) == rank and sum(size > 1 for size in (scale * shift).shape) <= 1
-        return self._then(self.of(other), scale, shift, node) if alike else None
+        along_one_axis = sum(size > 1 for size in (scale * shift).shape) <= 1
+        if self.shapes.rank(operand) != rank or not along_one_axis:
+            return None
+        return self._then(self.of(operand), scale, shift, node)
 
     def _then(self, before: Affine, scale: Array, shift: Array, node: ir.Node) -> Affine | None:
+        """`node` after `before`: scale * before + shift. None if the result varies along two axes."""
         total = scale * before.scale
         if sum(size > 1 for size in np.broadcast_shapes(total.shape, shift.shape, before.shift.shape)) > 1:
             return None
         return Affine(before.root, before.order, total, before.shift * scale + shift, (*before.nodes, node))
 
     def _sum(self, node: ir.Node, left: ir.Value, right: ir.Value, rank: int) -> Affine | None:
+        """Of two maps of the same root, at least one of which multiplies."""
         if self.shapes.rank(left) != rank or self.shapes.rank(right) != rank:
             return None
         first, second = self.of(left), self.of(right)
@@ -115,16 +130,19 @@ class Affines:
 
 
 def _is_twice_gelu(value: ir.Value) -> bool:
-    """x (1 + erf(x / sqrt 2)). Its half stays beside it: together ONNX Runtime computes them as one Gelu."""
+    """Whether the value is x (1 + erf(x / sqrt 2)).
+
+    The factor 1/2 after it must not be folded away: ONNX Runtime fuses both into a Gelu.
+    """
     product = made_by(value, "Mul")
-    sums = [made_by(given, "Add") for given in product.inputs] if product is not None else []
-    return any(made_by(given, "Erf") for total in sums if total is not None for given in total.inputs)
+    sums = [made_by(factor, "Add") for factor in product.inputs] if product is not None else []
+    return any(made_by(term, "Erf") for total in sums if total is not None for term in total.inputs)
 
 
 def is_normalised(value: ir.Value) -> bool:
-    """(x - mean) / sqrt(variance + epsilon), or x over its root mean square, in single operators.
+    """Whether single operators compute (x - mean) / sqrt(variance + epsilon), or x over its root mean square.
 
-    Its scale and bias stay beside it: together ONNX Runtime computes them as one norm.
+    The scale and bias after it must not be folded away: ONNX Runtime fuses all of it into a norm.
     """
     product = made_by(value, "Mul")
     quotients = [made_by(factor, "Div") for factor in (product.inputs if product is not None else [value])]
@@ -132,39 +150,46 @@ def is_normalised(value: ir.Value) -> bool:
 
 
 def _is_deviation(value: ir.Value | None) -> bool:
-    """sqrt(mean + epsilon)."""
+    """Whether the value is sqrt(mean + epsilon)."""
     total = made_by(made_of(value, "Sqrt"), "Add")
     return total is not None and any(made_by(term, "ReduceMean") for term in total.inputs)
 
 
 def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] | None:
-    """x, scale and shift of Add, Sub, Mul or Div, scale * x + shift with constants of the output's axes."""
+    """Reads Add, Sub, Mul or Div with a constant operand as scale * x + shift.
+
+    Returns x, scale and shift; the arrays are float64 with the output's rank. None if both or no operands are
+    constant, if x is the divisor, or if the constant is no float.
+    """
     left, right = node.inputs
-    number, other, first = (left, right, True) if is_constant(left) else (right, left, False)
+    number, operand, constant_first = (left, right, True) if is_constant(left) else (right, left, False)
     array, rank = constant(number), shapes.rank(node.outputs[0])
-    if array is None or other is None or is_constant(other) or (node.op_type == "Div" and first):
+    if array is None or operand is None or is_constant(operand) or (node.op_type == "Div" and constant_first):
         return None
     if not np.issubdtype(array.dtype, np.floating) or array.ndim > rank:
         return None
     factor = array.reshape((1,) * (rank - array.ndim) + array.shape)
-    one, zero = np.ones_like(factor), np.zeros_like(factor)
+    ones, zeros = np.ones_like(factor), np.zeros_like(factor)
     with np.errstate(divide="ignore"):
         scale, shift = {
-            "Mul": (factor, zero),
-            "Div": (1 / factor, zero),
-            "Add": (one, factor),
-            "Sub": (-one, factor) if first else (one, -factor),
+            "Mul": (factor, zeros),
+            "Div": (1 / factor, zeros),
+            "Add": (ones, factor),
+            "Sub": (-ones, factor) if constant_first else (ones, -factor),
         }[node.op_type]
-    return (other, scale, shift) if np.isfinite(scale).all() else None
+    return (operand, scale, shift) if np.isfinite(scale).all() else None
 
 
-def constant_term(shapes: Shapes, node: ir.Node | None, held: Array | None = None) -> tuple[ir.Value, Array] | None:
-    """Of a sum with a constant: the other term, of the sum's shape, and the constant, or `held`, with all axes."""
+def constant_term(shapes: Shapes, node: ir.Node | None, changed: Array | None = None) -> tuple[ir.Value, Array] | None:
+    """Reads an Add as x + constant, where x has the sum's shape.
+
+    Returns x and the constant, with the sum's rank; None for another node. `changed` replaces the constant's numbers.
+    """
     if node is None or node.op_type != "Add" or node.domain:
         return None
     out = shapes.dims(node.outputs[0])
     for value, number in (node.inputs, reversed(node.inputs)):
-        array = constant(number) if held is None else held
+        array = constant(number) if changed is None else changed
         if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
             continue
         if same_shape(shapes.dims(value), out):
@@ -173,7 +198,7 @@ def constant_term(shapes: Shapes, node: ir.Node | None, held: Array | None = Non
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:
-    """Raises Refused for several axes."""
+    """The axis along which scale or shift varies; None if both are a single number. Raises Refused for two axes."""
     shape = np.broadcast_shapes(scale.shape, shift.shape)
     varying = [axis for axis, size in enumerate(shape) if size > 1]
     if len(varying) > 1:

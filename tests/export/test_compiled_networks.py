@@ -127,14 +127,14 @@ def test_the_work_that_is_left(config: ModelConfig, macs: int) -> None:
 def test_a_norm_of_the_class_token_is_computed_once_and_a_wrong_number_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, right = replace(SMALL, model="vit", depth=1), batch_invariant._computed
+    config, right = replace(SMALL, model="vit", depth=1), batch_invariant._evaluated
     assert error(config, rewrite(plain(config), Form("all"))) <= 1e-12
 
     def wrong(*given: Any) -> Any:
         made = right(*given)
         return made if made is None else 1.01 * made
 
-    monkeypatch.setattr(batch_invariant, "_computed", wrong)
+    monkeypatch.setattr(batch_invariant, "_evaluated", wrong)
     assert error(config, rewrite(plain(config), Form("all"))) > 1e-6
 
 

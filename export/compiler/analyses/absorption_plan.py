@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.analyses.batch_invariant import alike
+from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
@@ -80,7 +80,7 @@ def plan(shapes: Shapes, parts: Parts) -> FewQueries:
     apart = queries * wide_keys * features
     if query is not None:
         made = queries * query.weight.shape[0] * wide_keys
-        rows = alike(shapes, query.tokens)
+        rows = batch_invariant(shapes, query.tokens)
         asked = projected(query, rows, heads) if rows is not None else None
         merged = 0 if asked is not None else queries * query.weight.shape[0] * heads * features
         before += made

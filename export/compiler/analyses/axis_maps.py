@@ -1,6 +1,7 @@
-"""Which axis of each input an axis of an operator's output is, element by element.
+"""Follows an axis of an operator's output back to the axes of its inputs that have the same elements in order.
 
-In: a node of known shapes and an axis of one of its outputs. Out: axes by the inputs' positions.
+In: a node of known shapes and an axis of one of its outputs. Out: an axis of each input that the output axis reads,
+keyed by the input's position. For MatMul (B, N, D) by (D, E), axis 1 of the output is {0: 1}: axis 1 of input 0.
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from export.compiler.operators.demand_rules import canonical
 from export.compiler.operators.table import demand_of
 
 
-def carried(shapes: Shapes, node: ir.Node, value: ir.Value, axis: int) -> dict[int, int] | None:
-    """The axis of each input whose elements the elements along `axis` of `value` read, one by one; None otherwise.
+def input_axes(shapes: Shapes, node: ir.Node, output: ir.Value, axis: int) -> dict[int, int] | None:
+    """The axis of each input whose element i alone is read for element i along `axis` of `output`.
 
-    A rule that takes the first to the first and the last to the last takes each to each.
+    Inputs that every element reads alike are left out. None if an element reads several elements of an input, or of
+    several axes. Only the first and the last element are asked for: the operators' rules treat all indices alike.
     """
-    index, size = value.index() or 0, shapes.dims(value)[axis]
+    index, size = output.index() or 0, shapes.dims(output)[axis]
     demands = []
-    for at in (0, -1):
-        wanted = canonical(shapes, value, box({axis: (at,)}))
+    for end in (0, -1):
+        wanted = canonical(shapes, output, box({axis: (end,)}))
         demands.append(demand_of(shapes, node, index, wanted))
         if wanted == WHOLE or demands[-1].produced != wanted:
             return None
     first, last = (demand.inputs for demand in demands)
-    found: dict[int, int] = {}
-    for position, given in enumerate(node.inputs):
+    axes: dict[int, int] = {}
+    for position, operand in enumerate(node.inputs):
         ends = dict(first.get(position, WHOLE)), dict(last.get(position, WHOLE))
-        moved = [own for own in {*ends[0], *ends[1]} if ends[0].get(own) != ends[1].get(own)]
-        if given is None or (not moved and (position in first) == (position in last)):
+        differing = [
+            candidate for candidate in {*ends[0], *ends[1]} if ends[0].get(candidate) != ends[1].get(candidate)
+        ]
+        if operand is None or (not differing and (position in first) == (position in last)):
             continue
-        edges = [canonical(shapes, given, box({own: (at,)})) for own in moved for at in (0, -1)]
-        exact = [box({own: end.get(own, ())}) for own in moved for end in ends] == edges
-        if len(moved) != 1 or not exact or not agree(size, shapes.dims(given)[moved[0]]):
+        edges = [canonical(shapes, operand, box({candidate: (end,)})) for candidate in differing for end in (0, -1)]
+        exact = [box({candidate: end.get(candidate, ())}) for candidate in differing for end in ends] == edges
+        if len(differing) != 1 or not exact or not agree(size, shapes.dims(operand)[differing[0]]):
             return None
-        found[position] = moved[0]
-    return found
+        axes[position] = differing[0]
+    return axes

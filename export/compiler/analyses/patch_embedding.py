@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.batch_invariant import alike
+from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Array, constant
@@ -64,7 +64,7 @@ def _summed(shapes: Shapes, node: ir.Node) -> Embedded:
 
 
 def _joined(shapes: Shapes, node: ir.Node) -> Embedded:
-    parts = [(value, alike(shapes, value)) for value in node.inputs if value is not None]
+    parts = [(value, batch_invariant(shapes, value)) for value in node.inputs if value is not None]
     computed = [value for value, array in parts if array is None]
     if len(computed) != 1 or attribute_int(node, "axis", 0) not in (1, -2):
         raise Refused.at(node, "expected one part that is no constant, joined by rows")

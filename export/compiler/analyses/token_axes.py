@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from export.compiler.analyses.axis_maps import carried
+from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.masked_entries import HiddenEntries, Roles, makers
 from export.compiler.analyses.masked_propagation import facts_of
@@ -151,7 +151,7 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
         longer = tokens.entries.behind(dim) > 0
         if not longer:
             tokens.entries.check(output, dim)
-        found = join.axes[axis] if axis in join.axes else carried(tokens.shapes, node, output, axis)
+        found = join.axes[axis] if axis in join.axes else input_axes(tokens.shapes, node, output, axis)
         if found is None and tokens.entries.is_of_text(dim) and not longer:
             continue
         if found is None and _repeats(tokens, node, axis):

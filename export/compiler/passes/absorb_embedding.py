@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.absorption_plan import weight_of
-from export.compiler.analyses.batch_invariant import alike
+from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.analyses.patch_embedding import Embedded, embedded
 from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
@@ -100,7 +100,7 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
     others = [node for node in readers(tokens) if node not in (scores, pooled)]
     shared = tuple(node.outputs[0] for node in others)
     for value, node in zip(shared, others, strict=True):
-        if alike(shapes, value) is None:
+        if batch_invariant(shapes, value) is None:
             raise Refused(tokens.name or "", node.op_type, "reads the tokens, too")
     if tokens.is_graph_output() or opset(softmax) < OLDEST_OPSET:
         raise Refused(tokens.name or "", "graph output", "its tokens are read by the graph's user")
@@ -139,7 +139,7 @@ class _Builder:
     def run(self) -> None:
         """The caller removes unused nodes and sorts the graph."""
         for value in self.attention.shared:
-            array = alike(self.shapes, value)
+            array = batch_invariant(self.shapes, value)
             if array is not None:
                 ir.convenience.replace_all_uses_with(value, self._constant(array, "shared"))
         scores, output = self.attention.scores.outputs[0], self.attention.output.outputs[0]

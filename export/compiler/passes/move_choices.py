@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.compiler.analyses.axis_maps import carried
+from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
 from export.compiler.errors import Site
@@ -133,8 +133,8 @@ class _Moved:
     def _read(self, node: ir.Node, value: ir.Value, place: Place) -> dict[int, Operand] | None:
         """What `node` reads to compute one row of `value`; None without a rule."""
         row, batch = place
-        rows = carried(self.shapes, node, value, row)
-        batches = carried(self.shapes, node, value, batch)
+        rows = input_axes(self.shapes, node, value, row)
+        batches = input_axes(self.shapes, node, value, batch)
         if batches is None and node.op_type in ATTENTION:
             batches = {k: 0 for k, given in enumerate(node.inputs) if given is not None and self._has_batch(given)}
         resized = node.op_type in RESHAPES or node.op_type == "Expand"

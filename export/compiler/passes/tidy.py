@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.batch_invariant import alike
+from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, given, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
@@ -205,7 +205,7 @@ def _class_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
         return None
     dims = tidying.shapes.dims(outer[0])
     axis = attribute_int(joined, "axis", 0) % len(dims)
-    parts = [(value, alike(tidying.shapes, value)) for value in joined.inputs if value is not None]
+    parts = [(value, batch_invariant(tidying.shapes, value)) for value in joined.inputs if value is not None]
     computed = [value for value, array in parts if array is None]
     sizes = [tidying.shapes.static(value, axis) for value, _ in parts]
     known = [size for size in sizes if size is not None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from foreign_networks import parse
 
-from export.compiler.analyses.batch_invariant import alike
+from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.graph.constants import Array
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.prepare import prepare
@@ -29,7 +29,7 @@ def made(nodes: str) -> Array | None:
     more = {"zero": np.array(0), "one": np.ones(4, np.float32), "whole": np.ones((3, 1, 4), np.float32)}
     model = parse(f"{head} {nodes} y = Mul(s, x) }}", cls=CLS, **more)
     prepare(model)
-    return alike(
+    return batch_invariant(
         Shapes(model.graph), next(value for node in model.graph for value in node.outputs if value.name == "s")
     )
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import Encoder, Vision, check_equal, export, model, parse, proved, with_read_rows_alone
 
-from export.compiler.analyses.axis_maps import carried
+from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.errors import BadRequest, NothingToRewrite
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
@@ -161,7 +161,7 @@ def test_an_einsum_of_a_single_row_moves_texts_one_by_one() -> None:
         )
         graph = prepared(original).model.graph
         (node,) = graph
-        assert carried(Shapes(graph), node, node.outputs[0], 0) == found
+        assert input_axes(Shapes(graph), node, node.outputs[0], 0) == found
 
 
 @pytest.mark.parametrize("nodes", ["i = ArgMax<axis = 2>(a)", "t, i = TopK(a, two)", "i = ArgMin<axis = -1>(a)"])
@@ -172,7 +172,7 @@ def test_texts_of_a_router_s_choice_stay_apart(nodes: str) -> None:
     )
     graph = prepared(original).model.graph
     (node,) = graph
-    assert [carried(Shapes(graph), node, node.outputs[-1], axis) for axis in (0, 1, 2)] == [{0: 0}, {0: 1}, None]
+    assert [input_axes(Shapes(graph), node, node.outputs[-1], axis) for axis in (0, 1, 2)] == [{0: 0}, {0: 1}, None]
 
 
 def test_the_last_of_fewer_places_is_not_the_last_row() -> None:

@@ -1,7 +1,8 @@
-"""Finds an attention around its Softmax.
+"""Finds the two products of an attention around its Softmax, or writes an Attention operator as such products.
 
-In: a graph with shapes. Out: the product that makes the scores and the product that pools the values. PyTorch's newer
-exporter adds a guard after the Softmax: fully masked rows become zero.
+In: a graph with shapes and a Softmax or Attention node. Out: the MatMul of queries and keys, which makes the scores,
+and the MatMul of weights and values. PyTorch's newer exporter adds a guard after the Softmax: rows whose tokens are all
+masked become zero.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from export.compiler.graph.def_use import is_read, made_by, readers
 from export.compiler.graph.node_builder import BOOL, nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 
-BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # scores and softmax
+BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # operators between scores and Softmax; how many
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity
 
 
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
-    """The MatMul that makes the scores, and whether the Softmax ignores a constant added to a row of them."""
+    """The MatMul of queries and keys, and whether adding a constant to a row of its scores leaves the softmax equal.
+
+    Raises Refused if other operators than scales, biases and masks stand between the MatMul and the Softmax.
+    """
     value, uniform = given(softmax, 0), True
     while True:
         node = value.producer()
@@ -31,21 +35,21 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
         if node is None or node.domain or node.op_type not in ("MatMul", *BETWEEN):
             raise Refused.of(value, "stands between scores and softmax")
         if node.op_type == "MatMul":
-            if not _same_shape(shapes, value, softmax.outputs[0]):
+            if not same_shape(shapes.dims(value), shapes.dims(softmax.outputs[0])):
                 raise Refused.of(value, "expected scores of the softmax's shape")
             if value.is_graph_output():
                 raise Refused.of(value, "its scores are an output of the graph")
             return node, uniform
-        wide = [operand for operand in node.inputs if operand is not None and _from_matmul(shapes, operand, softmax)]
-        if len(wide) != 1:
+        scores = [operand for operand in node.inputs if operand is not None and _from_matmul(shapes, operand, softmax)]
+        if len(scores) != 1:
             raise Refused.of(value, "stands between scores and softmax")
-        uniform = uniform and _keeps_uniform(shapes, node, wide[0])
-        value = wide[0]
+        uniform = uniform and _keeps_uniform(shapes, node, scores[0])
+        value = scores[0]
 
 
 def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node, most: int = MOST_BETWEEN) -> bool:
-    """Whether sums, factors and masks of the scores' shape lead back to a MatMul, at most `most` of them."""
-    if is_constant(value) or not _same_shape(shapes, value, softmax.outputs[0]):
+    """Whether at most `most` operators of BETWEEN, all of the scores' shape, lead back from the value to a MatMul."""
+    if is_constant(value) or not same_shape(shapes.dims(value), shapes.dims(softmax.outputs[0])):
         return False
     node = made_by(value, *BETWEEN) if most else None
     operands = node.inputs[node.op_type == "Where" :] if node is not None else ()  # without the condition
@@ -54,7 +58,7 @@ def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node, most: int = 
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
-    """Whether a number added to a row of scores shifts the row's outputs alike."""
+    """Whether adding a number to a row of `scores` adds one number to the whole row of the node's output."""
     others = [operand for operand in node.inputs if operand is not None and operand is not scores]
     match node.op_type:
         case "Add" | "Sub":
@@ -74,7 +78,10 @@ def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
 
 
 def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
-    """The MatMul of weights and values, its left operand, and whether a guard may zero rows."""
+    """The MatMul of weights and values, its left operand, and whether a guard may set rows of weights to zero.
+
+    Raises Refused if the weights have another reader.
+    """
     value, guarded = weights, False
     while True:
         uses = list(value.uses())
@@ -93,11 +100,11 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
             raise Refused(value.name or "", "Softmax", f"its weights are read by {', '.join(kinds)}")
 
 
-def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
-    """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
+def attention_sizes(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
+    """The numbers of heads, queries and tokens. Raises Refused if `decompose_attention` does not support the node."""
     dims = shapes.dims(node.outputs[0])
-    used = node.outputs[0].is_graph_output() or any(map(is_read, node.outputs[1:]))
-    if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
+    read_elsewhere = node.outputs[0].is_graph_output() or any(map(is_read, node.outputs[1:]))
+    if len(dims) != 4 or read_elsewhere or any(value is not None for value in node.inputs[4:]):
         raise Refused.at(node, "expected (batch, heads, queries, features) inside the graph, and no cache")
     if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):
         raise Refused.at(node, "expected no causal mask, no window and no softcap")
@@ -107,11 +114,11 @@ def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
     return heads, queries, shapes.dims(given(node, 1))[2]
 
 
-def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
+def decompose_attention(shapes: Shapes, node: ir.Node) -> ir.Node:
     """Writes an Attention of opset 23 as MatMul, Softmax and MatMul; returns the Softmax.
 
-    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf. As in ONNX Runtime the lowest float masks, too, and
-    a query without a key gives zeros.
+    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf. As in ONNX Runtime the lowest float of a mask also
+    becomes -inf, and a query whose keys are all masked gives zeros.
     """
     constants = Constants(shapes.graph)
     nodes = nodes_before(constants, node)

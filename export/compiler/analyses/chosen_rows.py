@@ -1,7 +1,8 @@
-"""Finds where a head takes rows of each image or text, their indices values of the graph.
+"""Finds where a network gathers rows of each text (or image) by indices that are computed at run time.
 
-In: the shapes of a prepared graph. Out: a `Choice` for each place. Decoders that classify by the last token that is no
-padding take one row, in the first two forms; networks that label words take several, in the first and the last:
+In: the shapes of a prepared graph. Out: a `Choice` for each such Gather. Exporters write three forms. Decoders that
+classify by the last token before the padding gather a row, in the first two forms; networks that label words gather
+several, in the first and the last:
 
     y = GatherND(x, [[0, r_0], [1, r_1], ...])                y = Gather(Flatten(x), r + N * [0, 1, ...])
     y = GatherElements<axis = 1>(x, Expand(r))
@@ -24,9 +25,10 @@ from export.compiler.operators.table import RESHAPES, view_of
 
 @dataclass(frozen=True)
 class Choice:
-    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, `count` of each text; None: one, without its axis.
+    """`node` gathers from `whole` (batch, rows, ...) the rows with the indices `chosen`, `count` rows of each text.
 
-    `flat`: their numbers in all of the batch, where `chosen` may be a row of another text.
+    With a `count` of None it gathers a single row and drops the axis of rows. `flat` is None where `chosen` surely
+    lies in the same text; else it holds the indices of the rows among those of all texts, (batch * rows).
     """
 
     node: ir.Node
@@ -37,43 +39,45 @@ class Choice:
 
 
 def choices(shapes: Shapes) -> Iterator[Choice]:
+    """In the order of the graph's nodes."""
     for node in shapes.graph:
-        given = [value for value in node.inputs if value is not None and value.shape is not None]
-        if node.domain or len(given) != 2 or len(node.inputs) != 2:
+        operands = [value for value in node.inputs if value is not None and value.shape is not None]
+        if node.domain or len(operands) != 2 or len(node.inputs) != 2:
             continue
-        found = None
+        choice = None
         if node.op_type == "GatherND" and not attribute_int(node, "batch_dims", 0):
-            found = _of_pairs(shapes, node, *given)
+            choice = _of_pairs(shapes, node, *operands)
         elif node.op_type == "Gather" and not attribute_int(node, "axis", 0):
-            found = _of_flat(shapes, node, *given)
+            choice = _of_flat(shapes, node, *operands)
         elif node.op_type == "GatherElements" and attribute_int(node, "axis", 0) == 1:
-            found = _of_elements(shapes, node, *given)
-        if found is not None:
-            yield found
+            choice = _of_elements(shapes, node, *operands)
+        if choice is not None:
+            yield choice
 
 
 def is_smaller(shapes: Shapes, choice: Choice) -> bool:
-    """Whether it takes fewer rows than there are, at the sizes of `shapes`."""
+    """Whether the choice takes fewer rows than there are, at the sizes of `shapes`."""
     rows = shapes.dims(choice.whole)[1]
     return choice.count is None or shapes.nominal(choice.count) < shapes.nominal(rows)
 
 
 def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -> Choice | None:
+    """GatherND of pairs (text, row), which a Concat joins."""
     maker = made_by(pairs, "Concat")
     if maker is None or len(maker.inputs) != 2 or shapes.rank(whole) < 2:
         return None
-    counted, chosen = maker.inputs
+    text_numbers, chosen = maker.inputs
     batch, dims = shapes.dims(whole)[0], shapes.dims(pairs)
     last = attribute_int(maker, "axis", 0) % len(dims) == len(dims) - 1
     if chosen is None or not last or len(dims) not in (2, 3) or not same(dims[0], batch):
         return None
-    if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not counts(shapes, counted, 0, batch):
+    if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not counts(shapes, text_numbers, 0, batch):
         return None
     return Choice(node, whole, chosen, dims[1] if len(dims) == 3 else None)
 
 
 def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Value) -> Choice | None:
-    """Of all features alike: repeated along the last axis."""
+    """GatherElements whose indices are the same for all features: an Expand repeats them along the last axis."""
     if not shapes.rank(whole) == shapes.rank(places) == 3:
         return None
     batch, count, features = shapes.dims(places)
@@ -88,9 +92,9 @@ def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Valu
 
 
 def _repeated(shapes: Shapes, value: ir.Value, batch: Dim) -> ir.Value | None:
-    """The number of each text, (batch) or (batch, 1, ...), that `value` repeats along its other axes.
+    """A value (batch) or (batch, 1, ...) that `value` repeats along its other axes; None if there is none.
 
-    So sentence-transformers write the last token: `r.unsqueeze(-1).repeat(1, features).unsqueeze(1)`.
+    sentence-transformers repeat the index of the last token: `r.unsqueeze(-1).repeat(1, features).unsqueeze(1)`.
     """
     while same(shapes.dims(value)[0], batch):
         if all(same(dim, 1) for dim in shapes.dims(value)[1:]):
@@ -104,17 +108,18 @@ def _repeated(shapes: Shapes, value: ir.Value, batch: Dim) -> ir.Value | None:
 
 
 def _repeats(shapes: Shapes, maker: ir.Node, source: ir.Value, value: ir.Value) -> bool:
-    """Whether it keeps the axes in their order, and repeats those of size 1 alone."""
+    """Whether `maker` keeps the order of the axes of `source` and repeats only axes of size 1."""
     before, after = shapes.dims(source), shapes.dims(value)
     if maker.op_type in RESHAPES:
         before, after = (tuple(dim for dim in dims if not same(dim, 1)) for dims in (before, after))
         return same_shape(before, after)
     if maker.op_type not in ("Expand", "Tile") or len(before) != len(after):
         return False
-    return all(same(own, 1) or same(own, made) for own, made in zip(before, after, strict=True))
+    return all(same(dim, 1) or same(dim, repeated) for dim, repeated in zip(before, after, strict=True))
 
 
 def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
+    """Gather of the flattened rows (batch * rows, features) at row + rows * text."""
     whole, add = made_of(flat, *RESHAPES), made_by(places, "Add")
     if whole is None or add is None or shapes.rank(whole) != 3 or shapes.rank(flat) != 2:
         return None
@@ -126,27 +131,27 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
         if chosen is not None and _starts(shapes, starts, batch, rows):
             if _within(chosen):
                 return Choice(node, whole, chosen)
-            known = shapes.is_known(batch) and shapes.is_known(rows)
-            return Choice(node, whole, chosen, flat=places) if known else None
+            sizes_known = shapes.is_known(batch) and shapes.is_known(rows)
+            return Choice(node, whole, chosen, flat=places) if sizes_known else None
     return None
 
 
 def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bool:
-    """Whether it is 0, rows, 2 rows, ..."""
+    """Whether the value is 0, rows, 2 * rows, ...: the number of each text's first row."""
     maker = made_by(value, "Mul")
     return maker is not None and any(
-        counts(shapes, counted, 0, batch) and size is not None and _is_size(shapes, size, rows)
-        for counted, size in (maker.inputs, reversed(maker.inputs))
+        counts(shapes, text_numbers, 0, batch) and size is not None and _is_size(shapes, size, rows)
+        for text_numbers, size in (maker.inputs, reversed(maker.inputs))
     )
 
 
 def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
-    known = elements_of(value) or integers(value) or []
-    return len(known) == 1 and same(known[0], size)
+    elements = elements_of(value) or integers(value) or []
+    return len(elements) == 1 and same(elements[0], size)
 
 
 def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool:
-    """Whether it is 0, 1, ... below the size along the axis, repeated along the others."""
+    """Whether the value is 0, 1, ..., size - 1 along the axis, repeated along its other axes."""
     if value is None or axis >= shapes.rank(value):
         return False
     value, axis = source_along(shapes, value, axis)
@@ -158,9 +163,9 @@ def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool
 
 
 def source_along(shapes: Shapes, value: ir.Value, axis: int) -> tuple[ir.Value, int]:
-    """A value and its axis that hold, one by one, the elements of `value` along `axis`.
+    """The earliest value and axis with the same elements as `value` along `axis`, in the same order.
 
-    Views and casts of whole numbers lie between; they may repeat the elements along other axes.
+    Between them are only views and casts between int32 and int64; they may repeat the elements along other axes.
     """
     while (maker := value.producer()) is not None and maker.inputs:
         source = maker.inputs[0]
@@ -170,15 +175,15 @@ def source_along(shapes: Shapes, value: ir.Value, axis: int) -> tuple[ir.Value, 
             value = source
             continue
         view = view_of(shapes, maker)
-        places = [own for own in range(shapes.rank(source)) if view.place(own) == axis] if view is not None else []
-        if not places or not same(shapes.dims(source)[places[0]], shapes.dims(value)[axis]):
+        sources = [k for k in range(shapes.rank(source)) if view.place(k) == axis] if view is not None else []
+        if not sources or not same(shapes.dims(source)[sources[0]], shapes.dims(value)[axis]):
             break
-        value, axis = source, places[0]
+        value, axis = source, sources[0]
     return value, axis
 
 
 def _within(value: ir.Value) -> bool:
-    """Whether it is no negative number: the row before the first would be of another text."""
+    """Whether the index cannot be negative, as that of an ArgMax: row -1 would be of the text before."""
     source: ir.Value | None = value
     while maker := made_by(source, *RESHAPES, "Cast"):
         source = maker.inputs[0]

@@ -1,6 +1,6 @@
-"""The part of every value that is read, backward from the outputs.
+"""Computes which part of every value is read, from the outputs backward: a live-range analysis of elements.
 
-In: the shapes of a graph. Out: `Demands`.
+In: the shapes of a graph. Out: `Demands`: for each value that is read, the boxes that cover what is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """Every box is widened until its node can compute it."""
+    """Widens a box where the operator cannot compute that part alone."""
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):
@@ -31,7 +31,7 @@ def analyse(shapes: Shapes) -> Demands:
         for index, output in enumerate(node.outputs):
             if output not in demands:
                 continue
-            demands[output] = _settle(shapes, node, index, demands[output])
+            demands[output] = _computable(shapes, node, index, demands[output])
             for wanted in demands[output]:
                 for position, read in demand_of(shapes, node, index, wanted).inputs.items():
                     value = node.inputs[position]
@@ -43,23 +43,25 @@ def analyse(shapes: Shapes) -> Demands:
     return demands
 
 
-def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
+def _computable(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
+    """The smallest boxes that contain these and that the node can compute; a merged box may need widening again."""
     value = node.outputs[index]
     while True:
-        settled = merged(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
-        if all(demand_of(shapes, node, index, wanted).produced == wanted for wanted in settled):
-            return settled
-        boxes = settled
+        widened = merged(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
+        if all(demand_of(shapes, node, index, wanted).produced == wanted for wanted in widened):
+            return widened
+        boxes = widened
 
 
 def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
+    """Fewer boxes that cover the same elements: boxes merge where their hull costs no more."""
     if WHOLE in boxes or value.shape is None:
         return [WHOLE]
     return merge(boxes, lambda part: share(shapes, value, part), lambda part: canonical(shapes, value, part))
 
 
 def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
-    """The part of a value that a box covers, from 0 to 1."""
+    """The fraction of a value's elements that a box covers, from 0 to 1, at the sizes of `shapes`."""
     dims = shapes.dims(value)
     return math.prod(
         len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
@@ -67,13 +69,16 @@ def share(shapes: Shapes, value: ir.Value, part: Box) -> float:
 
 
 def sizes_read(shapes: Shapes, node: ir.Node) -> Sequence[Dim]:
-    """The sizes that a Shape reads."""
+    """The sizes that a Shape node returns, between its attributes `start` and `end`."""
     dims = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
     return dims[attribute_int(node, "start", 0) : attribute_int(node, "end", len(dims))]
 
 
 def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
-    """A Shape demands its value only if the size cannot be computed without it."""
+    """Adds what a Shape (or another reader of shapes alone) demands of its input.
+
+    That is nothing where the graph's inputs determine the sizes, else the whole input.
+    """
     value = node.inputs[0]
     if value is None or node.outputs[0] not in demands:
         return
@@ -83,5 +88,5 @@ def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
 
 
 def knows_sizes(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether the graph's inputs have what a Shape reads."""
+    """Whether all sizes that a Shape returns follow from the sizes of the graph's inputs."""
     return all(map(shapes.is_known, sizes_read(shapes, node)))

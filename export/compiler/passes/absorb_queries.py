@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from export.compiler.analyses.absorption_plan import FewQueries, Parts, plan, traced
-from export.compiler.analyses.attention import pooled_of, scores_of, take_apart, takes_apart
+from export.compiler.analyses.attention import pooled_of, scores_of, decompose_attention, attention_sizes
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site
@@ -42,7 +42,7 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
         try:
             site = _check(shapes, node)
             if node.op_type == "Attention":
-                softmax = take_apart(shapes, node)
+                softmax = decompose_attention(shapes, node)
                 refresh(model)
                 site = _check(shapes, softmax)
         except Refused as refused:
@@ -86,4 +86,4 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
     values = given(node, 0), given(node, 1), given(node, 2), node.outputs[0]
-    return Parts(*values, frozenset({node}), 2, *takes_apart(shapes, node))
+    return Parts(*values, frozenset({node}), 2, *attention_sizes(shapes, node))

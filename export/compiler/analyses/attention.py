@@ -73,10 +73,6 @@ def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
             return fill is not None and fill <= FLOOR
 
 
-def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
-    return same_shape(shapes.dims(left), shapes.dims(right))
-
-
 def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
     """The MatMul of weights and values, its left operand, and whether a guard may set rows of weights to zero.
 

@@ -1,6 +1,7 @@
-"""Whether an axis may be empty in a run that answers: over no token the weights of a softmax sum to 0, not to 1.
+"""Tells whether an axis may have no element in a call that the graph answers.
 
-In: a graph with shapes, and a size or weights. Out: yes or no.
+In: a graph with shapes, and a size or the weights of an attention. Out: yes or no. A softmax over no token has weights
+that sum to 0, not to 1: rewrites that rely on a sum of 1 must ask here.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from export.compiler.graph.shapes import Dim, Shapes, same
 
 
 def may_be_empty(shapes: Shapes, size: Dim) -> bool:
-    """False where a token always stands beside those of the input, and where the graph takes a row that must be there:
-    ONNX Runtime refuses such inputs.
+    """Whether an axis of this size may be empty.
+
+    It cannot be where the size has a minimum, as N + 1 with a class token. Nor can it be where the graph gathers a row
+    of such an axis: ONNX Runtime refuses that call.
     """
     if isinstance(size, int):
         return size == 0
@@ -25,18 +28,18 @@ def may_be_empty(shapes: Shapes, size: Dim) -> bool:
         least = None
     if isinstance(least, int) and least > 0:
         return False
-    taken = (shapes.dims(choice.whole)[1] for choice in choices(shapes))
-    return not any(same(size, dim) for dim in taken) and not any(_takes(shapes, node, size) for node in shapes.graph)
+    gathered = any(same(size, shapes.dims(choice.whole)[1]) for choice in choices(shapes))
+    return not gathered and not any(_gathers_row(shapes, node, size) for node in shapes.graph)
 
 
 def may_sum_to_zero(shapes: Shapes, weights: ir.Value) -> bool:
-    """Whether rows of a softmax over the last axis may be there without an element."""
+    """Whether a softmax over the last axis may give rows without an element."""
     *others, last = shapes.dims(weights)
     return not any(same(last, other) for other in others) and may_be_empty(shapes, last)
 
 
-def _takes(shapes: Shapes, node: ir.Node, size: Dim) -> bool:
-    """Whether it takes a known row of an axis of this size."""
+def _gathers_row(shapes: Shapes, node: ir.Node, size: Dim) -> bool:
+    """Whether the node gathers rows with constant indices from an axis of this size."""
     source = node.inputs[0] if node.op_type == "Gather" and not node.domain else None
     if source is None or source.shape is None or not integers(node.inputs[1]):
         return False

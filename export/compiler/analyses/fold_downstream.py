@@ -1,11 +1,12 @@
-"""How the linear layers and norms after a value take up a scale and a shift of it.
+"""Folds an affine map into the linear layers and norms that read its result.
 
-In: a value, and scale and shift along its axes. Out: `Change`s that let all its readers read its root, or Refused:
+In: a value that is scale * root + shift, with both arrays. Out: a `Change` of weights for each reader, after which all
+readers may read the root instead of the value; Refused if a reader cannot:
 
     (D x + c) W + b = x (D W) + (c W + b)
     norm(s x + c; epsilon) = sign(s) norm(x; epsilon / s^2)
 
-for numbers s and c, the same for all that is normalised; of a norm without a mean c is 0.
+In front of a norm s and c must be single numbers for each row that is normalised; of a norm without a mean c must be 0.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ POOLS = ("AveragePool", "GlobalAveragePool")
 FLOAT32 = np.finfo(np.float32)
 
 
-def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
-    """The changes that let all linear readers of `value` read its root instead."""
+def fold_downstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
+    """The changes after which all readers of `value` = scale * root + shift may read its root.
+
+    `scale` and `shift` have the value's rank. Views and means between value and layers pass the map on. Raises Refused
+    if a reader is no linear layer or norm, or if the graph's user reads the value.
+    """
     if value.is_graph_output():
         raise Refused(value.name or "", "graph output", "is read by the graph's user")
     uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
@@ -53,89 +58,90 @@ def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[C
     for use in uses:
         if use.idx or use.node.domain:
             raise Refused(value.name or "", use.node.op_type, "reads it as more than its first input")
-        changes += _after(shapes, use.node, value, scale, shift)
+        changes += _into(shapes, use.node, value, scale, shift)
     if not changes or len({change.node for change in changes}) < len(changes):
         raise Refused(value.name or "", "", "no linear layer reads it")
     return changes
 
 
-def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Iterable[Change]:
+def _into(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Iterable[Change]:
     axis, rank = axis_of(scale, shift), shapes.rank(value)
     weight = linear_weight(node)
     if weight is not None:
         expect_channels(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
         return (
-            [_conv_after(shapes, node, weight, scale, shift)]
+            [_into_conv(shapes, node, weight, scale, shift)]
             if node.op_type == "Conv"
-            else [_matrix_after(node, weight, scale, shift)]
+            else [_into_matrix(node, weight, scale, shift)]
         )
     if node.op_type in NORMALISING:
-        return [_norm_after(node, rank, narrowed(scale), narrowed(shift))]
+        return [_into_norm(node, rank, narrowed(scale), narrowed(shift))]
     if node.op_type in ("ReduceMean", *POOLS):
-        return _mean_after(shapes, node, rank, axis, scale, shift)
+        return _through_mean(shapes, node, rank, axis, scale, shift)
     if node.op_type in VIEWS:
-        return _view_after(shapes, node, scale, shift)
+        return _through_view(shapes, node, scale, shift)
     raise Refused(value.name or "", node.op_type, "reads it and is no linear layer")
 
 
-def _view_after(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> Iterable[Change]:
-    """A part of the value gets the same part of the map."""
+def _through_view(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> Iterable[Change]:
+    """Moves the map as the view moves the value, and folds it into the readers of each output."""
     for index, output in enumerate(node.outputs):
         if is_read(output):
             view = view_of(shapes, node, index)
             if view is None:
                 raise Refused.of(output, "picks channels that are not known")
-            yield from after(shapes, output, *(narrowed(view.forward(array)) for array in (scale, shift)))
+            yield from fold_downstream(shapes, output, *(narrowed(view.forward(array)) for array in (scale, shift)))
 
 
-def _matrix_after(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:
-    turned = node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
-    features = shape_of(weight)[1 if turned else 0]
+def _into_matrix(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:
+    transposed = node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
+    features = shape_of(weight)[1 if transposed else 0]
     wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (features,)) for array in (scale, shift))
     bias = old_bias(node) if node.op_type == "Gemm" else np.zeros(1)
     if shift.any():
-        bias = bias + (doubles(weight) @ wide_shift if turned else wide_shift @ doubles(weight))
-    return scaled(node, weight, wide_scale if turned else wide_scale[:, None], bias)
+        bias = bias + (doubles(weight) @ wide_shift if transposed else wide_shift @ doubles(weight))
+    return scaled(node, weight, wide_scale if transposed else wide_scale[:, None], bias)
 
 
-def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Change:
+def _into_conv(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Change:
     if shift.any() and is_padded(node):
         raise Refused.at(node, "is padded: the padding would need the shift, too")
     weight, count = doubles(value), attribute_int(node, "group", 1)
     channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)
     grouped = weight.reshape(count, -1, *weight.shape[1:])
-    wide = [np.broadcast_to(array.reshape(-1), (channels,)).reshape(count, 1, -1, *ones) for array in (scale, shift)]
-    gained = (grouped * wide[1]).reshape(weight.shape[0], -1).sum(1)
-    scaled = (grouped * wide[0]).reshape(weight.shape)
-    return Change(node, lambda: scaled, weight.shape, old_bias(node) + gained)
+    wide_scale, wide_shift = (
+        np.broadcast_to(array.reshape(-1), (channels,)).reshape(count, 1, -1, *ones) for array in (scale, shift)
+    )
+    bias = old_bias(node) + (grouped * wide_shift).reshape(weight.shape[0], -1).sum(1)
+    scaled_weight = (grouped * wide_scale).reshape(weight.shape)
+    return Change(node, lambda: scaled_weight, weight.shape, bias)
 
 
-def _norm_after(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
-    gamma, centred = given(node, 1), node.op_type == "LayerNormalization"
+def _into_norm(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:
+    gamma, subtracts_mean = given(node, 1), node.op_type == "LayerNormalization"
     first = attribute_int(node, "axis", -1) % rank
     if not is_constant(gamma) or any(map(is_read, node.outputs[1:])):
         raise Refused.at(node, "expected a constant scale, and readers of its first output alone")
-    if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (centred or not shift.any()):
+    if scale.size > 1 or any(size > 1 for size in shift.shape[first:]) or not (subtracts_mean or not shift.any()):
         raise Refused.at(node, "normalises what is not scaled and shifted alike")
-    before, square = attribute_float(node, "epsilon", DEFAULT_EPSILON), float(scale.reshape(-1)[0]) ** 2
-    if not FLOAT32.tiny * square <= before <= FLOAT32.max * square or not square:
-        raise Refused.at(node, f"divides by no float32 for an epsilon of {before:g} and a scale of {scale.max():g}")
-    epsilon = before / square
-    return replace(scaled(node, gamma, np.sign(scale.reshape(-1)), np.zeros(1)), epsilon=epsilon)
+    epsilon, square = attribute_float(node, "epsilon", DEFAULT_EPSILON), float(scale.reshape(-1)[0]) ** 2
+    if not FLOAT32.tiny * square <= epsilon <= FLOAT32.max * square or not square:
+        raise Refused.at(node, f"divides by no float32 for an epsilon of {epsilon:g} and a scale of {scale.max():g}")
+    return replace(scaled(node, gamma, np.sign(scale.reshape(-1)), np.zeros(1)), epsilon=epsilon / square)
 
 
-def _mean_after(
+def _through_mean(
     shapes: Shapes, node: ir.Node, rank: int, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """A mean passes the map on unless it reduces the channels."""
-    pools = node.op_type in POOLS
+    """A mean of scale * x + shift is scale * mean(x) + shift, unless it reduces the axis along which the map varies."""
+    is_pool = node.op_type in POOLS
     if attribute_int(node, "count_include_pad", 0) and (is_padded(node) or attribute_int(node, "ceil_mode", 0)):
         raise Refused.at(node, "is padded: the padding would need the shift, too")
-    given = list(range(2, rank)) if pools else axes_of(node)
-    reduced = {own % rank for own in given or range(rank)}
+    axes = list(range(2, rank)) if is_pool else axes_of(node)
+    reduced = {mean_axis % rank for mean_axis in axes or range(rank)}
     if axis in reduced:
         raise Refused.at(node, "is a mean over the channels")
-    if pools or attribute_int(node, "keepdims", 1):
-        return after(shapes, node.outputs[0], scale, shift)
-    squeezed = (np.squeeze(array, tuple(own for own in reduced)) for array in (scale, shift))
-    return after(shapes, node.outputs[0], *squeezed)
+    if is_pool or attribute_int(node, "keepdims", 1):
+        return fold_downstream(shapes, node.outputs[0], scale, shift)
+    squeezed = (np.squeeze(array, tuple(reduced)) for array in (scale, shift))
+    return fold_downstream(shapes, node.outputs[0], *squeezed)

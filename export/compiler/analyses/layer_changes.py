@@ -1,11 +1,6 @@
-"""How the linear operators beside an affine map take it up.
+"""A change of a linear layer's weight and bias, and helpers that read both from MatMul, Gemm, Conv and ConvTranspose.
 
-In: a value, and scale and shift along its axes. Out: `Change`s of the nodes before or after it; Refused if a node
-cannot take it up. For a weight W of inputs by outputs:
-
-    after a linear layer:   D (x W + b) + c = x (W D) + (D b + c)
-    before a linear layer:  (D x + c) W + b = x (D W) + (c W + b)
-    before a norm, for numbers s and c:  norm(s x + c; epsilon) = sign(s) norm(x; epsilon / s^2)
+In: a node. Out: its weight and bias, or a planned `Change`; `fold_downstream` and `fold_upstream` have the equations.
 """
 
 from __future__ import annotations
@@ -23,8 +18,10 @@ from export.compiler.graph.constants import Array, constant, doubles, is_constan
 
 @dataclass(frozen=True)
 class Change:
-    """`weight` computes the new weight, of an Add its constant; `shape` is its shape. `bias` is added to the output; of
-    Gemm, Conv and ConvTranspose it is the whole new bias. `epsilon`: a norm's new one.
+    """A planned change of a node's constants, in float64; nothing is changed yet.
+
+    `weight` computes the new weight (the new constant of an Add), which has the shape `shape`. `bias` is the new bias
+    of Gemm, Conv and ConvTranspose; for other nodes it is added to the output. `epsilon` is a norm's new epsilon.
     """
 
     node: ir.Node
@@ -35,13 +32,14 @@ class Change:
 
 
 def linear_weight(node: ir.Node) -> ir.Value | None:
+    """The constant weight of a MatMul, Gemm or Conv; None for other nodes and for scaled or transposed inputs."""
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv"):
         return None
     weight = optional(node, 1)
     if weight is None or not is_constant(weight) or (node.op_type == "MatMul" and len(shape_of(weight)) != 2):
         return None
-    plain = attribute_float(node, "alpha", 1.0) == 1.0 == attribute_float(node, "beta", 1.0)
-    return weight if plain and not attribute_int(node, "transA", 0) else None
+    unscaled = attribute_float(node, "alpha", 1.0) == 1.0 == attribute_float(node, "beta", 1.0)
+    return weight if unscaled and not attribute_int(node, "transA", 0) else None
 
 
 def shape_of(weight: ir.Value) -> tuple[int, ...]:
@@ -49,11 +47,12 @@ def shape_of(weight: ir.Value) -> tuple[int, ...]:
 
 
 def scaled(node: ir.Node, weight: ir.Value, factor: Array, bias: Array) -> Change:
+    """The change that multiplies the weight by `factor`, elementwise with broadcast."""
     return Change(node, lambda: doubles(weight) * factor, shape_of(weight), bias)
 
 
 def old_bias(node: ir.Node) -> Array:
-    """Raises Refused for a bias that is no constant row."""
+    """The bias as a float64 row; a single 0 without a bias. Raises Refused for a bias that is no constant row."""
     value = optional(node, 2)
     if value is None:
         return np.zeros(1)
@@ -64,7 +63,7 @@ def old_bias(node: ir.Node) -> Array:
 
 
 def narrowed(array: Array) -> Array:
-    """Without the axes along which it is alike, which keep size 1."""
+    """The same numbers with size 1 along every axis where they do not vary; inverts a broadcast."""
     for axis, size in enumerate(array.shape):
         if size > 1 and (array == array.take([0], axis)).all():
             array = array.take([0], axis)
@@ -72,13 +71,13 @@ def narrowed(array: Array) -> Array:
 
 
 def expect_channels(node: ir.Node, axis: int | None, channels: int) -> None:
+    """Raises Refused if the map varies along an axis other than the layer's axis of channels."""
     if axis is not None and axis != channels:
-        what = f"expected a map along axis {channels}, found it along axis {axis}"
-        raise Refused.at(node, what)
+        raise Refused.at(node, f"expected a map along axis {channels}, found it along axis {axis}")
 
 
 def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:
-    """Of a linear layer with a weight of this shape."""
+    """The number of output features of a linear layer whose weight has this shape."""
     if node.op_type == "ConvTranspose":
         return shape[1] * attribute_int(node, "group", 1)
     return shape[0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)) else 1]

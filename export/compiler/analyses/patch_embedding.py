@@ -1,7 +1,7 @@
-"""Follows tokens back to the patches or frames that a linear layer made them of.
+"""Recognises a patch embedding: tokens that a linear layer makes of patches or frames, plus constants.
 
-In: tokens X (B, N, D) of a graph. Out: `Embedded`, or Refused: X = pad(P W) + T with patches P (B, M, F), where
-constants stand before and after the M rows.
+In: tokens X (B, N, D) of a graph. Out: a `PatchEmbedding` with X = pad(P W) + T for patches P (B, M, F), or Refused.
+pad adds N - M rows of zeros before and after, where T holds class tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from export.compiler.graph.shapes import Shapes
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """`table` (N, D); rows `start` to `start + rows` are the patches'."""
+class PatchEmbedding:
+    """X = pad(patches @ weight) + table, with float64 arrays `weight` (F, D) and `table` (N, D).
+
+    The patches are the tokens `start` to `start + rows` - 1.
+    """
 
     patches: ir.Value
     weight: Array
@@ -30,8 +33,8 @@ class Embedded:
     rows: int
 
 
-def embedded(shapes: Shapes, tokens: ir.Value) -> Embedded:
-    """Raises Refused for tokens of another origin."""
+def patch_embedding(shapes: Shapes, tokens: ir.Value) -> PatchEmbedding:
+    """Raises Refused if the tokens are no sum or Concat of such a layer and constants."""
     node = tokens.producer()
     if node is None or node.domain or shapes.rank(tokens) != 3:
         raise Refused(tokens.name or "", "graph input", "expected tokens (batch, rows, features) of a linear layer")
@@ -41,34 +44,34 @@ def embedded(shapes: Shapes, tokens: ir.Value) -> Embedded:
         case "Add":
             return _summed(shapes, node)
         case "Concat":
-            return _joined(shapes, node)
+            return _concatenated(shapes, node)
     raise Refused.of(tokens, "makes the tokens and is no linear layer, sum or join")
 
 
-def _layer(shapes: Shapes, node: ir.Node) -> Embedded:
+def _layer(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
     patches, weight = given(node, 0), constant(node.inputs[1])
     rows = shapes.static(patches, 1) if shapes.rank(patches) == 3 else None
     if weight is None or weight.ndim != 2 or rows is None:
         raise Refused.at(node, "expected a known number of rows by a weight")
-    return Embedded(patches, weight, np.zeros((rows, weight.shape[1])), 0, rows)
+    return PatchEmbedding(patches, weight, np.zeros((rows, weight.shape[1])), 0, rows)
 
 
-def _summed(shapes: Shapes, node: ir.Node) -> Embedded:
+def _summed(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
     term = constant_term(shapes, node)
     if term is not None:
-        inner = embedded(shapes, term[0])
+        inner = patch_embedding(shapes, term[0])
         table = inner.table + term[1]
         if table.size == inner.table.size:
             return replace(inner, table=table.reshape(inner.table.shape))
     raise Refused.at(node, "expected a sum with a constant that all images share")
 
 
-def _joined(shapes: Shapes, node: ir.Node) -> Embedded:
+def _concatenated(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
     parts = [(value, batch_invariant(shapes, value)) for value in node.inputs if value is not None]
     computed = [value for value, array in parts if array is None]
     if len(computed) != 1 or attribute_int(node, "axis", 0) not in (1, -2):
         raise Refused.at(node, "expected one part that is no constant, joined by rows")
-    inner = embedded(shapes, computed[0])
+    inner = patch_embedding(shapes, computed[0])
     tables = [inner.table if array is None else array.reshape(-1, inner.table.shape[1]) for _, array in parts]
     before = next(position for position, (value, _) in enumerate(parts) if value is computed[0])
     start = inner.start + sum(len(table) for table in tables[:before])

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.absorption_plan import weight_of
 from export.compiler.analyses.batch_invariant import batch_invariant
-from export.compiler.analyses.patch_embedding import Embedded, embedded
+from export.compiler.analyses.patch_embedding import PatchEmbedding, patch_embedding
 from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
 from export.compiler.graph.constants import Array, Constants, constant
@@ -36,7 +36,7 @@ OLDEST_OPSET = 11  # pads as an input
 class OneAttention:
     """scores: X Q. pooled: A X. output: the product with the weights V_h, of (batch, queries, heads * features)."""
 
-    tokens: Embedded
+    tokens: PatchEmbedding
     scores: ir.Node
     pooled: ir.Node
     output: ir.Node
@@ -92,7 +92,7 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
     output = _only_reader(joined.outputs[0])
     if output.op_type != "MatMul" or constant(output.inputs[1]) is None:
         raise Refused(name, output.op_type, "expected the product with a weight behind the heads")
-    made = embedded(shapes, tokens)
+    made = patch_embedding(shapes, tokens)
     queries, wide = shapes.static(joined.outputs[0], 1), shapes.static(joined.outputs[0], 2)
     rows = shapes.static(weights, 1)
     if queries is None or wide is None or rows is None or rows * made.weight.shape[1] != queries * wide:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from export.compiler.analyses.absorption_plan import FewQueries, Parts, plan, traced
-from export.compiler.analyses.attention import pooled_of, scores_of, decompose_attention, attention_sizes
+from export.compiler.analyses.attention import attention_sizes, decompose_attention, pooled_of, scores_of
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site

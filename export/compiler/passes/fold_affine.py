@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import Affine, Affines
-from export.compiler.analyses.fold_downstream import after
-from export.compiler.analyses.fold_upstream import before
+from export.compiler.analyses.fold_downstream import fold_downstream
+from export.compiler.analyses.fold_upstream import fold_upstream
 from export.compiler.analyses.layer_changes import Change, outputs_of
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
@@ -79,13 +79,15 @@ def _check(shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
     if form.root.dtype not in UNROUNDED:
         raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
     try:
-        return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
+        return _worth(Folding(value, form, tuple(fold_downstream(shapes, value, form.scale, form.shift)), False))
     except Refused as refused:
         below = refused.refusal
     _only_inside(value, form)
     back = np.argsort(form.order)
     try:
-        changes = before(shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes})
+        changes = fold_upstream(
+            shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes}
+        )
     except Refused as refused:
         above = refused.refusal
         raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import apart, parse
 
-from export.compiler.analyses.patch_embedding import Embedded
+from export.compiler.analyses.patch_embedding import PatchEmbedding
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes import absorb_embedding
 from export.compiler.pipeline import Rewritten, optimise
@@ -70,16 +70,16 @@ def absorbed(original: ir.Model) -> Rewritten:
 
 @pytest.mark.parametrize("nodes", ABSORBED.values(), ids=ABSORBED)
 def test_the_embedding_goes_and_a_wrong_table_is_found(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, right = network(nodes), absorb_embedding.embedded
+    original, right = network(nodes), absorb_embedding.patch_embedding
     done = absorbed(original)
     assert done.steps[0].macs < done.macs
     assert apart(original, done.model, *SHAPES) < 1e-13
 
-    def wrong(shapes: Shapes, tokens: ir.Value) -> Embedded:
+    def wrong(shapes: Shapes, tokens: ir.Value) -> PatchEmbedding:
         made = right(shapes, tokens)
         return replace(made, table=1.01 * made.table)
 
-    monkeypatch.setattr(absorb_embedding, "embedded", wrong)
+    monkeypatch.setattr(absorb_embedding, "patch_embedding", wrong)
     assert apart(original, absorbed(original).model, *SHAPES) > 1e-4
 
 

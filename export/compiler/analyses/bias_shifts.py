@@ -1,7 +1,7 @@
-"""What follows if a value loses a constant: which later sums take it up at no cost.
+"""Follows a bias that is left out of a value to the later sums that can add it at no cost.
 
-In: a graph with shapes, and values v that become v - s. Out: the new constants of later nodes, or Refused. For a shift
-s of X, W a weight, A the rows of a softmax:
+In: a graph with shapes, and values v that become v - s. Out: the new constants of the later sums, so that the graph's
+outputs stay; or Refused. For a shift s of X, a weight W, and rows A of a softmax:
 
     (X - s) W = X W - s W      A (X - s) = A X - s      softmax(q (X - s)') = softmax(q X')      X - s + (c + s) = X + c
 """
@@ -29,14 +29,19 @@ LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
 
 @dataclass
 class Shifts:
-    """`constants`: what nodes will add, with all axes; Expand repeats it, LayerNormalization adds it at its end."""
+    """`shifts`: for every value that becomes v - s, the s, with the value's rank. `constants`: the new constants of
+    nodes: of an Add its term, of an Expand what it repeats, of LayerNormalization and Gemm their bias.
+    """
 
     shapes: Shapes
     shifts: dict[ir.Value, Array] = field(default_factory=dict)
     constants: dict[ir.Node, Array] = field(default_factory=dict)
 
     def follow(self, nodes: Iterable[ir.Node]) -> None:
-        """`nodes` are in the graph's order. Raises Refused at a reader that cannot do without the constant."""
+        """Passes the shifts through `nodes`, which are in the graph's order.
+
+        Raises Refused at a reader whose output would change and that no later sum can correct.
+        """
         for node in nodes:
             shifted = {k: self.shifts[value] for k, value in enumerate(node.inputs) if value in self.shifts}
             if not shifted or reads_shape_alone(node):
@@ -50,6 +55,7 @@ class Shifts:
                 raise Refused(value.name or "", "graph output", "its constant is read by the graph's user")
 
     def shift(self, value: ir.Value, array: Array | None) -> None:
+        """Notes that `value` becomes value - array; None: it stays. Raises Refused for a shift that costs precision."""
         if array is None or not array.any():
             return
         array = array.reshape((1,) * (self.shapes.rank(value) - array.ndim) + array.shape)
@@ -58,18 +64,22 @@ class Shifts:
         self.shifts[value] = array
 
     def term(self, node: ir.Node | None) -> tuple[ir.Value, Array] | None:
+        """The other summand and the constant of an Add with a constant, as it will be; None for other nodes."""
         return constant_term(self.shapes, node, self.constants.get(node) if node is not None else None)
 
-    def give(self, node: ir.Node, array: Array) -> bool:
-        """Lets a sum with a constant, an Expand of a constant or a norm with a bias add `array` more."""
+    def add_at(self, node: ir.Node, array: Array) -> bool:
+        """Lets a node add `array` more: an Add with a constant, an Expand of a constant, or LayerNormalization.
+
+        Returns False for other nodes, which stay.
+        """
         source = constant(node.inputs[0]) if node.op_type == "Expand" and not node.domain else None
         term = self.term(node)
         if term is not None:
             self.constants[node] = term[1] + array
         elif source is not None:
             self.constants[node] = self.constants.get(node, source) + array
-        elif node.op_type == "LayerNormalization" and (held := constant(optional(node, 2))) is not None:
-            bias = self.constants.get(node, held)
+        elif node.op_type == "LayerNormalization" and (old := constant(optional(node, 2))) is not None:
+            bias = self.constants.get(node, old)
             if bias.ndim != 1 or not array.size == array.shape[-1] == bias.size:
                 return False
             self.constants[node] = bias + array.reshape(-1)
@@ -77,23 +87,24 @@ class Shifts:
             return False
         return True
 
-    def gives(self, value: ir.Value, reader: ir.Node, array: Array) -> bool:
-        """The same for a value that `reader` alone reads."""
-        maker = value.producer()
-        alone = readers(value) == [reader] and not value.is_graph_output()
-        return maker is not None and not value.index() and alone and self.give(maker, array)
+    def add_before(self, value: ir.Value, reader: ir.Node, array: Array) -> bool:
+        """The same for the producer of `value`, if only `reader` reads it."""
+        producer = value.producer()
+        unshared = readers(value) == [reader] and not value.is_graph_output()
+        return producer is not None and not value.index() and unshared and self.add_at(producer, array)
 
 
 Shifted = Mapping[int, Array]  # the shifts of a node's inputs, by position
 Rule = Callable[[Shifts, ir.Node, Shifted], Array | None]
+"""The shift of the node's output, or None if the output stays. Raises Refused."""
 
 
 def _add(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    if state.give(node, sum(shifted.values(), np.zeros(1))):
+    if state.add_at(node, sum(shifted.values(), np.zeros(1))):
         return None
     total = sum(shifted.values(), np.zeros(1))
     others = [value for value in node.inputs if value is not None and value not in state.shifts]
-    if not total.any() or any(state.gives(value, node, total) for value in others):
+    if not total.any() or any(state.add_before(value, node, total) for value in others):
         return None
     return np.asarray(total)
 
@@ -107,9 +118,9 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
         return np.asarray(wide @ doubles(weight))
     reader = only_reader(node.outputs[0])
     if 1 in shifted and shifted[1].shape[-1] == 1 and reader is not None and _is_softmax(reader):
-        return None  # of each query the same for all keys
-    maker = left.producer()
-    if 1 in shifted and shifted[1].shape[-2] == 1 and maker is not None and _is_softmax(maker):
+        return None  # the scores of a query shift alike for all keys, which the softmax ignores
+    producer = left.producer()
+    if 1 in shifted and shifted[1].shape[-2] == 1 and producer is not None and _is_softmax(producer):
         if may_sum_to_zero(state.shapes, left):
             raise Refused.at(node, "pools the sum, perhaps over no token")
         return shifted[1]  # the weights of a row sum to one
@@ -117,7 +128,7 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
 
 
 def _is_softmax(node: ir.Node) -> bool:
-    """Over the last axis alone."""
+    """Whether the node is a softmax over its last axis alone; before opset 13 several axes may be flattened."""
     if node.op_type != "Softmax" or node.domain or node.outputs[0].shape is None:
         return False
     rank = node.outputs[0].shape.rank()
@@ -144,7 +155,7 @@ def _gemm(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     return None
 
 
-def _moved(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
+def _view(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     view = view_of(state.shapes, node)
     if set(shifted) != {0} or view is None:
         raise Refused.at(node, "reads the sum as a shape")
@@ -152,11 +163,11 @@ def _moved(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
 
 
 def _concat(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    """Constants beside the part take the same constant off."""
+    """All other joined values must lose the same constant: they are constants that can."""
     array = next(iter(shifted.values()))
     uniform = array.shape[attribute_int(node, "axis", 0)] == 1
     others = [value for position, value in enumerate(node.inputs) if value is not None and position not in shifted]
-    if len(shifted) > 1 or not uniform or not all(state.gives(value, node, -array) for value in others):
+    if len(shifted) > 1 or not uniform or not all(state.add_before(value, node, -array) for value in others):
         raise Refused.at(node, "joins the sum with what keeps its constants")
     return array
 
@@ -167,5 +178,5 @@ RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "Softmax": _softmax,
     "Concat": _concat,
-    **dict.fromkeys(VIEWS - {"Split"}, _moved),
+    **dict.fromkeys(VIEWS - {"Split"}, _view),
 }

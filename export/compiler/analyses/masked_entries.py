@@ -1,7 +1,8 @@
-"""What a value that follows from mask, ids and sizes alone has at the tokens that the mask hides.
+"""Finds what masks hold at hidden tokens, by evaluating the nodes that compute them.
 
-In: a prepared graph, its mask and inputs with masks of every kind. Out: `Roles` of such values, found by evaluating
-them on these inputs.
+A value that depends on no weights, only on the mask, ids and sizes, is cheap to evaluate: for example the 0 and -1e9
+that are added to attention scores. In: a prepared graph, its input `mask`, and inputs with masks of every kind. Out:
+`Roles` of such values: their axes of texts and tokens, and what holds at hidden tokens for all of these inputs.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.shapes import Dim, Shapes, agree, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
-SUNK = 1000.0  # by which a hidden score lies below a visible one: exp(-1000) is 0 in float64
+SUNK = 1000.0  # a score is sunk if it lies this far below a visible score: exp(-1000) is 0 in float64
 
 Mask = NDArray[np.bool_]  # (texts, tokens)
 Values = dict[ir.Value, Array]
 
 
 class Facts(NamedTuple):
-    """Whether hidden entries are 0 or true. `sunk`: how far they lie below a visible one, if a softmax gives them 0,
-    else 0. `low`, `high`: some may lie SUNK below or above 0, as what fills hidden tokens.
+    """What holds for the entries of hidden tokens along an axis.
+
+    - `zero`, `true`: all are 0, or all are true.
+    - `sunk`: how far all lie below the largest visible entry, if that is at least SUNK, so that a softmax gives them 0;
+      else 0.
+    - `low`, `high`: some may be -SUNK or less, SUNK or more, as numbers that fill hidden places are.
     """
 
     zero: bool = False
@@ -44,7 +49,10 @@ NO_FACTS = Facts()
 
 @dataclass(frozen=True)
 class Roles:
-    """The axis of the texts, and of each axis of tokens the facts. Hidden tokens of another axis do not count."""
+    """Which axes of a value are texts and tokens. `batch`: the axis of the texts; `facts`: axis of tokens -> its facts.
+
+    A value may have two axes of tokens, as scores have. The facts of an axis hold where the other token is visible.
+    """
 
     batch: int | None = None
     facts: Mapping[int, Facts] = field(default_factory=dict)
@@ -60,12 +68,14 @@ class Roles:
         return self.facts.get(axis, NO_FACTS)
 
 
-class HiddenEntries:
-    """What a value's entries are at the tokens that the mask hides.
+class MaskedEntries:
+    """Roles of the values that follow from mask, ids and sizes.
 
-    A text is left out, and computed whole, if the mask hides a token of it that `picks` (texts, ...) or `places` name;
-    picks of other first axes are of no texts. Places may be added later: what holds for all texts holds for fewer.
-    `trailing`: so is a text with a hidden token before one that the mask shows.
+    Some texts do not count, because a packed graph computes them whole: texts of which the mask hides a token that the
+    graph picks, and texts without visible tokens. `picks`: values (texts, ...) with indices of picked tokens; those
+    with another first axis are ignored. `places`: constant indices of picked tokens, which the analysis may add later:
+    a fact that holds for all texts also holds for fewer. `trailing`: texts do not count, either, if the mask hides a
+    token before a visible token.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class HiddenEntries:
         self.batch, self.length = self._sizes()
         self.picks = [value for value in picks if shapes.rank(value) and same(shapes.dims(value)[0], self.batch)]
         self._draws = [self._values(feeds) for feeds in drawn]
-        self._known: dict[ir.Value, Roles] = {}
+        self._roles: dict[ir.Value, Roles] = {}
 
     def _sizes(self) -> tuple[Dim, Dim]:
         dims = self.shapes.dims(self.mask)
@@ -92,12 +102,12 @@ class HiddenEntries:
         return dims[0], dims[1]
 
     def roles(self, value: ir.Value) -> Roles:
-        """Of a value that is computed as in the original. Raises Refused for an axis of unknown size."""
-        if value not in self._known:
-            self._known[value] = self._roles(value)
-        return self._known[value]
+        """The roles of a value whose nodes stay as they are. Raises Refused for an axis of unknown size."""
+        if value not in self._roles:
+            self._roles[value] = self._evaluated_roles(value)
+        return self._roles[value]
 
-    def _roles(self, value: ir.Value) -> Roles:
+    def _evaluated_roles(self, value: ir.Value) -> Roles:
         if is_constant(value):
             return Roles()
         dims = self.shapes.dims(value)
@@ -120,40 +130,39 @@ class HiddenEntries:
             raise Refused.of(value, f"an axis of {size} tells no texts from tokens")
 
     def is_of_text(self, dim: Dim) -> bool:
-        """Whether the axis is of neither texts nor tokens, such as a decoder's rows: then each text has all of it."""
+        """Whether an axis is neither texts nor tokens, such as a decoder's rows, so that every text has all of it."""
         return not agree(self.length, dim) and self.texts_in(dim) is None
 
     def behind(self, dim: Dim) -> int:
-        """How many other entries an axis has behind its tokens, such as a sink of scores."""
+        """How many further entries follow the tokens along an axis, such as an attention sink; 0 for other axes."""
         return self.shapes.more(dim, self.length)
 
     def texts_in(self, dim: Dim) -> int | None:
-        """How many elements each text has along an axis of texts, as of texts and heads; None of another axis."""
+        """How many elements a text has along an axis: 1, or the heads for texts times heads; None: not of texts."""
         return self.shapes.times(dim, self.batch)
 
     def _facts(self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int) -> Facts:
-        """Unknown if an operator has no kernel."""
+        """The facts of `axis`, of the axes `tokens`, over all drawn inputs; NO_FACTS if an operator has no kernel."""
         drawn: list[Facts] = []
-        for seen, (array, *picked) in self._evaluated([value, *self.picks]):
-            apart = seen.any(1, keepdims=True)
+        for visible, (array, *picked) in self._evaluated([value, *self.picks]):
+            counted = visible.any(1, keepdims=True)  # (texts, 1)
             if self.trailing:
-                apart &= (seen[:, 1:] <= seen[:, :-1]).all(1, keepdims=True)
+                counted &= (visible[:, 1:] <= visible[:, :-1]).all(1, keepdims=True)
             for numbers in picked:
-                apart &= np.take_along_axis(seen, numbers.reshape(len(seen), -1).astype(np.int64), 1).all(
-                    1, keepdims=True
-                )
+                indices = numbers.reshape(len(visible), -1).astype(np.int64)
+                counted &= np.take_along_axis(visible, indices, 1).all(1, keepdims=True)
             for places in self.places:
-                apart &= _shows(seen, places)
-            hidden = _along(~seen & apart, array, batch, axis)
+                counted &= _shows(visible, places)
+            hidden = _as_operand(~visible & counted, array, batch, axis)
             for other in tokens:
                 if other != axis:
-                    hidden = hidden & _along(seen, array, batch, other)
+                    hidden = hidden & _as_operand(visible, array, batch, other)
             hidden = np.broadcast_to(hidden, array.shape)
             kind, entries = array.dtype.kind, array[hidden]
             facts = Facts(
                 not entries.any(),
                 kind == "b" and bool(entries.all()),
-                _depth(array, hidden, _along(seen, array, batch, axis), axis) if kind == "f" else 0.0,
+                _depth(array, hidden, _as_operand(visible, array, batch, axis), axis) if kind == "f" else 0.0,
                 kind == "f" and bool((entries <= -SUNK).any()),
                 kind == "f" and bool((entries >= SUNK).any()),
             )
@@ -164,7 +173,7 @@ class HiddenEntries:
         return Facts(all(zero), all(true), min(sunk), any(low), any(high))
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
-        """Nothing if an operator has no kernel."""
+        """The mask (texts, tokens) and the `wanted` values, of every drawn input; none if an operator has no kernel."""
         for mask, values in self._draws:
             try:
                 self._evaluate(wanted, values)
@@ -175,13 +184,13 @@ class HiddenEntries:
     def _evaluate(self, wanted: Sequence[ir.Value], values: Values) -> None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # log(0) of hidden entries
-            for node in (node for value in wanted for node in makers(value)):
+            for node in (node for value in wanted for node in producers(value)):
                 if all(output in values for output in node.outputs if output.name):
                     continue
                 values.update(self._size(node, values) if _reads_size(node) else evaluate_node(node, values))
 
     def _size(self, node: ir.Node, values: Values) -> Values:
-        """Of a Shape, without its value: that of a token's features needs the whole network."""
+        """The output of a Shape, from the inputs' sizes alone: its value may need the whole network."""
         sizes = {
             str(dim.value): size
             for value in self.shapes.graph.inputs
@@ -202,43 +211,43 @@ def _reads_size(node: ir.Node) -> bool:
     return node.op_type == "Shape" and not node.domain and source is not None and source.shape is not None
 
 
-def makers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that compute it, in order."""
+def producers(value: ir.Value) -> list[ir.Node]:
+    """All nodes that a value depends on, in topological order; behind a Shape only the Shape itself."""
     order: dict[ir.Node, None] = {}
-    waiting = [(value.producer(), False)]
-    while waiting:
-        node, done = waiting.pop()
+    stack = [(value.producer(), False)]
+    while stack:
+        node, inputs_done = stack.pop()
         if node is None or node in order:
             continue
-        if done:
+        if inputs_done:
             order[node] = None
             continue
-        read = [] if _reads_size(node) else [given for given in node.inputs if given is not None]
-        waiting += [(node, True), *((given.producer(), False) for given in read)]
+        sources = [] if _reads_size(node) else [source for source in node.inputs if source is not None]
+        stack += [(node, True), *((source.producer(), False) for source in sources)]
     return [*order]
 
 
-def _shows(seen: Mask, places: Sequence[int]) -> Mask:
-    """(texts, 1), whether the tokens of these numbers are seen; a text may be too short for them."""
-    length = seen.shape[1]
+def _shows(visible: Mask, places: Sequence[int]) -> Mask:
+    """Whether the mask shows all tokens at these indices: bool (texts, 1); no, if the texts are too short for them."""
+    length = visible.shape[1]
     inside = [place for place in places if -length <= place < length]
-    shown: Mask = seen[:, inside].all(1, keepdims=True) & (len(inside) == len(places))
+    shown: Mask = visible[:, inside].all(1, keepdims=True) & (len(inside) == len(places))
     return shown
 
 
-def _along(flags: NDArray[np.bool_], array: Array, batch: int, axis: int) -> NDArray[np.bool_]:
-    """(texts, tokens) as an operand of the array."""
-    turned = flags if batch < axis else flags.T
-    shape = [array.shape[own] if own in (batch, axis) else 1 for own in range(array.ndim)]
-    return turned.reshape(shape)
+def _as_operand(flags: NDArray[np.bool_], array: Array, batch: int, axis: int) -> NDArray[np.bool_]:
+    """Flags (texts, tokens) in a shape that broadcasts to the array, whose axes `batch` and `axis` they belong to."""
+    ordered = flags if batch < axis else flags.T
+    return ordered.reshape([size if k in (batch, axis) else 1 for k, size in enumerate(array.shape)])
 
 
-def _depth(array: Array, hidden: NDArray[np.bool_], seen: NDArray[np.bool_], axis: int) -> float:
+def _depth(array: Array, hidden: NDArray[np.bool_], visible: NDArray[np.bool_], axis: int) -> float:
+    """How far all hidden entries lie below the largest visible entry along `axis`, as `Facts.sunk` has it."""
     array = array.astype(np.float64)
-    most = np.broadcast_to(np.where(seen, array, -np.inf).max(axis, keepdims=True), array.shape)[hidden]
+    most = np.broadcast_to(np.where(visible, array, -np.inf).max(axis, keepdims=True), array.shape)[hidden]
     return sunk_by((most - array[hidden]).min(initial=np.inf)) if np.isfinite(most).all() else 0.0
 
 
 def sunk_by(depth: float) -> float:
-    """The depth, if a softmax gives such entries 0, else 0."""
+    """The depth if a softmax gives 0 to entries so far below the largest; else 0."""
     return float(depth) if depth >= SUNK else 0.0

@@ -1,6 +1,7 @@
-"""Which outputs are 0, true, sunk, low or high at hidden tokens because inputs are.
+"""Propagates facts about hidden tokens through a node: which outputs are 0, true, sunk, low or high there.
 
-In: a node, the roles of its inputs and, for an axis of its output, the axis of each input. Out: `Facts`.
+In: a node, the roles of its inputs, and for one axis of its output the axis of every input that it comes from. Out:
+the `Facts` of that axis; masked_entries.py defines their words.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
-    """Of products the other factors, of sums the other terms are taken for finite, as the proof checks."""
+    """`axes`: position of an input -> its axis.
+
+    0 times anything counts as 0: the other factors are taken to be finite, which the proof checks on its inputs.
+    """
     if node.domain:
         return NO_FACTS
     given = [roles[k].at(axes[k]) if k in roles and k in axes else NO_FACTS for k in range(len(node.inputs))]
@@ -40,37 +44,39 @@ def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int])
         return given[0]
     if scaled := _scaled(node, given):
         return scaled
-    low, high = _far(node, given)
+    low, high = _low_and_high(node, given)
     if Trait.ZERO_IF_ANY in traits:
-        zero = any(each.zero for each in given)
+        zero = any(facts.zero for facts in given)
         return Facts(zero=zero, low=low and not zero, high=high and not zero)
     if Trait.ZERO_IF_ALL in traits:
-        return Facts(all(each.zero for each in given), False, _sinks(node, given), low, high)
+        return Facts(all(facts.zero for facts in given), False, _sinks(node, given), low, high)
     return Facts(zero=given[0].zero and Trait.ZERO in traits, low=low, high=high)
 
 
 def _scaled(node: ir.Node, given: Sequence[Facts]) -> Facts | None:
-    """Of entries times positive numbers, which keep the hidden ones below the visible ones."""
+    """The facts of entries times positive constants, which keep hidden entries below visible entries; else None."""
     for position in {"Mul": (0, 1), "Div": (0,)}.get(node.op_type, ()):
-        number = constant(node.inputs[1 - position])
-        if number is not None and bool(np.greater(number, 0).all()):
-            factors = number.astype(np.float64) if node.op_type == "Mul" else 1 / number.astype(np.float64)
+        factor = constant(node.inputs[1 - position])
+        if factor is not None and bool(np.greater(factor, 0).all()):
+            factors = factor.astype(np.float64) if node.op_type == "Mul" else 1 / factor.astype(np.float64)
             return given[position]._replace(true=False, sunk=sunk_by(given[position].sunk * factors.min(initial=1.0)))
     return None
 
 
 def _sinks(node: ir.Node, given: Sequence[Facts]) -> float:
-    """A term that is high may lift what the others sink: a product of tokens that are filled with -1e9."""
+    """How far the output is sunk. A term that may be high could lift it again: for example scores of tokens that are
+    filled with -1e9, whose products are 1e18.
+    """
     if node.op_type == "Add":
-        return max(each.sunk for each in given) if all(each.sunk or not each.high for each in given) else 0.0
+        return max(facts.sunk for facts in given) if all(facts.sunk or not facts.high for facts in given) else 0.0
     if node.op_type == "Sub":
         return 0.0 if given[1].low else given[0].sunk
     return min(_of(node, given, position).sunk for position in range(len(given)))
 
 
-def _far(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
-    """Whether outputs may be low and high: a product of low ones may be both."""
-    traits, low, high = operator_of(node).traits, [each.low for each in given], [each.high for each in given]
+def _low_and_high(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
+    """Whether the output may be low, and whether it may be high. A product of low entries may be either."""
+    traits, low, high = operator_of(node).traits, [facts.low for facts in given], [facts.high for facts in given]
     if Trait.BOUNDED in traits:
         return False, False
     if node.op_type == "Sub":
@@ -81,11 +87,11 @@ def _far(node: ir.Node, given: Sequence[Facts]) -> tuple[bool, bool]:
 
 
 def _compared(node: ir.Node, given: Sequence[Facts]) -> Facts:
-    """0 with a number."""
+    """The comparison of hidden entries that are 0 with a constant is the same for all of them."""
     for position, other in enumerate(reversed(node.inputs)):
-        number = constant(other)
-        if given[position].zero and number is not None:
-            pair = np.zeros_like(number), number
+        compared = constant(other)
+        if given[position].zero and compared is not None:
+            pair = np.zeros_like(compared), compared
             answer = COMPARING[node.op_type](*(pair if position == 0 else pair[::-1]))
             return Facts(zero=not answer.any(), true=bool(answer.all()))
     return NO_FACTS
@@ -101,32 +107,35 @@ def _where(node: ir.Node, given: Sequence[Facts]) -> Facts:
 
 
 def _of(node: ir.Node, given: Sequence[Facts], position: int) -> Facts:
-    """Of an input, which may be a constant."""
+    """The facts of an input, which may be a constant, also one that an Expand repeats as torch.full_like does."""
     value = node.inputs[position]
-    number = constant(made_of(value, "Expand") or value)  # also of torch.full_like
-    if number is None:
+    array = constant(made_of(value, "Expand") or value)
+    if array is None:
         return given[position]
     return Facts(
-        zero=not number.any(),
-        true=bool(number.dtype == bool and number.all()),
-        sunk=sunk_by(np.negative(number, dtype=np.float64).min(initial=np.inf)),
-        low=bool(np.less_equal(number, -SUNK).any()),
-        high=bool(np.greater_equal(number, SUNK).any()),
+        zero=not array.any(),
+        true=bool(array.dtype == bool and array.all()),
+        sunk=sunk_by(np.negative(array, dtype=np.float64).min(initial=np.inf)),
+        low=bool(np.less_equal(array, -SUNK).any()),
+        high=bool(np.greater_equal(array, SUNK).any()),
     )
 
 
 def is_never_negative(value: ir.Value | None) -> bool:
-    """As the scores of SPLADE, log(1 + relu(x)) * mask, of a mask of integers without negative ones."""
-    node, number = value.producer() if value is not None else None, constant(value)
-    if number is not None:
-        return bool(np.greater_equal(number, 0).all())
+    """Whether a value is 0 or more for all inputs, as SPLADE's scores log(1 + relu(x)) * mask are.
+
+    Integers that the graph reads, as a mask, count as such.
+    """
+    node, array = value.producer() if value is not None else None, constant(value)
+    if array is not None:
+        return bool(np.greater_equal(array, 0).all())
     if value is None or node is None or node.domain:
         return value is not None and value.dtype not in FLOATS
     if node.op_type == "Log":
         term = made_by(node.inputs[0], "Add")
-        numbers = [constant(each) for each in term.inputs] if term is not None else []
-        above = any(number is not None and bool(np.greater_equal(number, 1).all()) for number in numbers)
-        return above and term is not None and all(map(is_never_negative, term.inputs))
+        summands = [constant(summand) for summand in term.inputs] if term is not None else []
+        adds_one = any(summand is not None and bool(np.greater_equal(summand, 1).all()) for summand in summands)
+        return adds_one and term is not None and all(map(is_never_negative, term.inputs))
     traits = operator_of(node).traits
     read = node.inputs[:1] if Trait.MOVES in traits else node.inputs
     return Trait.POSITIVE in traits or (Trait.SIGNED in traits and all(map(is_never_negative, read)))

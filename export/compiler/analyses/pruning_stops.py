@@ -1,6 +1,6 @@
-"""Says where the cut of unread rows stops, and which operator stops it.
+"""Explains where the pruning of unread rows stops: which operator needs all of a value, and why.
 
-In: the demands of a graph. Out: a `Site` for each place, the most telling last.
+In: the demands of a graph. Out: `Site`s for the user; the last explains most.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def stops(shapes: Shapes, demands: Demands) -> list[Site]:
 
 
 def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Products of which a part is computed that need the whole of a computed value: an attention, of its keys."""
-    found = []
+    """Products that are computed in part but read all of a computed value, as an attention reads all keys."""
+    sites = []
     for node in shapes.graph:
         boxes = demands.get(node.outputs[0], WHOLE_VALUE)
         if boxes == WHOLE_VALUE or not is_multiplying(node):
@@ -45,34 +45,36 @@ def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
         for position, value in enumerate(node.inputs):
             if value is not None and read.get(position) == WHOLE and not is_constant(value) and value.producer():
                 name, parts = node.outputs[0].name or "", " and ".join(map(in_words, boxes))
-                found.append(Site(name, node.op_type, f"for {parts} it reads all of {value.name}"))
-    return found[:1]
+                sites.append(Site(name, node.op_type, f"for {parts} it reads all of {value.name}"))
+    return sites[:1]
 
 
 def _widened(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Operators that are computed whole though their readers need a part. Places and sizes cost nothing."""
+    """Operators that are computed in full though their readers need a part. Integers, as indices, do not count."""
     asked: dict[ir.Value, list[Box]] = {output: [WHOLE] for output in shapes.graph.outputs}
-    found = []
+    sites = []
     for node in reversed(shapes.graph):
         for index, output in enumerate(node.outputs):
             if reads_shape_alone(node) or output not in demands:
                 continue
-            for wanted in demands[output]:
-                for position, read in demand_of(shapes, node, index, wanted).inputs.items():
+            for part in demands[output]:
+                for position, read in demand_of(shapes, node, index, part).inputs.items():
                     if (value := node.inputs[position]) is not None:
                         asked.setdefault(value, []).append(read)
             boxes = merged(shapes, output, asked.get(output, [WHOLE]))
             if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE and output.dtype not in WHOLE_NUMBERS:
                 parts = " and ".join(map(in_words, boxes))
                 rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
-                found.append(Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
-    return found[::-1]
+                sites.append(Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
+    return sites[::-1]
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Rows that are picked at run time, in a form that nobody follows, or that are no fewer than there are."""
-    found = []
-    known = {choice.node: choice for choice in choices(shapes)}
+    """Nodes that pick rows at run time and stop the pruning: in a form that chosen_rows.py does not recognise, or with
+    as many picks as rows.
+    """
+    sites = []
+    recognised = {choice.node: choice for choice in choices(shapes)}
     for node in shapes.graph:
         source, indices = optional(node, 0), optional(node, 1)
         maker = source.producer() if source is not None else None
@@ -80,14 +82,15 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
             continue
         if source.dtype in FLOATS and not is_constant(indices) and demands.get(source) == WHOLE_VALUE:
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
-            if (choice := known.get(node)) is not None and not is_smaller(shapes, choice):
+            if (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
-            found.append(Site.at(node, reason))
-    return found
+            sites.append(Site.at(node, reason))
+    return sites
 
 
 def in_words(part: Box) -> str:
+    """A box for a message, such as "0 of axis 1"."""
     if part == WHOLE:
         return "all"
     return ", ".join(f"{_indices(chosen)} of axis {axis}" for axis, chosen in part)

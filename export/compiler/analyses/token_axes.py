@@ -1,9 +1,11 @@
-"""Finds the axes of texts and tokens of every value that is computed token by token, and shows that no output reads
-what the mask hides.
+"""Finds which axes of every value are the batch of texts and their tokens, and proves that hidden tokens are not read.
 
-In: a prepared graph and its mask. Out: `Tokens`. A value that is computed for the seen tokens of a text alone equals
-the original at every seen token, by induction: an operator reads of a seen token the same token of its inputs, or it
-joins tokens and a hidden one adds nothing to the sum (0), the maximum or the softmax (sunk).
+In: a prepared graph, and its input `mask` (texts, tokens). Out: `Tokens`; or Refused, with the operator in the way.
+
+The proof is by induction over the nodes. If every value is computed only for the tokens that the mask shows, it equals
+the original at these tokens: an operator either reads, for a token, the same token of its inputs; or it joins the
+tokens of a text in a sum, a maximum or a softmax, to which a hidden token adds nothing because its entry is 0 or far
+below all others ("sunk").
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.analyses.chosen_rows import Choice, choices
-from export.compiler.analyses.masked_entries import HiddenEntries, Roles, makers
+from export.compiler.analyses.masked_entries import MaskedEntries, Roles, producers
 from export.compiler.analyses.masked_propagation import facts_of
 from export.compiler.analyses.token_mixing import OF_ANOTHER, Axes, Join, join_of
 from export.compiler.errors import Refused
@@ -28,7 +30,9 @@ from export.compiler.operators.table import REPEATING, RESIZING
 
 @dataclass(frozen=True)
 class PickedTokens:
-    """Tokens of `value`, along `axis`, by number or by a value of the graph with a number for each text."""
+    """The tokens of `value` that a node picks along `axis`: the same indices for all texts, or a value of the graph
+    with an index for every text.
+    """
 
     value: ir.Value
     rows: tuple[int, ...] | ir.Value
@@ -37,19 +41,23 @@ class PickedTokens:
 
 @dataclass
 class Tokens:
-    """`inside`: the nodes that read tokens, in order. `rows`: those that pick tokens. `joining`: those that join the
-    tokens of a text. `roles`: of what they compute.
+    """What the analysis found.
+
+    - `inside`: the nodes that compute on tokens, in the graph's order.
+    - `rows`: of these, the nodes that pick tokens, and what they pick.
+    - `joining`: of these, the nodes that join the tokens of a text.
+    - `roles`: which axes of the values that they compute are texts and tokens.
     """
 
     shapes: Shapes
-    entries: HiddenEntries
+    entries: MaskedEntries
     roles: dict[ir.Value, Roles] = field(default_factory=dict)
     inside: dict[ir.Node, None] = field(default_factory=dict)
     rows: dict[ir.Node, PickedTokens] = field(default_factory=dict)
     joining: set[ir.Node] = field(default_factory=set)
 
     def leads(self, value: ir.Value) -> bool:
-        """Whether texts and tokens are its first axes."""
+        """Whether the first axis of a value is the texts and the second the tokens, without further entries."""
         dims = self.shapes.dims(value)
         first = self.role(value).axes() == (0, 1) and same(dims[0], self.entries.batch)
         return first and not self.entries.behind(dims[1])
@@ -61,8 +69,8 @@ class Tokens:
 def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]]) -> Tokens:
     """`drawn`: inputs with masks of every kind. Raises Refused where an output may depend on a hidden token.
 
-    A network may read the mask as a number of tokens, as ONNX Runtime's fused BERT does, and hide the last tokens. Then
-    a text is computed whole if its mask hides other tokens.
+    ONNX Runtime's fused BERT reads a mask as the number of its ones, and hides the tokens behind that number. If the
+    analysis fails for all masks it is tried for masks of such padding; texts with another mask are computed whole.
     """
     try:
         return _analysed(shapes, mask, drawn, trailing=False)
@@ -79,7 +87,7 @@ def _analysed(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array
         node.inputs[1] for node in shapes.graph if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0)
     ]
     picks = dict.fromkeys([*(choice.chosen for choice in chosen.values()), *(value for value in moved if value)])
-    tokens = Tokens(shapes, HiddenEntries(shapes, mask, [*picks], drawn, trailing))
+    tokens = Tokens(shapes, MaskedEntries(shapes, mask, [*picks], drawn, trailing))
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
         if node in chosen and chosen[node].whole in tokens.roles and chosen[node].flat is not None:
@@ -94,8 +102,11 @@ def _analysed(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array
 
 
 def _starts(tokens: Tokens, node: ir.Node) -> bool:
-    """Whether it reads such a value, or is the first that makes features of weights for each token of each text, or the
-    first with an axis of texts and heads: behind it the axis would not tell if the elements of a text stand together.
+    """Whether a node computes on tokens.
+
+    It does if an input is computed on tokens, or if it is an embedding: the first node that makes features of weights
+    for every token of every text. It also does if an axis of its output is texts times heads: later nodes could not
+    tell whether the elements of a text are adjacent there.
     """
     if any(value in tokens.roles for value in node.inputs if value is not None):
         return True
@@ -108,17 +119,18 @@ def _starts(tokens: Tokens, node: ir.Node) -> bool:
     if out.dtype not in FLOATS or node.op_type in REPEATING:
         return False
     features = any(isinstance(dim, int) and dim > 1 for dim in dims)
-    every = features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
-    return every and any(map(_is_weight, (value for maker in makers(out) for value in maker.inputs)))
+    has_both = features and all(any(same(dim, size) for dim in dims) for size in (entries.batch, entries.length))
+    return has_both and any(map(_is_weight, (value for node in producers(out) for value in node.inputs)))
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """Whether it is a tensor of floats or bytes; a mask that is repeated for each head is made of none."""
-    held = value.const_value if value is not None else None
-    return held is not None and held.size > 1 and held.dtype not in {*WHOLE_NUMBERS, ir.DataType.BOOL}
+    """Whether a value is a constant tensor of floats or bytes. A repeated mask is made of none."""
+    tensor = value.const_value if value is not None else None
+    return tensor is not None and tensor.size > 1 and tensor.dtype not in {*WHOLE_NUMBERS, ir.DataType.BOOL}
 
 
 def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
+    """Adds the roles of a node's outputs to `tokens`. `choice`: if the node picks rows at run time. Raises Refused."""
     given = [None if value is None or is_shape_input(node, k) else value for k, value in enumerate(node.inputs)]
     if choice is not None:
         join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), PickedTokens(choice.whole, choice.chosen)
@@ -144,6 +156,7 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
 
 
 def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value | None], join: Join) -> Roles:
+    """Follows every free axis of `output` back to axes of the inputs. Raises Refused for an axis of unknown origin."""
     moves: dict[int, Mapping[int, int]] = {}
     for axis, dim in enumerate(tokens.shapes.dims(output)):
         if isinstance(dim, int):
@@ -151,14 +164,14 @@ def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value
         longer = tokens.entries.behind(dim) > 0
         if not longer:
             tokens.entries.check(output, dim)
-        found = join.axes[axis] if axis in join.axes else input_axes(tokens.shapes, node, output, axis)
-        if found is None and tokens.entries.is_of_text(dim) and not longer:
+        sources = join.axes[axis] if axis in join.axes else input_axes(tokens.shapes, node, output, axis)
+        if sources is None and tokens.entries.is_of_text(dim) and not longer:
             continue
-        if found is None and _repeats(tokens, node, axis):
-            found = {}
-        if found is None:
+        if sources is None and _repeats(tokens, node, axis):
+            sources = {}
+        if sources is None:
             raise Refused.at(node, f"axis {axis} of its output mixes tokens or texts")
-        moves[axis] = found
+        moves[axis] = sources
     return _joined(tokens, node, output, given, join, moves)
 
 
@@ -170,27 +183,29 @@ def _joined(
     join: Join,
     moves: Mapping[int, Axes],
 ) -> Roles:
-    """Every axis of texts or tokens of an input has to be an axis of the output, or joined. What an Expand repeats for
-    each token has an axis of tokens, too.
+    """The roles of the output's axes, of which `moves` tells the input axes that they come from.
+
+    Raises Refused unless every axis of texts or tokens of an input is an axis of the output, or joined exactly. An axis
+    along which an Expand repeats has a role, too, if it has the size of the texts or of the tokens.
     """
     roles = {k: tokens.role(value) for k, value in enumerate(given) if value is not None and not is_constant(value)}
-    kept = {(k, own) for found in moves.values() for k, own in found.items()} | join.done
+    accounted = {(k, source) for sources in moves.values() for k, source in sources.items()} | join.done
     for k, role in roles.items():
-        if lost := [axis for axis in role.axes() if (k, axis) not in kept]:
+        if lost := [axis for axis in role.axes() if (k, axis) not in accounted]:
             kind = "texts" if lost[0] == role.batch else "tokens"
             raise Refused.at(node, f"it may join hidden {kind}")
     batch, others = [], []
-    for axis, found in moves.items():
+    for axis, sources in moves.items():
         kinds = {
-            "batch" if own == roles[k].batch else "token" if own in roles[k].tokens else "other"
-            for k, own in found.items()
+            "batch" if source == roles[k].batch else "token" if source in roles[k].tokens else "other"
+            for k, source in sources.items()
             if k in roles
         }
         if len(kinds) > 1:
             raise Refused.at(node, "an axis of texts meets one of tokens")
         texts = tokens.entries.texts_in(tokens.shapes.dims(output)[axis])
-        batch += [axis] if kinds == {"batch"} or (not found and texts is not None) else []
-        others += [axis] if kinds == {"token"} or (not found and _is_long(tokens, output, axis)) else []
+        batch += [axis] if kinds == {"batch"} or (not sources and texts is not None) else []
+        others += [axis] if kinds == {"token"} or (not sources and _is_long(tokens, output, axis)) else []
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
@@ -199,7 +214,7 @@ def _joined(
 
 
 def _repeats(tokens: Tokens, node: ir.Node, axis: int) -> bool:
-    """Whether it repeats along the axis a single element of its first input, or for each text all that it has there."""
+    """Whether an Expand or Tile repeats along `axis`: a single element, or all elements for every text."""
     source, dims = node.inputs[0], tokens.shapes.dims(node.outputs[0])
     if node.op_type not in REPEATING or node.domain or source is None:
         return False
@@ -208,24 +223,27 @@ def _repeats(tokens: Tokens, node: ir.Node, axis: int) -> bool:
 
 
 def _is_long(tokens: Tokens, value: ir.Value, axis: int) -> bool:
+    """Whether an axis has the size of the tokens."""
     return same(tokens.shapes.dims(value)[axis], tokens.entries.length)
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:
+    """Whether an input is the new shape of a Reshape or Expand, not data."""
     return position == 1 and not node.domain and node.op_type in RESIZING
 
 
 def _check_output(tokens: Tokens, output: ir.Value) -> None:
-    maker = output.producer()
-    if output not in tokens.roles or maker is None:
+    """Raises Refused if an output of the graph shows hidden tokens, or has axes that cannot be put together again."""
+    producer = output.producer()
+    if output not in tokens.roles or producer is None:
         return
     roles = tokens.roles[output]
     if roles.batch != 0 or not same(tokens.shapes.dims(output)[0], tokens.entries.batch):
-        raise Refused.at(maker, f"expected texts as the first axis of the output {output.name!r}")
+        raise Refused.at(producer, f"expected texts as the first axis of the output {output.name!r}")
     if roles.tokens and (not tokens.leads(output) or not roles.at(1).zero):
         name = output.name
         parts = f"--read '{name}[:,0]' reads a part of it, --read '{name}[mask]' all but hidden tokens"
-        raise Refused.at(maker, f"the output {name!r} shows hidden tokens: {parts}")
+        raise Refused.at(producer, f"the output {name!r} shows hidden tokens: {parts}")
     if not all(isinstance(dim, int) for axis, dim in enumerate(tokens.shapes.dims(output)) if axis not in roles.axes()):
         name = output.name
-        raise Refused.at(maker, f"expected known features of the output {name!r}: --read '{name}[:,-1]' reads a row")
+        raise Refused.at(producer, f"expected known features of the output {name!r}: --read '{name}[:,-1]' reads a row")

@@ -1,6 +1,7 @@
-"""Operators that join tokens, and when a hidden token adds nothing.
+"""The operators that join the tokens of a text, and under which conditions a hidden token adds nothing to them.
 
-In: a node and the roles of its inputs. Out: `Join`. An operator without a rule here joins nothing that may be hidden.
+In: a node, and the roles of its inputs' axes. Out: a `Join`; or Refused if a hidden token may add something. An
+operator without a rule here may join no tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from export.compiler.operators.demand_rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 from export.compiler.operators.view import long_axes
 
-Axes = Mapping[int, int]  # of inputs, by position
+Axes = Mapping[int, int]  # position of an input -> its axis
 
 
 @dataclass(frozen=True)
 class Join:
-    """`axes`: where the elements along an axis of the output come from, if no rule tells. `done`: axes of inputs that
-    the output no longer has, which is exact. `zero`: axes of the output that are 0 where hidden. `rows`: tokens picked.
+    """How a node joins tokens.
+
+    - `axes`: axis of the output -> the input axes that it comes from, where analyses/axis_maps.py cannot tell.
+    - `done`: pairs (input, axis) that the node sums or picks from, so that the output has no such axis; this is exact.
+    - `zero`: axes of the output along which the entries of hidden tokens are 0.
+    - `rows`: the tokens that the node picks along `axis` of its first input: indices, or a value with indices.
     """
 
     axes: Mapping[int, Axes] = field(default_factory=dict)
     done: set[tuple[int, int]] = field(default_factory=set)
     zero: frozenset[int] = frozenset()
     rows: tuple[int, ...] | ir.Value | None = None
-    axis: int = 1  # of the tokens that are picked
+    axis: int = 1
 
 
 OF_ANOTHER = "for a text without tokens it may take another text's token; torch's newer exporter writes no such node"
@@ -56,19 +61,24 @@ def _product(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
 
 
 def _summed(node: ir.Node, roles: Sequence[Roles | None], places: Sequence[tuple[int, int]]) -> Join:
-    """Products summed over one axis, which each of `places`, an input and its axis, has."""
-    held = [(role, axis) for position, axis in places if (role := roles[position]) is not None and axis in role.tokens]
-    if not held:
+    """A sum of products over one axis of several inputs: `places` are pairs of an input and its axis.
+
+    A hidden token adds nothing if one of the factors is 0 there.
+    """
+    factors = [
+        (role, axis) for position, axis in places if (role := roles[position]) is not None and axis in role.tokens
+    ]
+    if not factors:
         return NOTHING
-    if len(held) < len(places) or not any(role.at(axis).zero for role, axis in held):
+    if len(factors) < len(places) or not any(role.at(axis).zero for role, axis in factors):
         raise Refused.at(node, "it may sum over hidden tokens")
     return Join(done={*places})
 
 
 def _einsum(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    terms, made = einsum_terms(shapes, node) or ([], "")
+    terms, result = einsum_terms(shapes, node) or ([], "")
     done: set[tuple[int, int]] = set()
-    for letter in {*"".join(terms)} - {*made}:
+    for letter in {*"".join(terms)} - {*result}:
         places = [(position, term.index(letter)) for position, term in enumerate(terms) if letter in term]
         done |= _summed(node, roles, places).done
     return Join(done=done)
@@ -84,9 +94,9 @@ def _softmax(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Jo
 
 
 def _of_integers(scores: ir.Value | None) -> str:
-    """quantize_static rounds the masked scores, too, if its caller names no operators."""
-    maker = scores.producer() if scores is not None else None
-    rounded = maker is not None and maker.op_type == "DequantizeLinear"
+    """Advice where quantize_static has rounded the masked scores, which it does unless told which operators to take."""
+    producer = scores.producer() if scores is not None else None
+    rounded = producer is not None and producer.op_type == "DequantizeLinear"
     return ": its masked scores are integers; quantise with op_types_to_quantize=['MatMul']" if rounded else ""
 
 
@@ -103,12 +113,14 @@ def _reduce(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Joi
     return Join(done={(0, axis) for axis in joined})
 
 
-def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Tokens by number; texts and heads as a single axis, and apart again: the elements of a text stay together."""
+def _view(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+    """Operators that only move elements: they may pick tokens by index, and merge texts with heads or split them again,
+    as long as the elements of a text stay adjacent.
+    """
     view, role = view_of(shapes, node), roles[0]
     if view is None or role is None:
         return NOTHING
-    if node.op_type == "Slice" and (kept := _without_behind(shapes, node, role)):
+    if node.op_type == "Slice" and (kept := _drops_further_entries(shapes, node, role)):
         return Join(axes={axis: {0: axis} for axis in kept})
     if {*view.picks} & {*role.tokens}:
         ((axis, pick), *others) = view.picks.items()
@@ -117,18 +129,18 @@ def _moved(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join
         return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
     axes = {}
     for run in view.runs:
-        left, right = long_axes(view.before, run.source), long_axes(view.after, run.made)
-        inner = [*(view.before[axis] for axis in left[1:]), *(view.after[axis] for axis in right[1:])]
-        if not left or not right or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
+        before, after = long_axes(view.before, run.source), long_axes(view.after, run.made)
+        inner = [*(view.before[axis] for axis in before[1:]), *(view.after[axis] for axis in after[1:])]
+        if not before or not after or run.pick is not None or not all(isinstance(dim, int) for dim in inner):
             continue
-        source, made = left[0], right[0]
-        if source == role.batch or same(view.before[source], view.after[made]):
-            axes[made] = {0: source}
+        outer, new_outer = before[0], after[0]
+        if outer == role.batch or same(view.before[outer], view.after[new_outer]):
+            axes[new_outer] = {0: outer}
     return Join(axes=axes)
 
 
-def _without_behind(shapes: Shapes, node: ir.Node, role: Roles) -> list[int]:
-    """The axis along which a Slice keeps the tokens and drops what stands behind them."""
+def _drops_further_entries(shapes: Shapes, node: ir.Node, role: Roles) -> list[int]:
+    """The axis along which a Slice keeps exactly the tokens and drops further entries behind them; empty otherwise."""
     cuts = slices(node, shapes.rank(node.outputs[0])) or {}
     axes = [axis for axis, cut in cuts.items() if axis in role.tokens and cut[0] == 0 and cut[1] < 0 and cut[2] == 1]
     source, out = given(node, 0), node.outputs[0]
@@ -137,29 +149,31 @@ def _without_behind(shapes: Shapes, node: ir.Node, role: Roles) -> list[int]:
 
 
 def _concat(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Older exporters join a single value; behind the tokens other entries may stand, such as a sink of scores."""
+    """Tokens, followed by a fixed number of further entries such as an attention sink. Or one value alone, as older
+    exporters write.
+    """
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[0])
     first, *others = roles
-    tokens = first is not None and axis in first.tokens
-    behind = [isinstance(shapes.dims(value)[axis], int) for value in node.inputs[1:] if value is not None]
-    return Join(axes={axis: {0: axis}}) if not others or (tokens and all(behind)) else NOTHING
+    starts_with_tokens = first is not None and axis in first.tokens
+    fixed = [isinstance(shapes.dims(value)[axis], int) for value in node.inputs[1:] if value is not None]
+    return Join(axes={axis: {0: axis}}) if not others or (starts_with_tokens and all(fixed)) else NOTHING
 
 
 def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """A token of each text, as read-rows writes it: the numbers are (texts, 1, 1)."""
-    value, places, role = given(node, 0), given(node, 1), roles[0]
+    """One token of every text, in the form that the pass read-rows writes: indices (texts, 1, 1)."""
+    value, indices, role = given(node, 0), given(node, 1), roles[0]
     if role is None or not role.tokens:
         return NOTHING
     if not attribute_int(node, "batch_dims", 0):
         raise Refused.at(node, OF_ANOTHER)
-    if attribute_int(node, "batch_dims", 0) != 1 or shapes.dims(places)[1:] != (1, 1):
+    if attribute_int(node, "batch_dims", 0) != 1 or shapes.dims(indices)[1:] != (1, 1):
         raise Refused.at(node, "it may read hidden tokens")
-    behind = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
-    return Join(axes={0: {0: 0}, **behind}, done={(0, 1), (1, 0)}, rows=places)
+    features = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
+    return Join(axes={0: {0: 0}, **features}, done={(0, 1), (1, 0)}, rows=indices)
 
 
 def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """Queries are the output's rows; hidden keys need a mask, of booleans or to be added."""
+    """ONNX's Attention: the output has the queries' tokens. Hidden keys need a mask, boolean or added to scores."""
     query, keys, values, mask = [*roles, None, None, None, None][:4]
     out = node.outputs[0]
     row, masking = shapes.rank(out) - 2, optional(node, 3)
@@ -167,26 +181,28 @@ def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     if any(map(is_read, node.outputs[1:])) or any(roles[4:]):
         raise Refused.at(node, "expected no past, no numbers of keys and no scores among its outputs")
     if all(role is not None and role.axes() == (0,) for role in (query, keys, values)) and not (mask and mask.tokens):
-        return Join(axes={0: {0: 0}}, done={(1, 0), (2, 0), (3, 0)})  # of a decoder's rows, each of its text
+        return Join(axes={0: {0: 0}}, done={(1, 0), (2, 0), (3, 0)})  # a decoder's own rows: no tokens
     if query is None or keys is None or values is None or not keys.axes() == values.axes() == expected:
         raise Refused.at(node, "expected texts and tokens as its first and third axis, or first and second")
     if query.axes() != expected and (query.axes() != (0,) or attribute_int(node, "is_causal", 0)):
         raise Refused.at(node, "expected queries of all tokens or of rows")
     if masking is None or mask is None or shapes.rank(masking) != 4 or not _hides(masking, mask, keys):
         raise Refused.at(node, "hidden tokens may have weights")
-    moved = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
+    axes = {0: {0: 0}} | ({row: {0: row}} if row in query.axes() else {})
     done = {(k, axis) for k in (1, 2) for axis in expected} | {(3, axis) for axis in mask.axes()}
-    return Join(axes=moved, done=done)
+    return Join(axes=axes, done=done)
 
 
 def _hides(masking: ir.Value, mask: Roles, keys: Roles) -> bool:
-    """Whether the keys that the mask hides have no weight: products of filled keys may lift a sum."""
+    """Whether hidden keys get the weight 0. An added mask is not enough if keys may be filled with large numbers: their
+    products with a query may exceed it.
+    """
     if masking.dtype == ir.DataType.BOOL:
         return mask.at(3).zero
     return mask.at(3).sunk > 0 and not any(facts.low or facts.high for facts in keys.facts.values())
 
 
-def _one_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
+def _dynamic_scale(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
     if roles[0] is not None and roles[0].axes():
         raise Refused.at(node, "its scale is of all tokens, also hidden ones; with fixed scales, QDQ, a file is packed")
     return NOTHING
@@ -197,9 +213,9 @@ RULES: Mapping[str, Rule] = {
     "Einsum": _einsum,
     "Softmax": _softmax,
     **dict.fromkeys(REDUCING, _reduce),
-    **dict.fromkeys(VIEWS, _moved),
+    **dict.fromkeys(VIEWS, _view),
     "Concat": _concat,
     "GatherND": _gather_nd,
     "Attention": _attention,
-    "DynamicQuantizeLinear": _one_scale,
+    "DynamicQuantizeLinear": _dynamic_scale,
 }

@@ -126,9 +126,9 @@ def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
     maker = value.producer()
     if maker is None:
         raise Refused.of(value, "is given, and no sum before it takes a constant off")
-    if value.index() or not shifts.give(maker, -array):
+    if value.index() or not shifts.add_at(maker, -array):
         terms = [term for term in maker.inputs if term is not None and not is_constant(term)]
-        if maker.op_type != "Add" or not any(shifts.gives(term, maker, -array) for term in terms):
+        if maker.op_type != "Add" or not any(shifts.add_before(term, maker, -array) for term in terms):
             raise Refused.of(value, "makes the tokens and adds no constant")
     shifts.shift(value, array)
 

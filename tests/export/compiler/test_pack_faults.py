@@ -65,7 +65,7 @@ def test_a_planted_fault_fails_the_proof(
 
 
 def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked_entries.HiddenEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
+    monkeypatch.setattr(masked_entries.MaskedEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
     with pytest.raises(NothingToRewrite, match="it may join hidden tokens"):
         rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
 

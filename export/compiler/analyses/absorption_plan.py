@@ -1,7 +1,7 @@
-"""Plans the absorption of an attention and counts its cost.
+"""Plans how an attention absorbs the projections of its keys and values, and counts the cost before and after.
 
-In: a graph with shapes and the parts of an attention. Out: `FewQueries`, or Refused. Multiply-accumulates for N tokens
-of D features, Q queries and H heads of E features:
+In: a graph with shapes and the parts of an attention. Out: an `AbsorptionPlan`, or Refused. It pays for few queries.
+Multiply-accumulates for N tokens of D features, Q queries and H heads of E features:
 
     original:   (D + Q) N H 2E  + query projection + output projection
     absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
@@ -28,28 +28,33 @@ from export.compiler.operators.table import RESHAPES, SELECTING
 
 @dataclass(frozen=True)
 class Parts:
-    """`readers` read queries, keys and values. `joined`: of these and of `pooled` batch and heads are a single axis."""
+    """The values and sizes of an attention. `readers`: the nodes that read `query`, `key` and `value`.
+
+    `joined`: in these values and in `pooled`, the output, batch and heads are a single axis.
+    """
 
     query: ir.Value
     key: ir.Value
     value: ir.Value
     pooled: ir.Value
     readers: frozenset[ir.Node]
-    key_axis: int  # of the tokens in the keys
+    key_axis: int  # of the keys: the axis of the tokens
     heads: int
     queries: int
     tokens: Dim
-    guarded: bool = False  # rows may be zero behind the softmax
-    uniform: bool = True  # the softmax ignores a term that all tokens share
+    guarded: bool = False  # a guard after the softmax may set rows of weights to zero
+    uniform: bool = True  # a term that all tokens share does not change the softmax
     joined: bool = False
-    tokenless: bool = False  # there may be no token, so that the weights sum to 0
+    tokenless: bool = False  # there may be no token: then the weights sum to 0
 
 
 @dataclass(frozen=True)
-class FewQueries:
-    """query: channels to merge with the keys' weight. output: the projection to merge with the values' weight.
+class AbsorptionPlan:
+    """How keys and values follow from the tokens, and which other projections merge with their weights.
 
-    asked: the queries, (H, Q, E), if all images share them.
+    query: the projection of the queries, to be merged with the keys' weight; None to leave it. output: the MatMul
+    behind the heads, to be merged with the values' weight; None to leave it. shared_queries: the queries (H, Q, E) in
+    float64 if all images share them. before, after: multiply-accumulates for an image.
     """
 
     parts: Parts
@@ -57,17 +62,18 @@ class FewQueries:
     values: Channels
     query: Channels | None
     output: ir.Node | None
-    asked: Array | None
+    shared_queries: Array | None
     before: int
     after: int
 
     @property
     def features(self) -> int:
+        """D, the features of a token."""
         return int(self.keys.weight.shape[0])
 
 
-def plan(shapes: Shapes, parts: Parts) -> FewQueries:
-    """Raises Refused if the keys or values cannot be absorbed."""
+def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
+    """Merges query and output projection where that costs less. Raises Refused if keys or values cannot be absorbed."""
     heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
     keys, values = traced(shapes, parts.key, heads, parts.key_axis), traced(shapes, parts.value, heads, 2)
     check_tokens(keys, values)
@@ -76,44 +82,48 @@ def plan(shapes: Shapes, parts: Parts) -> FewQueries:
     before = (features + queries) * length * (wide_keys + wide_values)
     after = 2 * queries * heads * features * length
 
-    query, asked = _query(shapes, parts, keys, values), None
-    apart = queries * wide_keys * features
+    query, shared_queries = _query(shapes, parts, keys, values), None
+    separate = queries * wide_keys * features
     if query is not None:
-        made = queries * query.weight.shape[0] * wide_keys
+        projection = queries * query.weight.shape[0] * wide_keys
         rows = batch_invariant(shapes, query.tokens)
-        asked = projected(query, rows, heads) if rows is not None else None
-        merged = 0 if asked is not None else queries * query.weight.shape[0] * heads * features
-        before += made
-        query, after = (query, after + merged) if merged < made + apart else (None, after + made + apart)
+        shared_queries = projected(query, rows, heads) if rows is not None else None
+        merged = 0 if shared_queries is not None else queries * query.weight.shape[0] * heads * features
+        before += projection
+        query, cost = (query, merged) if merged < projection + separate else (None, projection + separate)
+        after += cost
     else:
-        after += apart
+        after += separate
 
     output = _output(shapes, parts, values)
-    apart = queries * wide_values * features
+    separate = queries * wide_values * features
     if output is not None:
         columns = weight_of(output).shape[1]
-        made, merged = queries * wide_values * columns, queries * heads * features * columns
-        before += made
-        output, after = (output, after + merged) if merged < made + apart else (None, after + made + apart)
+        projection, merged = queries * wide_values * columns, queries * heads * features * columns
+        before += projection
+        output, cost = (output, merged) if merged < projection + separate else (None, projection + separate)
+        after += cost
     else:
-        after += apart
-    return FewQueries(parts, keys, values, query, output, asked, before, after)
+        after += separate
+    return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after)
 
 
 def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) -> Channels:
-    """Of (batch, heads, ...) or (batch * heads, ...), of any number of heads, with the axes of the former.
+    """The projection that computes queries, keys or values, with the axes (batch, heads, ...).
 
-    Raises Refused unless the tokens are on `token_axis` of these.
+    `value` is (batch, heads, ...) or (batch * heads, ...); `heads` of None accepts any number of heads. Raises Refused
+    unless `token_axis` of (batch, heads, ...) holds the tokens.
     """
     try:
-        return _apart(trace(shapes, value), heads, token_axis)
+        return _with_heads(trace(shapes, value), heads, token_axis)
     except Refused:
-        with suppress(Refused):  # nn.MultiheadAttention turns batch and tokens
-            return _apart(trace(shapes, value, turned=True), heads, token_axis)
+        with suppress(Refused):  # nn.MultiheadAttention transposes batch and tokens
+            return _with_heads(trace(shapes, value, tokens_first=True), heads, token_axis)
         raise
 
 
-def _apart(channels: Channels, heads: int | None, token_axis: int) -> Channels:
+def _with_heads(channels: Channels, heads: int | None, token_axis: int) -> Channels:
+    """Splits an axis (batch * heads) into batch and heads."""
     if channels.columns.ndim == 3 and channels.batch_axis == 0:
         columns, scale, shift = channels.columns[None], channels.scale[None], channels.shift[None]
         channels = channels.arrange(columns, scale, shift, channels.token_axis + 1, 0)
@@ -122,7 +132,7 @@ def _apart(channels: Channels, heads: int | None, token_axis: int) -> Channels:
 
 
 def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
-    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis`."""
+    """Raises Refused unless the channels are (batch, heads, ...) with the tokens on `token_axis`, 2 or 3."""
     width = channels.columns.size // heads
     shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
     if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
@@ -130,7 +140,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
-    """Raises Refused for different tokens of keys and values, or tokens in less than float32."""
+    """Raises Refused if keys and values come from different tokens, and for tokens with fewer bits than float32."""
     if keys.tokens.dtype not in UNROUNDED:
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
@@ -138,12 +148,15 @@ def check_tokens(keys: Channels, values: Channels) -> None:
 
 
 def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None:
-    """Raises Refused if another node reads a value on the paths."""
-    inside = {*products, *(node for channels in traced for node in channels.path)}
+    """Raises Refused if a node other than `products` and those on the paths reads a value on the paths.
+
+    Then the projection would have to be computed all the same.
+    """
+    attention = {*products, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
-            others = [reader for reader in readers(value) if reader not in inside]
-            if node.op_type in SELECTING and not any(use.node in inside for use in value.uses()):
+            others = [reader for reader in readers(value) if reader not in attention]
+            if node.op_type in SELECTING and not any(use.node in attention for use in value.uses()):
                 continue  # the queries' part of a Split
             if others or value.is_graph_output():
                 what = others[0].op_type if others else "the graph's user"
@@ -151,19 +164,25 @@ def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None
 
 
 def _first_selection(channels: Channels) -> int:
-    """The index in `path` where keys or values part from queries of the same MatMul."""
-    places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
-    shared = places and all(
+    """The index in `path` of the Split, Slice or Gather that separates keys or values from queries of the same MatMul.
+
+    0 without such a node.
+    """
+    selections = [index for index, node in enumerate(channels.path) if node.op_type in SELECTING]
+    shared = selections and all(
         reader.op_type in SELECTING or reader in channels.path
-        for node in channels.path[: places[0]]
+        for node in channels.path[: selections[0]]
         for value in node.outputs
         for reader in readers(value)
     )
-    return places[0] if shared else 0
+    return selections[0] if shared else 0
 
 
 def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Channels | None:
-    """A key bias that the softmax sees needs the queries themselves."""
+    """The projection of the queries, if it can merge with the keys' weight.
+
+    It cannot where the keys have a bias that the softmax does not ignore: that bias is multiplied by the queries.
+    """
     if keys.shift.any() and not parts.uniform:
         return None
     try:
@@ -175,13 +194,16 @@ def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Ch
 
 
 def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
-    """The MatMul by a weight that alone reads the heads, joined: (B, H, Q, E) -> (B, Q, H E) -> (B, Q, columns)."""
+    """The output projection, if it can merge with the values' weight.
+
+    That is the MatMul by a weight that alone reads the heads: (B, H, Q, E) -> (B, Q, H E) -> (B, Q, columns).
+    """
     if parts.guarded and values.shift.any():
         return None
     heads, queries, wide = parts.heads, parts.queries, values.columns.size
-    reader = _reader(parts.pooled)
+    reader = _only_consumer(parts.pooled)
     if reader is not None and reader.op_type == "Transpose" and permutation(reader, 4) == [0, 2, 1, 3]:
-        reader = _reader(reader.outputs[0])
+        reader = _only_consumer(reader.outputs[0])
     elif queries > 1 and heads > 1:
         return None
     if reader is None or reader.op_type not in RESHAPES or reader.outputs[0].shape is None:
@@ -189,19 +211,19 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
     joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(parts.pooled)[0]
     if not same_shape(joined, (batch, queries, wide)):
         return None
-    product = _reader(reader.outputs[0])
+    product = _only_consumer(reader.outputs[0])
     weight = constant(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None
     return product if weight is not None and weight.ndim == 2 else None
 
 
-def _reader(value: ir.Value) -> ir.Node | None:
-    """The only node that reads the elements, as its first input."""
+def _only_consumer(value: ir.Value) -> ir.Node | None:
+    """The node that reads the value as its first input, if no other reads it."""
     reader = only_reader(value)
     return reader if reader is not None and reader.inputs[0] is value and not reader.domain else None
 
 
 def weight_of(product: ir.Node) -> Array:
-    """In float64."""
+    """The constant weight of a MatMul in float64. Raises Refused if it is no constant."""
     weight = constant(product.inputs[1])
     if weight is None:
         raise Refused.at(product, "expected a constant weight")
@@ -209,13 +231,13 @@ def weight_of(product: ir.Node) -> Array:
 
 
 def projected(query: Channels, rows: Array, heads: int) -> Array:
-    """The queries of these tokens (1, Q, D), as (H, Q, E)."""
-    made: Array = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-    return made
+    """The queries (H, Q, E) of the tokens `rows` (1, Q, D)."""
+    queries: Array = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
+    return queries
 
 
 def head_weights(channels: Channels, heads: int) -> Array:
-    """The projection of every head with its scales, (H, D, E)."""
+    """The weight of every head's projection, with its scales, (H, D, E)."""
     columns, scale = channels.columns.reshape(heads, -1), channels.scale.reshape(heads, -1)
     weight: Array = channels.weight[:, columns].transpose(1, 0, 2) * scale[:, None, :]
     return weight

@@ -1,6 +1,7 @@
-"""Follows a value back to the tokens that a linear layer computed it from.
+"""Follows queries, keys or values of an attention back to the tokens and the weight that they are computed from.
 
-In: keys or values of an attention. Out: `Channels`.
+In: a value of a graph with shapes. Out: its `Channels`: tokens, weight, and which column of it each element is; Refused
+if other operators than scales, biases and moves of elements stand between.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from export.compiler.operators.view import View
 
 @dataclass(frozen=True)
 class Channels:
-    """value = scale * (x @ weight)[..., columns] + shift.
+    """value = scale * (tokens @ weight)[..., columns] + shift.
 
-    tokens: x (B, N, D). weight: (D, M). columns, scale, shift: the value's axes, with size 1 for batch and tokens; an
-    axis that joins batch and heads has the size of the heads. path: the nodes between.
+    tokens: (B, N, D). weight: (D, M), float64. columns (int64), scale, shift (float64): arrays of the value's rank, of
+    size 1 along batch and tokens; along an axis that joins batch and heads they have the size of the heads. token_axis,
+    batch_axis: of the value. path: the nodes from the tokens to the value.
     """
 
     tokens: ir.Value
@@ -45,46 +47,49 @@ class Channels:
         return replace(self, path=(*self.path, node))
 
 
-def trace(shapes: Shapes, value: ir.Value, turned: bool = False) -> Channels:
-    """`turned`: a Transpose has made (tokens, batch, features) of the tokens. Raises Refused."""
+def trace(shapes: Shapes, value: ir.Value, tokens_first: bool = False) -> Channels:
+    """The channels of a value. `tokens_first`: a Transpose has tokens_first the tokens into (tokens, batch, features).
+
+    Raises Refused for a value of another origin.
+    """
     node = value.producer()
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "expected keys and values made by a MatMul with a weight")
     operator = node.op_type
     if operator == "MatMul":
-        return _matmul(shapes, node, turned)
+        return _matmul(shapes, node, tokens_first)
     if operator in ("Add", "Mul", "Div", "Sub"):
-        return _affine(shapes, node, turned).through(node)
+        return _affine(shapes, node, tokens_first).through(node)
     view = view_of(shapes, node, value.index() or 0)
     if view is not None:
-        before = trace(shapes, given(node, 0), turned)
+        before = trace(shapes, given(node, 0), tokens_first)
         if operator in RESHAPES:
             return _reshape(shapes, before, view, value).through(node)
         return _moved(before, view, value).through(node)
     raise Refused.of(value, "no operator that only moves, scales or shifts channels")
 
 
-def _matmul(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
+def _matmul(shapes: Shapes, node: ir.Node, tokens_first: bool) -> Channels:
     tokens, weight = given(node, 0), constant(node.inputs[1])
     if weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
         raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)
-    made = Channels(tokens, weight, columns, ones, 0 * ones, 1, 0, (node,))
-    if not turned:
-        return made
-    turn = made_by(tokens, "Transpose")
-    if turn is None or permutation(turn, 3) != [1, 0, 2]:
+    channels = Channels(tokens, weight, columns, ones, 0 * ones, 1, 0, (node,))
+    if not tokens_first:
+        return channels
+    transpose = made_by(tokens, "Transpose")
+    if transpose is None or permutation(transpose, 3) != [1, 0, 2]:
         raise Refused.at(node, "expected tokens that a Transpose turns")
-    return replace(made, tokens=given(turn, 0), token_axis=0, batch_axis=1)
+    return replace(channels, tokens=given(transpose, 0), token_axis=0, batch_axis=1)
 
 
-def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
-    made = arithmetic(shapes, node)
-    if made is None:
+def _affine(shapes: Shapes, node: ir.Node, tokens_first: bool) -> Channels:
+    operands = arithmetic(shapes, node)
+    if operands is None:
         raise Refused.at(node, "expected one constant operand, and not the first of Div")
-    other, factor, term = made
-    before = trace(shapes, other, turned)
+    operand, factor, term = operands
+    before = trace(shapes, operand, tokens_first)
     if before.columns.ndim != factor.ndim:
         raise Refused.at(node, "expected a constant with no more axes than the value")
     if factor.shape[before.token_axis] != 1 or factor.shape[before.batch_axis] != 1:
@@ -97,7 +102,10 @@ def _affine(shapes: Shapes, node: ir.Node, turned: bool) -> Channels:
 
 
 def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> Channels:
-    """Batch and heads may share an axis, of a size that is free but for the heads."""
+    """Follows a Reshape; batch and heads may share an axis, whose size must then be batch * heads.
+
+    Raises Refused if it joins tokens, batch or another free dimension with other axes.
+    """
     old, new = view.before, view.after
     token_axis = batch_axis = -1
     batch = shapes.dims(before.tokens)[0]
@@ -125,7 +133,7 @@ def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> C
 
 
 def quotient(dim: Dim, divisor: Dim) -> int | None:
-    """None unless the quotient is the same integer for every size."""
+    """dim / divisor; None unless that is the same integer for every size of the free dimensions."""
     if isinstance(divisor, int):
         return dim // divisor if isinstance(dim, int) and dim % divisor == 0 else None
     if isinstance(dim, int):
@@ -140,6 +148,7 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
 
 
 def _moved(before: Channels, view: View, value: ir.Value) -> Channels:
+    """Follows a Transpose, Split, Slice, Gather or another view; raises Refused if it selects tokens or images."""
     token_axis, batch_axis = view.place(before.token_axis), view.place(before.batch_axis)
     if token_axis is None or batch_axis is None:
         raise Refused.of(value, "selects tokens or images, not channels")

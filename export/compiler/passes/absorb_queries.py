@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from export.compiler.analyses.absorption_plan import FewQueries, Parts, plan, traced
+from export.compiler.analyses.absorption_plan import AbsorptionPlan, Parts, plan, traced
 from export.compiler.analyses.attention import attention_sizes, decompose_attention, pooled_of, scores_of
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
@@ -58,7 +58,7 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     return Outcome(tuple(sites), tuple(refusals))
 
 
-def _check(shapes: Shapes, node: ir.Node) -> FewQueries:
+def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
     """Raises Refused if absorption costs more."""
     site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
     if site.after >= site.before:

@@ -1,6 +1,6 @@
 """Builds an attention whose keys and values are the tokens themselves.
 
-In: the plan of `few_queries`. Out: the same answers. `absorb_queries` has the equations. Without a mask or a bias
+In: the plan of `absorption_plan`. Out: the same answers. `absorb_queries` has the equations. Without a mask or a bias
 between scores and weights the rows stay in the order (query, head), in which the products need no Transpose.
 """
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from export.compiler.analyses.absorption_plan import FewQueries, head_weights, weight_of
+from export.compiler.analyses.absorption_plan import AbsorptionPlan, head_weights, weight_of
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of
@@ -18,7 +18,7 @@ from export.compiler.graph.node_builder import BOOL, Nodes
 
 
 class Absorber:
-    def __init__(self, graph: ir.Graph, site: FewQueries) -> None:
+    def __init__(self, graph: ir.Graph, site: AbsorptionPlan) -> None:
         self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
         self.tokens = site.keys.tokens
@@ -47,8 +47,8 @@ class Absorber:
     def _plain(self) -> ir.Value:
         """Rows have the order (query, head): a Reshape makes (batch, rows, D) of (batch, queries, heads * D)."""
         site, queries, wide = self.site, self.parts.queries, self.parts.heads * self.site.features
-        if site.asked is not None:
-            weight = (site.asked @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
+        if site.shared_queries is not None:
+            weight = (site.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
@@ -80,8 +80,8 @@ class Absorber:
     def _scores(self) -> ir.Value:
         """(q Wk') X', (batch, heads, queries, tokens) or (batch * heads, queries, tokens)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
-        if site.asked is not None:
-            weight = (site.asked @ self._keys()).reshape(self.rows, site.features).T
+        if site.shared_queries is not None:
+            weight = (site.shared_queries @ self._keys()).reshape(self.rows, site.features).T
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])

@@ -27,7 +27,7 @@ from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.original import Original
-from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner
 from export.compiler.proof.shared_axes import share_names
 from export.publishing.foreign_artifact import session_artifact
@@ -158,7 +158,9 @@ def _runner(written: Path, original: Original) -> Runner:
         raise
 
 
-def plan_proof(request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph) -> tuple[Asked, str]:
+def plan_proof(
+    request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph
+) -> tuple[RoundOptions, str]:
     """What the proof runs the original on, and the name of the answers that a new file is compared with.
 
     `graph`: has the inputs that are drawn.
@@ -169,7 +171,7 @@ def plan_proof(request: Request, reads: Sequence[Read], original: Original, grap
     else:
         reference = "the original in float64" if request.proof == "float64" else "the original"
     double = node is None and request.proof == "float64"
-    return Asked(reads, request.dims, inputs, double, request.inputs_only, request.packed), reference
+    return RoundOptions(reads, request.dims, inputs, double, request.inputs_only, request.packed), reference
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:

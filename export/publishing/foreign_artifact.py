@@ -20,7 +20,7 @@ from export.compiler.graph.files import weights_by_place
 from export.compiler.pipeline import drawable
 from export.compiler.proof.inputs import Feeds, read_inputs
 from export.compiler.proof.original import Original
-from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.tolerances import TOLERANCES, size_of
 from export.publishing.artifact import Artifact, Content, make_artifact
 from export.publishing.manifest import Origin, Tensor
@@ -74,6 +74,6 @@ def _sample_inputs(original: Original, file: Path | None) -> Feeds:
     graph = drawable(original.model)
     from_file = (file, read_inputs(file, graph)) if file else None
     try:
-        return next(rounds(original, graph, Asked(inputs=from_file))).feeds
+        return next(rounds(original, graph, RoundOptions(inputs=from_file))).feeds
     except NotDrawn as error:
         raise NotDrawn(error.reason, "--inputs FILE.npz gives others") from error

@@ -1,7 +1,7 @@
-"""Proves that a rewritten graph computes what the original computes, in double and in the graph's own dtype.
+"""Compares the answers of a rewritten graph with those of the original, in float64 and in the graph's own dtype.
 
-In: what both gave for the same inputs. Out: `Proof`, or ProofFailed. No rewrite touches the original: numpy picks the
-reads from its outputs.
+In: rounds of inputs with the original's answers, the rewritten graph and its file. Out: a `Proof` for each comparison,
+or ProofFailed. The original is never rewritten, not even to drop outputs: numpy cuts the parts that are read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from export.compiler.proof.rounds import Round
 from export.compiler.proof.runner import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, answers_apart, double_answers
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
-OWN_INPUTS = "--inputs FILE.npz --inputs-only takes your inputs alone"
+INPUTS_HINT = "--inputs FILE.npz --inputs-only takes your inputs alone"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """`error`: of the output nearest to its `tolerance`, relative to its size. `beside` names the reference.
+    """The result of a comparison over all rounds. `vitbn compare --json` prints these fields.
 
-    `own`: the original's own error in this precision; None where it is the reference.
+    error: of the output that comes nearest to its tolerance, relative to the output's largest number, as `tolerance`
+    and `own` are. beside: what the answers were compared with, in words. own: the error of the original in this
+    precision, measured against float64; None where the original in this precision is the reference.
     """
 
     precision: str
@@ -44,63 +46,71 @@ class Proof:
 
 @dataclass
 class Errors:
-    """The largest error of each output over all rounds.
+    """The largest relative error of each output over all rounds, and its tolerance.
 
     The tolerance of an output is that of its precision or, if larger, twice the error of the original itself. A
-    float16 output has the precision float16 whatever the weights have. `bounded`: the original's error has a limit.
+    float16 output has the precision float16, whatever dtype the weights have. beside: the reference, in words.
+    bounded: an original whose own error exceeds WORST is refused. original_errors: empty where the original is the
+    reference. precisions: of each output.
     """
 
     precision: str
     beside: str
     bounded: bool = True
     errors: list[float] = field(default_factory=list)
-    own: list[float] = field(default_factory=list)
+    original_errors: list[float] = field(default_factory=list)
     precisions: list[str] = field(default_factory=list)
     rounds: int = 0
 
     def add(
         self,
         expected: Sequence[Array],
-        found: Sequence[Array],
+        answers: Sequence[Array],
         original: Sequence[Array] | None = None,
         empty: bool = False,
     ) -> None:
-        """`original`: its answers in this precision, where `expected` has a higher one. `empty`: outputs may be.
+        """Compares one round's outputs with the `expected` outputs.
+
+        original: the original's outputs in this precision, where `expected` has a higher precision. empty: outputs may
+        have no element.
 
         Raises ProofFailed if shapes differ or a number is not finite, NotSupported if the original's error exceeds
         WORST.
         """
-        precisions = ["float16" if array.dtype == np.float16 else self.precision for array in found]
+        precisions = ["float16" if array.dtype == np.float16 else self.precision for array in answers]
         if original is not None:
             try:
-                own = _errors(expected, original, self.precision)
+                errors = _errors(expected, original, self.precision)
                 if self.bounded:
-                    _check(own, precisions, [WORST[name] for name in precisions])
-                self.own = np.maximum(self.own or own, own).tolist()
+                    _check(errors, precisions, [WORST[name] for name in precisions])
+                self.original_errors = np.maximum(self.original_errors or errors, errors).tolist()
             except ProofFailed as failed:
-                hint = f"--proof float32 compares only the files; {OWN_INPUTS}"
+                hint = f"--proof float32 compares only the files; {INPUTS_HINT}"
                 raise NotSupported(f"the file itself, beside its answers in float64: {failed}", hint) from failed
-        errors = _errors(expected, found, self.precision, empty)
+        errors = _errors(expected, answers, self.precision, empty)
         self.errors = np.maximum(self.errors or errors, errors).tolist()  # NaN stays
         self.precisions = precisions
         self.rounds += 1
 
     def proof(self) -> Proof:
-        """Raises ProofFailed."""
+        """Raises ProofFailed if an output exceeds its tolerance."""
         usual = [TOLERANCES[name] for name in self.precisions]
-        limits = [allowed(*pair) for pair in zip(usual, self.own or [0.0] * len(usual), strict=True)]
+        limits = [allowed(*pair) for pair in zip(usual, self.original_errors or [0.0] * len(usual), strict=True)]
         try:
             _check(self.errors, self.precisions, limits)
         except ProofFailed as failed:
-            raise failed if self.precision == "float64" else ProofFailed(failed.reason, OWN_INPUTS) from failed
+            raise failed if self.precision == "float64" else ProofFailed(failed.reason, INPUTS_HINT) from failed
         worst = max(range(len(limits)), key=lambda output: self.errors[output] / limits[output])
-        own = self.own[worst] if self.own else None
+        own = self.original_errors[worst] if self.original_errors else None
         return Proof(self.precisions[worst], self.errors[worst], limits[worst], self.rounds, self.beside, own)
 
 
 @dataclass(frozen=True)
 class Proved:
-    """`feeds` and `answers`: of the first round, by the rewritten file."""
+    """proofs: one for each comparison that took place. source: where the inputs of all rounds came from, in words.
+
+    feeds, answers: the first round's inputs, and the rewritten file's outputs for them, by name.
+    """
 
     proofs: tuple[Proof, ...]
     source: str
@@ -112,97 +122,105 @@ def prove(
     rounds: Iterable[Round],
     rewritten: ir.Model | None,
     runner: Runner,
-    own: Errors,
+    file_errors: Errors,
     say: Callable[[str], None] = lambda _: None,
-    leave: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Proved:
-    """`rewritten`: the graph, to be compared in double, too. `runner` runs its file; `own` compares in its precision.
+    """Compares the original with `rewritten`, in float64, and with its file in ONNX Runtime, which `runner` runs.
 
-    Rounds without double that have answers `as_written` are compared without ONNX Runtime's optimiser, too. `leave` is
-    told of an answer that the file owes.
+    Without a `rewritten` graph there is no comparison in float64. `file_errors` collects the errors of the file, in
+    its precision. Rounds with answers `as_written` also compare both files without ONNX Runtime's optimiser. `say`
+    gets progress; `warn` gets what could not be compared.
 
     Raises as `Errors` and its `proof`.
     """
-    double, sources = Errors("float64", "the original"), []
-    written = Errors(own.precision, "the original, both without ONNX Runtime's optimiser")
-    plain = None
+    double_errors, sources = Errors("float64", "the original"), []
+    as_written_errors = Errors(file_errors.precision, "the original, both without ONNX Runtime's optimiser")
+    as_written = None
     samples: list[tuple[Feeds, dict[str, Array]]] = []
-    for each in rounds:
-        if each.double is not None and rewritten is not None:
-            say(f"the rewritten graph in float64, {each.source}")
-            double.add(each.double, double_answers(rewritten, each.feeds))
-        say(f"the written file in ONNX Runtime, {each.source}")
-        found = _answers(runner, each, leave)
-        if each.empty:
-            _add_empty(own, each, [*found.values()])
-        elif each.as_written is not None:
-            plain = plain or runner.at(AS_WRITTEN)
-            written.add(each.as_written, [*plain(each.feeds).values()])
-            own.add(each.as_written, [*found.values()], each.answers)
-        elif each.double is None:
-            own.add(each.answers, [*found.values()])
+    for inputs in rounds:
+        if inputs.double is not None and rewritten is not None:
+            say(f"the rewritten graph in float64, {inputs.source}")
+            double_errors.add(inputs.double, double_answers(rewritten, inputs.feeds))
+        say(f"the written file in ONNX Runtime, {inputs.source}")
+        answers = _answers(runner, inputs, warn)
+        if inputs.empty:
+            _add_empty(file_errors, inputs, [*answers.values()])
+        elif inputs.as_written is not None:
+            as_written = as_written or runner.at(AS_WRITTEN)
+            as_written_errors.add(inputs.as_written, [*as_written(inputs.feeds).values()])
+            file_errors.add(inputs.as_written, [*answers.values()], inputs.answers)
+        elif inputs.double is None:
+            file_errors.add(inputs.answers, [*answers.values()])
         else:
-            own.add(each.double, [*found.values()], each.answers)
-        sources.append(each.source)
-        samples = samples or [(each.feeds, found)]
-        del each, found  # a large decoder's answers, while the next are computed
-    proofs = tuple(comparison.proof() for comparison in (double, written, own) if comparison.rounds)
+            file_errors.add(inputs.double, [*answers.values()], inputs.answers)
+        sources.append(inputs.source)
+        samples = samples or [(inputs.feeds, answers)]
+        del inputs, answers  # frees a large decoder's answers before the next round's are computed
+    proofs = tuple(errors.proof() for errors in (double_errors, as_written_errors, file_errors) if errors.rounds)
     return Proved(proofs, "; ".join(sources), *samples[0])
 
 
-def _add_empty(own: Errors, each: Round, found: Sequence[Array]) -> None:
-    """Raises ProofFailed, also for a number: a sum over no tokens has no bias."""
-    alone = Errors(own.precision, own.beside, own=[*own.own])
+def _add_empty(errors: Errors, inputs: Round, answers: Sequence[Array]) -> None:
+    """Adds a round with empty inputs. Raises ProofFailed that names the round.
+
+    Outputs may still hold numbers, such as a sum over no tokens; a bias that was carried over it would show here.
+    """
+    alone = Errors(errors.precision, errors.beside, original_errors=[*errors.original_errors])
     try:
-        alone.add(each.answers, found, empty=True)
+        alone.add(inputs.answers, answers, empty=True)
         alone.proof()
     except ProofFailed as failed:
-        raise ProofFailed(f"{each.source}: {failed.reason}", "--dims NAME=SIZE draws a size other than 0") from failed
-    own.add(each.answers, found, empty=True)
+        raise ProofFailed(f"{inputs.source}: {failed.reason}", "--dims NAME=SIZE draws a size other than 0") from failed
+    errors.add(inputs.answers, answers, empty=True)
 
 
-def _answers(runner: Runner, each: Round, leave: Callable[[str], None]) -> dict[str, Array]:
-    """Raises ProofFailed if the rewritten file does not answer empty inputs, as the original does.
+def _answers(runner: Runner, inputs: Round, warn: Callable[[str], None]) -> dict[str, Array]:
+    """The rewritten file's outputs by name. Raises ProofFailed if it fails on empty inputs that the original answers.
 
-    For blocks of channels ONNX Runtime puts in a Reshape that fails without rows, where it cannot tell that two values
-    have the same batch: an error that comes with its layouts alone is not the file's.
+    ONNX Runtime lays out the channels of convolutions in blocks, and for that inserts a Reshape that fails on an empty
+    batch. An error that occurs only with these layouts is ONNX Runtime's, not the file's: `warn` gets it.
     """
-    if not each.empty:
-        return runner(each.feeds)
+    if not inputs.empty:
+        return runner(inputs.feeds)
     try:
-        return answers_apart(runner, each.feeds)
+        return answers_apart(runner, inputs.feeds)
     except NotSupported as error:
-        failed = ProofFailed(f"{each.source}, which the original answers: {error}")
+        failed = ProofFailed(f"{inputs.source}, which the original answers: {error}")
         if isinstance(error, ProcessEnded):
             raise failed from error
         try:
-            found = answers_apart(runner.at(WITHOUT_LAYOUTS), each.feeds)
+            answers = answers_apart(runner.at(WITHOUT_LAYOUTS), inputs.feeds)
         except NotSupported:
             raise failed from error
-        leave(f"Equal only without ONNX Runtime's layout of convolutions, {each.source}: with it {error}")
-        return found
+        warn(f"Equal only without ONNX Runtime's layout of convolutions, {inputs.source}: with it {error}")
+        return answers
 
 
-def compare(expected: Sequence[Array], found: Sequence[Array], precision: str, tolerance: float) -> float:
-    """The largest error relative to the largest output; raises ProofFailed above the tolerance."""
-    errors = _errors(expected, found, precision)
+def compare(expected: Sequence[Array], answers: Sequence[Array], precision: str, tolerance: float) -> float:
+    """The largest error of an output, relative to the output's largest number. Raises ProofFailed above `tolerance`."""
+    errors = _errors(expected, answers, precision)
     _check(errors, [precision] * len(errors), [tolerance] * len(errors))
     return max(errors)
 
 
 def _check(errors: Sequence[float], precisions: Sequence[str], limits: Sequence[float]) -> None:
+    """Raises ProofFailed if the error of an output exceeds its limit."""
     for output, (error, precision, limit) in enumerate(zip(errors, precisions, limits, strict=True)):
         if not error <= limit:  # NaN fails too
             expected = f"expected an error of at most {limit:.0e}"
             raise ProofFailed(f"{precision}: output {output}: {expected}, found {error:.1e}")
 
 
-def _errors(expected: Sequence[Array], found: Sequence[Array], precision: str, empty: bool = False) -> list[float]:
-    """Of each output, relative to its size; 0 where `empty` outputs have no element."""
-    if len(expected) != len(found) or not expected:
-        raise ProofFailed(f"{precision}: expected {len(expected)} outputs, found {len(found)}")
+def _errors(expected: Sequence[Array], answers: Sequence[Array], precision: str, empty: bool = False) -> list[float]:
+    """The largest error of each output, relative to its largest number; 0 for an `empty` output without elements.
+
+    Raises ProofFailed if outputs differ in number or shape, or are not finite.
+    """
+    if len(expected) != len(answers) or not expected:
+        raise ProofFailed(f"{precision}: expected {len(expected)} outputs, found {len(answers)}")
     errors = []
-    for position, (before, after) in enumerate(zip(expected, found, strict=True)):
+    for position, (before, after) in enumerate(zip(expected, answers, strict=True)):
         if before.shape != after.shape:
             raise ProofFailed(f"{precision}: output {position}: expected shape {before.shape}, found {after.shape}")
         if not before.size and not empty:

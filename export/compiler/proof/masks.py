@@ -1,7 +1,7 @@
-"""Masks of every kind: right and left padding, holes, one token, nothing hidden, everything hidden.
+"""Draws attention masks of every kind: right and left padding, holes, a single token, no padding, all padding.
 
-In: the number of texts and of tokens, or a graph. Out: an array of 0 and 1, a kind for each text in turn; inputs of
-the graph with such a mask.
+In: the number of texts and of tokens, or a graph. Out: an int64 array (texts, tokens) of 0 and 1, whose texts get the
+kinds in turn; or inputs of the graph with such a mask.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ def _one_token(length: int, rng: np.random.Generator) -> Mask:
     return mask
 
 
-def _whole(length: int, rng: np.random.Generator) -> Mask:
+def _all_tokens(length: int, rng: np.random.Generator) -> Mask:
     return np.ones(length, np.int64)
 
 
-def _empty(length: int, rng: np.random.Generator) -> Mask:
+def _no_token(length: int, rng: np.random.Generator) -> Mask:
     return np.zeros(length, np.int64)
 
 
-SEEN: tuple[Kind, ...] = (_right, _left, _holes, _one_token, _whole)  # a token at least
-KINDS: tuple[Kind, ...] = (*SEEN, _empty)
-WHOLE: tuple[Kind, ...] = (_whole,)
+SEEN: tuple[Kind, ...] = (_right, _left, _holes, _one_token, _all_tokens)  # these show a token at least
+KINDS: tuple[Kind, ...] = (*SEEN, _no_token)
+FULL: tuple[Kind, ...] = (_all_tokens,)
 
-MANY = (96, 8)  # texts and tokens: more than a part of a packed graph has
+MANY = (96, 8)  # texts and tokens: too many for a single part of a packed graph
 
 
 def draw_masks(texts: int, length: int, seed: int = 0, kinds: tuple[Kind, ...] = KINDS) -> Mask:
-    """(texts, length)"""
+    """A mask (texts, length) whose texts get `kinds` in turn, from a kind that `seed` chooses."""
     rng = np.random.default_rng(seed)
     return np.stack([kinds[(number + seed) % len(kinds)](length, rng) for number in range(texts)])
 
 
 def mask_input(graph: ir.Graph, name: str) -> ir.Value:
-    """Raises BadRequest."""
+    """The input with this name. Raises BadRequest if there is none."""
     mask = next((value for value in graph.inputs if value.name == name), None)
     if mask is None:
         names = ", ".join(str(value.name) for value in graph.inputs)
@@ -71,13 +71,16 @@ def mask_input(graph: ir.Graph, name: str) -> ir.Value:
 
 
 def possible_masks(graph: ir.Graph) -> list[str]:
-    """Inputs that are named so, with free axes of texts and tokens."""
+    """The names of inputs that have "mask" in their name and two free axes."""
     named = [value for value in graph.inputs if "mask" in str(value.name).lower() and value.shape is not None]
     return [str(value.name) for value in named if [isinstance(dim, int) for dim in value.shape or ()] == [False, False]]
 
 
 def masked_feeds(graph: ir.Graph, mask: ir.Value) -> list[Feeds]:
-    """None of a mask without two axes of a free size. Raises NotSupported for inputs that are no numbers."""
+    """Inputs for each of SIZES, with masks of every kind; none for a mask without two free axes.
+
+    Raises NotSupported for inputs that are no numbers.
+    """
     dims = [dim.value for dim in mask.shape.dims if isinstance(dim, ir.SymbolicDim)] if mask.shape is not None else []
     drawn: list[Feeds] = []
     for seed, (texts, length) in enumerate(SIZES if len(dims) == 2 else ()):

@@ -1,4 +1,7 @@
-"""Checks that the proof in double fits into memory."""
+"""Checks that the proof in float64 fits into memory.
+
+In: a graph with shapes, and sizes of its free dimensions. Out: NotSupported if the estimate exceeds the free memory.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ DOUBLE = 8  # bytes
 WEIGHTS, VALUES = 2, 4  # live copies of the largest weight and of the largest value
 
 MACHINE = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
+CONTAINER = Path("/sys/fs/cgroup")  # control groups v2
 
 
 def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
-    """Raises NotSupported if the proof needs too much. The graph has shapes."""
+    """Raises NotSupported if the proof in float64 needs more than a SHARE of the free memory, at these `sizes`."""
     shapes = Shapes(graph, sizes)
     weights = [value.const_value.size for value in graph.initializers.values() if value.const_value is not None]
     values = [shapes.dims(value) for node in graph for value in node.outputs if value.shape is not None]
@@ -36,7 +39,7 @@ def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
 
 
 def free_memory() -> int:
-    """Bytes, of machine and container (control groups v2)."""
+    """Bytes that this process may still take: the smaller of what machine and container leave."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MACHINE.exists():  # includes the file cache, which the kernel gives back
         free = 1024 * _entry(MACHINE, "MemAvailable:", free // 1024)
@@ -47,5 +50,6 @@ def free_memory() -> int:
 
 
 def _entry(path: Path, key: str, default: int) -> int:
+    """The number behind `key` in a file of lines "key number"."""
     lines = (line.split() for line in path.read_text().splitlines())
     return next((int(words[1]) for words in lines if words[0] == key), default)

@@ -1,6 +1,7 @@
-"""A file that is rewritten, compared or published; nothing changes it.
+"""An ONNX file as the user gave it, to be rewritten, compared or published.
 
-In: a path. Out: `Original`, whom its readers ask: the file is read once, and opened once in ONNX Runtime.
+In: a path. Out: an `Original`, which reads the file once and opens it once in ONNX Runtime, when first needed. The
+model stays as it was read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from export.compiler.proof.runner import Runner
 
 
 class Original:
-    """`files`: it and those of its weights; `size`: their bytes. Raises as `read_model`."""
+    """`files`: the file and those of its weights; `size`: the bytes of all. Raises as `read_model`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, read_model(path)
@@ -26,7 +27,7 @@ class Original:
 
     @property
     def dtype(self) -> str:
-        """Raises NotSupported."""
+        """The narrowest float dtype of the weights, float16 or float32. Raises NotSupported for bfloat16."""
         return dtype_of(self.model)
 
     def check_runs(self) -> None:
@@ -35,10 +36,10 @@ class Original:
 
     @cached_property
     def plain(self) -> ir.Model:
-        """The model without functions, for float64."""
+        """The model with its functions inlined, as the evaluation in float64 needs it."""
         return without_functions(self.model)
 
     @cached_property
     def runner(self) -> Runner:
-        """Holds the weights until it is deleted. Raises as `check_runs`."""
+        """ONNX Runtime's session, which holds the weights until `del original.runner`. Raises as `check_runs`."""
         return Runner(self.path, large=self.size > LARGE)

@@ -1,6 +1,7 @@
-"""Chooses the inputs of the proof: those on which the original gives finite answers.
+"""Chooses the inputs of the proof, and computes the original's answers for them.
 
-In: a file, a graph of its inputs and the reads. Out: a `Round` at a time; none is kept.
+In: the original file, a graph with its inputs, and options. Out: an iterator of `Round`s, with inputs that the original
+answers with finite numbers. Each round is computed when it is needed and not kept, as answers may be large.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from export.compiler.proof.inputs import (
     free_dimensions,
     size_rounds,
 )
-from export.compiler.proof.masks import KINDS, MANY, SEEN, WHOLE, draw_masks
+from export.compiler.proof.masks import FULL, KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
 from export.compiler.proof.original import Original
 from export.compiler.proof.runner import AS_WRITTEN, Arrays, answers_apart, double_answers
 from export.compiler.proof.tolerances import FILL
 
-SMALL = 0.1  # of an output's largest number in the rounds before
-DRAWS, FAR_SEED = 4, 1000  # tries to draw more, and how far apart their seeds are
+SMALL = 0.1  # an output is small below this fraction of its largest number in earlier rounds
+DRAWS, SEED_STEP = 4, 1000  # draws of a round until no output is small, and the distance of their seeds
 
 
 @dataclass(frozen=True)
 class Round:
-    """`answers` and `double` are the parts that are read; `double` is None without a proof in double. `as_written`: the
-    answers without ONNX Runtime's optimiser, if they are asked for.
+    """Inputs and the original's answers, cut to the parts that are read.
 
-    `empty`: an axis of the inputs has no element, so `answers` may have none, and there is no `double`.
+    source: where the inputs come from, in words. answers: by ONNX Runtime. double: in float64, or None. as_written: by
+    ONNX Runtime without its optimiser, or None. empty: an axis of the inputs has size 0; then `answers` may have no
+    elements, and `double` is None.
     """
 
     source: str
@@ -54,10 +56,13 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """`inputs`: the user's own file and its arrays; `alone`: draws none. `dims`: sizes that some networks need.
+class RoundOptions:
+    """How to choose the inputs and which answers to compute.
 
-    `mask`: an input that hides tokens, drawn in every kind. `as_written`: also asks without ONNX Runtime's optimiser.
+    reads: the parts of the outputs that are compared; by default all. dims: sizes of free dimensions, for networks that
+    need them. inputs: the user's .npz file and its arrays; with `alone` nothing else is drawn. double: also answers in
+    float64. mask: the name of an attention mask, which is drawn in every kind. as_written: also answers without ONNX
+    Runtime's optimiser.
     """
 
     reads: Sequence[Read] = ()
@@ -72,135 +77,152 @@ class Asked:
 def rounds(
     original: Original,
     graph: ir.Graph,
-    asked: Asked,
+    options: RoundOptions,
     say: Callable[[str], None] = lambda _: None,
-    leave: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Round]:
-    """The user's inputs, then drawn ones: sizes are tried from small to large, then with --dims fixed.
+    """The user's inputs, then drawn inputs of the first family of sizes that the original answers.
 
-    Last a dimension is 0, wherever the original answers that with numbers or an empty output. `leave` is told of an
-    empty batch that it does not answer.
+    Families are tried from small sizes to large, at last with the sizes of `options.dims`. After them come masks of
+    every kind, then rounds in which a dimension is 0, as far as the original answers these. `say` gets progress; `warn`
+    gets each empty batch that the original does not answer.
 
-    Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
+    Raises BadRequest if the original answers no inputs, NotSupported if the proof in double is impossible.
     """
-    runs = _Answers(original, graph, asked, say, leave)
-    if asked.inputs:
-        file, feeds = asked.inputs
-        runs.check_memory([bound_sizes(graph, feeds)])
-        yield runs.answered(str(file), feeds, runs.answers(feeds))
-        if asked.alone:
+    candidates = _Candidates(original, graph, options, say, warn)
+    if options.inputs:
+        file, feeds = options.inputs
+        candidates.check_memory([bound_sizes(graph, feeds)])
+        yield candidates.round_of(str(file), feeds, candidates.answers(feeds))
+        if options.alone:
             return
-    for family in size_rounds(graph, asked.dims):
-        runs.check_memory(family.needed)
-        ran = 0
-        for made in map(runs.attempt, family.needed, count()):
-            if made is None:
+    for family in size_rounds(graph, options.dims):
+        candidates.check_memory(family.needed)
+        answered = 0
+        for drawn in map(candidates.attempt, family.needed, count()):
+            if drawn is None:
                 break
-            yield made
-            ran += 1
-        if ran == len(family.needed):
-            yield from filter(None, map(runs.attempt, family.more, count(ran)))
-            yield from runs.masked(family.needed[-1])
-            empty = empty_sizes(graph, family.needed[1 % len(family.needed)], {*channels(graph), *asked.dims})
-            yield from filter(None, map(runs.attempt_empty, empty))
+            yield drawn
+            answered += 1
+        if answered == len(family.needed):
+            yield from filter(None, map(candidates.attempt, family.more, count(answered)))
+            yield from candidates.masked(family.needed[-1])
+            empty = empty_sizes(graph, family.needed[1 % len(family.needed)], {*channels(graph), *options.dims})
+            yield from filter(None, map(candidates.attempt_empty, empty))
             return
-    if not asked.inputs:
-        raise runs.failure()
+    if not options.inputs:
+        raise candidates.failure()
 
 
-class _Answers:
+class _Candidates:
+    """Draws candidates for rounds, and keeps those that the original answers."""
+
     def __init__(
         self,
         original: Original,
         graph: ir.Graph,
-        asked: Asked,
+        options: RoundOptions,
         say: Callable[[str], None],
-        leave: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self.original, self.graph, self.asked, self.say, self.leave = original, graph, asked, say, leave
+        self.original, self.graph, self.options, self.say, self.warn = original, graph, options, say, warn
         self.runner = original.runner
-        self.as_written = self.runner.at(AS_WRITTEN) if asked.as_written else self.runner
-        self.sizes: list[float] = []  # the largest of each output
+        self.as_written = self.runner.at(AS_WRITTEN) if options.as_written else self.runner
+        self.largest: list[float] = []  # the largest number of each output in all rounds so far
         self.ranks: list[int] = []  # of the outputs
-        self.reason = ""  # of the first attempt that failed
-        self.unsupported: ForeignError | None = None
+        self.reason = ""  # why the first attempt failed
+        self.unsupported: ForeignError | None = None  # the first error of a proof in double
 
     def attempt(self, sizes: Sizes, seed: int, given: Mapping[str, Array] | None = None) -> Round | None:
-        """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
+        """A round of drawn inputs of these sizes, of which `given` replaces some; None if the original does not answer.
+
+        It may need a minimal length, or refuse a batch together with a past.
+        """
         drawn = self._drawn(sizes, seed, given or {})
         if drawn is None:
             return None
         feeds, answers = drawn
         try:
-            return self.answered(_text(sizes) + (" with masks of every kind" if given else ""), feeds, answers)
+            return self.round_of(_text(sizes) + (" with masks of every kind" if given else ""), feeds, answers)
         except ForeignError as error:  # no output for a window larger than the image
             self.unsupported = self.unsupported or error
             return None
 
     def _drawn(self, sizes: Sizes, seed: int, given: Mapping[str, Array]) -> tuple[Feeds, Arrays] | None:
-        """Drawn anew where an output is small beside those of the draws before: rounding is large beside a single
-        logit that happens to lie near 0. The first single number has none before it.
+        """Inputs and answers, the last of up to DRAWS draws; None if the original does not answer.
+
+        Draws again where an output is small beside those of earlier rounds: rounding is a large part of a single logit
+        that happens to lie near 0. A first output with a single number has nothing to compare with, so it is drawn
+        again, too.
         """
-        made, first = None, not self.sizes
-        for other in range(DRAWS):
-            feeds = draw(self.graph, sizes, seed + other * FAR_SEED)
+        drawn, is_first = None, not self.largest
+        for attempt in range(DRAWS):
+            feeds = draw(self.graph, sizes, seed + attempt * SEED_STEP)
             feeds |= {name: array.astype(feeds[name].dtype) for name, array in given.items()}
             try:
                 answers = self.answers(feeds)
             except ForeignError as error:
                 self.reason = self.reason or str(error)
                 break
-            made, self.ranks = (feeds, answers), [array.ndim for array in answers]
-            found = [np.abs(array.astype(np.float64)) for array in answers]
-            drawn = [float(array.max(where=array < FILL, initial=0.0)) for array in found]
-            self.sizes = np.maximum(self.sizes or drawn, drawn).tolist()
-            alone = first and not other and any(array.size == 1 for array in answers)
-            if not alone and all(size >= SMALL * usual for size, usual in zip(drawn, self.sizes, strict=True)):
+            drawn, self.ranks = (feeds, answers), [array.ndim for array in answers]
+            magnitudes = [np.abs(array.astype(np.float64)) for array in answers]
+            largest = [float(array.max(where=array < FILL, initial=0.0)) for array in magnitudes]
+            self.largest = np.maximum(self.largest or largest, largest).tolist()
+            lone_number = is_first and not attempt and any(array.size == 1 for array in answers)
+            if not lone_number and all(new >= SMALL * old for new, old in zip(largest, self.largest, strict=True)):
                 break
-        return made
+        return drawn
 
     def masked(self, sizes: Sizes) -> Iterator[Round]:
-        """Masks of every kind; raises NotSupported if the original answers none."""
-        mask = next((value for value in self.graph.inputs if value.name == self.asked.mask), None)
+        """Rounds with masks of every kind. Raises NotSupported if the original answers none of them."""
+        mask = next((value for value in self.graph.inputs if value.name == self.options.mask), None)
         if mask is None or mask.shape is None:
             return
         texts, length = (str(dim) for dim in mask.shape.dims)
-        tokens, made = sizes.get(length, MANY[1]), []
-        every = [(len(KINDS), tokens, KINDS), (len(SEEN), tokens, SEEN), (*MANY, SEEN)]
-        wanted = [*every, (1, tokens, SEEN[2:3]), (len(SEEN), tokens, WHOLE)]
-        for seed, (many, long, kinds) in enumerate(wanted):
-            drawn = {str(mask.name): draw_masks(many, long, seed, kinds)}
-            made.append(self.attempt(sizes | {texts: many, length: long}, seed, drawn))
-            if (last := made[-1]) is not None:
-                yield last
-        if not any(made):
+        tokens, any_answered = sizes.get(length, MANY[1]), False
+        batches = [
+            (len(KINDS), tokens, KINDS),
+            (len(SEEN), tokens, SEEN),
+            (*MANY, SEEN),
+            (1, tokens, SEEN[2:3]),
+            (len(SEEN), tokens, FULL),
+        ]
+        for seed, (text_count, token_count, kinds) in enumerate(batches):
+            drawn = {str(mask.name): draw_masks(text_count, token_count, seed, kinds)}
+            answered = self.attempt(sizes | {texts: text_count, length: token_count}, seed, drawn)
+            if answered is not None:
+                any_answered = True
+                yield answered
+        if not any_answered:
             raise NotSupported(f"packed: expected finite answers beside drawn masks, found none: {self.reason}")
 
     def attempt_empty(self, sizes: Sizes) -> Round | None:
-        """None without an answer that is finite, as a mean of no token is not, and has the rank of the others.
+        """A round in which a size is 0; None unless the original's answer is finite and has the usual ranks.
 
-        ONNX Runtime's ArgMax of no token keeps its axis.
+        A mean over no token is not finite. ONNX Runtime's ArgMax over no token keeps the axis that it should drop.
         """
         feeds = draw(self.graph, sizes)
         try:
-            answers = picked(answers_apart(self.runner, feeds), self.asked.reads, self._mask(feeds))
+            answers = picked(answers_apart(self.runner, feeds), self.options.reads, self._mask(feeds))
             if not all(np.isfinite(array.astype(np.float64)).all() for array in answers):
                 raise NotSupported("expected finite numbers, found others")
             if (ranks := [array.ndim for array in answers]) != self.ranks:
                 raise NotSupported(f"expected outputs of ranks {self.ranks}, found {ranks}")
         except ForeignError as error:
             if any(not sizes[symbol] for symbol in first_dimensions(self.graph) & sizes.keys()):
-                self.leave(f"Not compared, {_text(sizes)}: the original gives no answer: {error}")
+                self.warn(f"Not compared, {_text(sizes)}: the original gives no answer: {error}")
             return None
         return Round(_text(sizes), feeds, answers, None, empty=True)
 
     def answers(self, feeds: Feeds) -> Arrays:
+        """The original's answers by ONNX Runtime. Raises NotSupported if it does not run or they are not finite."""
         return self._finite(self.runner(feeds), feeds)
 
-    def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
-        if self.asked.as_written:
+    def round_of(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
+        """A round with the further answers that the options ask for. Raises NotSupported if they are impossible."""
+        if self.options.as_written:
             return Round(source, feeds, answers, None, as_written=self._finite(self.as_written(feeds), feeds))
-        if not self.asked.double:
+        if not self.options.double:
             return Round(source, feeds, answers, None)
         self.say(f"the original in float64, {source}")
         plain = self.original.plain
@@ -209,23 +231,25 @@ class _Answers:
         return Round(source, feeds, answers, self._finite(double, feeds))
 
     def _mask(self, feeds: Feeds) -> Array | None:
-        return feeds[self.asked.mask] if self.asked.mask is not None else None
+        return feeds[self.options.mask] if self.options.mask is not None else None
 
     def _finite(self, outputs: Mapping[str, Array], feeds: Feeds) -> Arrays:
-        """What is read; raises BadRequest if there is no such part, NotSupported if it is empty or not finite."""
-        parts = picked(outputs, self.asked.reads, self._mask(feeds))
+        """The parts that are read. Raises BadRequest if a part is missing, NotSupported if a number is not finite."""
+        parts = picked(outputs, self.options.reads, self._mask(feeds))
         for position, array in enumerate(parts):
             if not array.size or not np.isfinite(array.astype(np.float64)).all():
-                found = f"{array.shape} with others or none"
-                raise NotSupported(f"output {position}: expected finite numbers, found {found}")
+                raise NotSupported(
+                    f"output {position}: expected finite numbers, found {array.shape} with others or none"
+                )
         return parts
 
     def check_memory(self, sizes: Sequence[Sizes]) -> None:
-        """Raises NotSupported if a proof in double that was asked for needs too much."""
-        if self.asked.double:
-            check_memory(self.graph, {symbol: max(each[symbol] for each in sizes) for symbol in sizes[0]})
+        """Raises NotSupported if the options ask for a proof in double that does not fit into memory."""
+        if self.options.double:
+            check_memory(self.graph, {symbol: max(bound[symbol] for bound in sizes) for symbol in sizes[0]})
 
     def failure(self) -> ForeignError:
+        """The error that says why the original answered no family of sizes, with the option that helps."""
         dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(self.graph))
         if isinstance(self.unsupported, NoReference):
             return self.unsupported
@@ -234,17 +258,17 @@ class _Answers:
             return type(self.unsupported)(str(self.unsupported), hint)
         if " that is stale, " in self.reason:
             return BadRequest(self.reason)
-        if alone := self._alone():
+        if batch := self._only_batch():
             reason = f"expected the file to run at any size that it declares free: {self.reason}"
-            return NotDrawn(reason, f"--dims {alone} gives its size")
+            return NotDrawn(reason, f"--dims {batch} gives its size")
         ways = "--inputs" + (f" or --dims {dims}" if dims else "")
         return NotDrawn(f"expected the file to run on drawn inputs: {self.reason}", f"{ways} gives others")
 
-    def _alone(self) -> str:
-        """`batch=1` if the file runs with that, else nothing."""
-        free = {*free_dimensions(self.graph)} - self.asked.dims.keys()
+    def _only_batch(self) -> str:
+        """`batch=1` if the file runs with first axes of size 1, else an empty string."""
+        free = {*free_dimensions(self.graph)} - self.options.dims.keys()
         ones = dict.fromkeys(sorted(first_dimensions(self.graph) & free), 1)
-        for family in size_rounds(self.graph, {**self.asked.dims, **ones}) if ones else ():
+        for family in size_rounds(self.graph, {**self.options.dims, **ones}) if ones else ():
             fits = all(sizes.items() >= ones.items() for sizes in family.needed)
             if fits and all(map(self._runs, family.needed, count())):
                 return ",".join(f"{symbol}=1" for symbol in ones)
@@ -259,7 +283,11 @@ class _Answers:
 
 
 def picked(outputs: Mapping[str, Array], reads: Sequence[Read], mask: Array | None = None) -> Arrays:
-    """Copies: a view would hold the whole output. Raises BadRequest if there is no such part."""
+    """The parts `reads` of the outputs, or all outputs. `mask` (texts, tokens): for reads of tokens that it shows.
+
+    The parts are copies, as a view would keep all of an output in memory. Raises BadRequest for a part that is not
+    there.
+    """
     return [read.of(outputs[read.output], mask).copy() for read in reads] if reads else [*outputs.values()]
 
 

@@ -36,30 +36,33 @@ EVERYTHING = Level.ORT_ENABLE_ALL
 WITHOUT_LAYOUTS = Level.ORT_ENABLE_EXTENDED  # the channels of convolutions are not laid out in blocks
 AS_WRITTEN = Level.ORT_DISABLE_ALL
 
-EMPTY_S = 60  # for an answer on empty inputs
-FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
+EMPTY_S = 60  # limit of a call with empty inputs
+FOLDED = 1_000_000  # bytes of the largest constant that a large file's session computes at its start
 
 
 def is_large(path: Path) -> bool:
-    """Whether a model's file and the weights beside it have more than LARGE bytes."""
+    """Whether a model's file and the files of its weights have more than LARGE bytes."""
     if (size := path.stat().st_size) > LARGE:
         return True
     try:
         tensors = onnx.load(path, load_external_data=False).graph.initializer
     except DecodeError:
         return False
-    beside = {
-        Path(path.parent, entry.value) for each in tensors for entry in each.external_data if entry.key == "location"
+    weight_files = {
+        Path(path.parent, entry.value)
+        for tensor in tensors
+        for entry in tensor.external_data
+        if entry.key == "location"
     }
-    return size + sum(file.stat().st_size for file in beside if file.exists()) > LARGE
+    return size + sum(file.stat().st_size for file in weight_files if file.exists()) > LARGE
 
 
 class Runner:
-    """Runs a file in ONNX Runtime. Each run of a `large` file gets a session of its own: weights that a session has
-    read or transposed stay in memory as long as it lives.
+    """Runs a file in ONNX Runtime.
 
-    `packed`, for smaller files, `threads` and `level`: see `session`. Raises NotSupported if ONNX Runtime refuses the
-    file.
+    A `large` file gets a new session for every run, because weights that a session has read or transposed stay in
+    memory as long as the session lives. By default `is_large` decides. `threads`, `level` and, for smaller files,
+    `packed` are as in `session`. Raises NotSupported if ONNX Runtime refuses the file.
     """
 
     def __init__(
@@ -76,35 +79,36 @@ class Runner:
         self.session = session(path, self.packed, self.large, threads, level)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
-        self.taken = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
+        self.accepted = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
-        """Inputs that the file lacks are left out. Raises NotSupported if it does not run on the others."""
-        names, feeds = self.outputs, self._own(feeds)
-        pasts = {array.shape for name, array in feeds.items() if "past" in name}
+        """The outputs by name. `feeds` may hold inputs that the file lacks. Raises NotSupported if it does not run."""
+        names, feeds = self.outputs, self._accepted(feeds)
+        past_shapes = {array.shape for name, array in feeds.items() if "past" in name}
         try:
-            found = dict(zip(names, self._ready().run(names, feeds), strict=True))
-            if not pasts & {array.shape for array in found.values()}:
-                return found
-            zeros = {name: np.zeros(array.shape, array.dtype) for name, array in found.items()}
-            del found  # memory holds the outputs once
+            outputs = dict(zip(names, self._ready().run(names, feeds), strict=True))
+            if not past_shapes & {array.shape for array in outputs.values()}:
+                return outputs
+            zeros = {name: np.zeros(array.shape, array.dtype) for name, array in outputs.items()}
+            del outputs  # so that memory holds the outputs only once
             self._run_into(zeros, feeds)
             return zeros
         except Exception as error:
             raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
 
     def call(self, feeds: Feeds) -> Callable[[], object]:
-        """A warm call, for timing."""
-        runner, own = self._ready(), self._own(feeds)
+        """A function that runs the file on `feeds`, for timing; a new session is warmed up first."""
+        ready, accepted = self._ready(), self._accepted(feeds)
         if self.large:
-            runner.run(None, own)
-        return lambda: runner.run(None, own)
+            ready.run(None, accepted)
+        return lambda: ready.run(None, accepted)
 
     def at(self, level: Level) -> Runner:
+        """A runner of the same file at another level of ONNX Runtime's optimiser."""
         return Runner(self.path, self.packed, self.threads, level, self.large)
 
-    def _own(self, feeds: Feeds) -> Feeds:
-        return {name: array for name, array in feeds.items() if name in self.taken}
+    def _accepted(self, feeds: Feeds) -> Feeds:
+        return {name: array for name, array in feeds.items() if name in self.accepted}
 
     def _ready(self) -> ort.InferenceSession:
         if not self.large:
@@ -112,22 +116,26 @@ class Runner:
         return session(self.path, lean=True, threads=self.threads, level=self.level)
 
     def _run_into(self, zeros: dict[str, Array], feeds: Feeds) -> None:
-        """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
-        runner = self._ready()
-        binding = runner.io_binding()
+        """Runs the file with its outputs in the arrays `zeros`.
+
+        ONNX Runtime does not write a cache of fixed length behind its tokens: what was in memory would stay there.
+        """
+        ready = self._ready()
+        binding = ready.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name, array in zeros.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        runner.run_with_iobinding(binding)
+        ready.run_with_iobinding(binding)
 
 
 def session(
     path: Path, packed: bool = False, lean: bool = False, threads: int = 1, level: Level = EVERYTHING
 ) -> ort.InferenceSession:
-    """Raises NotSupported if ONNX Runtime refuses the file.
+    """A session on the CPU. Raises NotSupported if ONNX Runtime refuses the file.
 
-    `packed`: faster, in more memory. `lean`: slower, in less. `level`: what ONNX Runtime's optimiser may do.
+    packed: keeps a second, packed copy of the weights, which is faster and takes more memory. lean: computes no large
+    constants at its start, which is slower and takes less memory. level: what ONNX Runtime's optimiser may do.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = level
@@ -143,28 +151,29 @@ def session(
             "session.model_external_initializers_file_folder_path", str(path.resolve().parent)
         )
     try:
-        # Its fallback, to the same provider, prints lines of its own.
+        # The fallback, to the same provider, would print lines.
         return ort.InferenceSession(data or path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
 
 
 def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
-    """In a process of its own: on empty inputs some of ONNX Runtime's kernels divide by zero, abort or never end.
+    """The outputs by name, computed in a separate process.
 
-    Raises NotSupported if ONNX Runtime refuses them, ProcessEnded if it does not live to say so.
+    On empty inputs some of ONNX Runtime's kernels divide by zero, abort the process or never end. Raises NotSupported
+    if ONNX Runtime refuses the inputs, ProcessEnded if the process ends or takes longer than EMPTY_S seconds.
     """
     fork = multiprocessing.get_context("fork")  # the session has no threads
-    mine, its = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(runner, feeds, its), daemon=True)
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(runner, feeds, sender), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
         process.start()
-    its.close()
+    sender.close()
     try:
-        if not mine.poll(EMPTY_S):
+        if not receiver.poll(EMPTY_S):
             raise ProcessEnded(f"expected an answer, found no answer within {EMPTY_S} s")
-        answer: dict[str, Array] | str = mine.recv()
+        answer: dict[str, Array] | str = receiver.recv()
     except EOFError:
         raise ProcessEnded("expected an answer, found the end of ONNX Runtime's process") from None
     finally:
@@ -175,17 +184,18 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
     return answer
 
 
-def _answer(runner: Runner, feeds: Feeds, to: Connection) -> None:
+def _answer(runner: Runner, feeds: Feeds, sender: Connection) -> None:
+    """Sends the outputs, or the text of an error."""
     faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries report their abort there
     try:
-        to.send(runner(feeds))
+        sender.send(runner(feeds))
     except NotSupported as error:
-        to.send(str(error))
+        sender.send(str(error))
 
 
 def double_answers(model: ir.Model, feeds: Feeds) -> Arrays:
-    """In float64; raises NoReference if an operator has no such kernel."""
+    """The graph's outputs in float64, by numpy. Raises NoReference if an operator has no such kernel."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # non-finite values are reported later

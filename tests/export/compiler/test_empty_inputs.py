@@ -19,7 +19,7 @@ from export.compiler.proof import compare
 from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.original import Original
-from export.compiler.proof.rounds import Asked, rounds
+from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner, answers_apart
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 2, 3] x)'
@@ -137,8 +137,8 @@ def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tupl
     ir.save(original, folder / "before.onnx")
     ir.save(rewritten, folder / "after.onnx")
     own, left = Errors("float32", "the original"), list[str]()
-    drawn = rounds(Original(folder / "before.onnx"), original.graph, Asked(), leave=left.append)
-    prove(drawn, rewritten, Runner(folder / "after.onnx"), own, leave=left.append)
+    drawn = rounds(Original(folder / "before.onnx"), original.graph, RoundOptions(), warn=left.append)
+    prove(drawn, rewritten, Runner(folder / "after.onnx"), own, warn=left.append)
     return own, left
 
 

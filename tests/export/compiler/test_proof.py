@@ -15,7 +15,7 @@ from export.compiler.pipeline import rewrite
 from export.compiler.proof.compare import compare
 from export.compiler.proof.inputs import draw, free_dimensions, size_rounds, table_rows
 from export.compiler.proof.original import Original
-from export.compiler.proof.rounds import SMALL, Asked, rounds
+from export.compiler.proof.rounds import SMALL, RoundOptions, rounds
 from export.rewrite_file import Request, rewrite_file
 
 
@@ -142,7 +142,7 @@ def test_inputs_whose_answer_is_small_by_chance_are_drawn_anew(first: bool, tmp_
     chance = draw(graph, [*family.needed, *family.more][place], place)["x"]
     assert chance.size == 1
     ir.save(network := parse(text, c=np.nextafter(chance.astype(np.float32), np.float32(9))), tmp_path / "x.onnx")
-    drawn = [*rounds(Original(tmp_path / "x.onnx"), network.graph, Asked())]
+    drawn = [*rounds(Original(tmp_path / "x.onnx"), network.graph, RoundOptions())]
     largest = [float(np.abs(each.answers[0]).max()) for each in drawn if not each.empty]
     assert min(largest) >= SMALL * max(largest)
     assert not np.array_equal(drawn[place].feeds["x"], chance)

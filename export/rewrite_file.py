@@ -116,7 +116,7 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
         save_model(rewritten.model, written)
         release(original.plain)  # its weights were needed to compute the new weights
         runner = _runner(written, original)
-        errors = Errors(dtype, reference, bounded=not integer)
+        errors = Errors(dtype, reference, quantised=integer)
         proof_rounds = rounds(original, graph, proof_plan, say, not_compared.append)
         proved = prove(proof_rounds, rewritten.model, runner, errors, say, not_compared.append)
         files = {file.name: file for file in sorted(written.parent.iterdir())}

@@ -20,6 +20,10 @@ from export.compiler.proof.runner import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, an
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
 
 INPUTS_HINT = "--inputs FILE.npz --inputs-only takes your inputs alone"
+QUANTISED_HINT = (
+    "float32's rounding may move a quantised activation by a step of its scale: rewrite the float file and quantise "
+    f"the result, or {INPUTS_HINT}"
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,13 @@ class Errors:
 
     The tolerance of an output is that of its precision or, if larger, twice the error of the original itself. A
     float16 output has the precision float16, whatever dtype the weights have. beside: the reference, in words.
-    bounded: an original whose own error exceeds WORST is refused. original_errors: empty where the original is the
-    reference. precisions: of each output.
+    quantised: the graph computes in integers; else an original whose own error exceeds WORST is refused.
+    original_errors: empty where the original is the reference. precisions: of each output.
     """
 
     precision: str
     beside: str
-    bounded: bool = True
+    quantised: bool = False
     errors: list[float] = field(default_factory=list)
     original_errors: list[float] = field(default_factory=list)
     precisions: list[str] = field(default_factory=list)
@@ -81,7 +85,7 @@ class Errors:
         if original is not None:
             try:
                 errors = _errors(expected, original, self.precision)
-                if self.bounded:
+                if not self.quantised:
                     _check(errors, precisions, [WORST[name] for name in precisions])
                 self.original_errors = np.maximum(self.original_errors or errors, errors).tolist()
             except ProofFailed as failed:
@@ -99,7 +103,8 @@ class Errors:
         try:
             _check(self.errors, self.precisions, limits)
         except ProofFailed as failed:
-            raise failed if self.precision == "float64" else ProofFailed(failed.reason, INPUTS_HINT) from failed
+            hint = QUANTISED_HINT if self.quantised else INPUTS_HINT
+            raise failed if self.precision == "float64" else ProofFailed(failed.reason, hint) from failed
         worst = max(range(len(limits)), key=lambda output: self.errors[output] / limits[output])
         own = self.original_errors[worst] if self.original_errors else None
         return Proof(self.precisions[worst], self.errors[worst], limits[worst], self.rounds, self.beside, own)
@@ -135,7 +140,8 @@ def prove(
     Raises as `Errors` and its `proof`.
     """
     double_errors, sources = Errors("float64", "the original"), []
-    as_written_errors = Errors(file_errors.precision, "the original, both without ONNX Runtime's optimiser")
+    reference = "the original, both without ONNX Runtime's optimiser"
+    as_written_errors = Errors(file_errors.precision, reference, file_errors.quantised)
     as_written = None
     samples: list[tuple[Feeds, dict[str, Array]]] = []
     for inputs in rounds:

@@ -1,1 +1,1 @@
-"""What follows for a whole graph from what its operators do."""
+"""Analyses of a graph for the passes: what values hold, which parts are read, and what a rewrite would change."""

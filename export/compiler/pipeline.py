@@ -119,8 +119,8 @@ def optimise(
     the name of the mask, an input of 0 and 1. The last step, "pack", then computes no token that the mask hides; costs
     are counted without it. The result has a Step for each pass.
 
-    New weights are computed in float64 and cast once; `proof.runner.double_answers` computes with the weights before the
-    cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or output.
+    New weights are computed in float64 and cast once; `proof.runner.double_answers` computes with the weights before
+    the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or output.
     """
     if unknown := sorted({*passes} - {*PASSES}):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")

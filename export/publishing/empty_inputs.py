@@ -1,8 +1,8 @@
 """Tries a file on inputs without elements, on which some of ONNX Runtime's kernels divide by zero or never end.
 
 In: a version with its sample. Out: the axes of inputs whose size must not be 0, because the process of ONNX Runtime
-crashed or hung. Trials run in separate processes, for at most `proof.runner.EMPTY_S` seconds. An error that ONNX Runtime
-reports is harmless: the client gets its text.
+crashed or hung. Trials run in separate processes, for at most `proof.runner.EMPTY_S` seconds. An error that ONNX
+Runtime reports is harmless: the client gets its text.
 """
 
 from __future__ import annotations

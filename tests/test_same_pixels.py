@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from clients.bulk.blocks import Reader
 from clients.bulk.job import Part, Settings
+from clients.bulk.part_reader import Reader
 from clients.errors import InvalidImage
 from clients.images.pictures import Pictures
 from clients.images.prepare import Preparation

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.bulk.blocks import Ids, Reader, row_ids
 from clients.bulk.job import Job, Output, Part
 from clients.bulk.network import ModelFile, Network
+from clients.bulk.part_reader import Ids, Reader, row_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ import pytest
 from bulk_inputs import expected, png, publish, run, write_network, write_parquet, write_tar
 from idx_files import idx_bytes
 
-from clients.bulk.blocks import Reader
 from clients.bulk.network import Network, find_model
+from clients.bulk.part_reader import Reader
 from clients.errors import ModelMismatch, ModelNotFound
 from clients.images.prepare import Preparation
 

@@ -72,7 +72,7 @@ def bulk(
     pixels, or an idx file; a path or a URL of fsspec (s3://, gs://). A picture that cannot be read becomes a row with
     an error. After a kill the same command continues and gives the same files.
     """
-    from clients.bulk import forking
+    from clients.bulk import fork_server
     from clients.errors import ClientError
 
     if output.startswith("memory:"):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from clients.bulk.forking import CONTEXT
+from clients.bulk.fork_server import CONTEXT
 from clients.bulk.job import Job, Part
 from clients.bulk.scoring import Outcome, do_part
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clients.connection import FILE, connection, connection_options
+from clients.connection_options import FILE, connection, connection_options
 from clients.errors import ClientError, InvalidImage
 from clients.options import DEFAULTS, Options
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import click
 
 import vitbn_packages  # noqa: F401  # says in one line which package is missing
-from clients.connection import connection, connection_options
+from clients.connection_options import connection, connection_options
 
 
 @click.command()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
+from clients.model_description import FOREIGN, Description, describe
 from clients.transport import INPUT, OUTPUT, Connection
 from common.files import reason
 

@@ -188,7 +188,7 @@ def classifiers(model: Any, file: Path, published: Path) -> dict[str, Classify]:
     from PIL import Image
 
     from clients.bulk.network import find_model
-    from clients.description import describe
+    from clients.model_description import describe
     from export.compiler.proof.runner import Runner
 
     torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.description import describe
 from clients.errors import ModelMismatch, ModelNotFound
+from clients.model_description import describe
 from clients.prediction import top_probabilities
 from common.files import sha256
 from common.repository import (

@@ -31,7 +31,7 @@ from clients.errors import (
 from clients.loop_thread import LoopThread, result_of
 from clients.options import DEFAULTS, Options, Tls
 from clients.prediction import Answer, Prediction, predictions
-from clients.served import ListedModel, ServedModel, choose, find, list_all
+from clients.served_models import ListedModel, ServedModel, choose, find, list_all
 from clients.transport import Connection
 
 __all__ = [

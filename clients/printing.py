@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.prediction import Prediction
-from clients.served import ServedModel
+from clients.served_models import ServedModel
 
 Limit = float | Literal["auto"]
 

@@ -10,7 +10,7 @@ from clients.classifier import Classifier, ListedModel, Prediction, ServedModel,
 from clients.errors import ModelNotFound
 from clients.images.prepare import Prepared
 from clients.options import Options
-from clients.served import best, check_choice
+from clients.served_models import best, check_choice
 from clients.web.decoding import Decoder
 
 

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from clients.images.drawing import drawing_inputs
-from clients.images.frames import TAKEN_AWAY, TAKEN_FOR_INK, find_frames
 from clients.images.ink import find_ink
 from clients.images.prepare import Preparation
+from clients.images.printed_frames import TAKEN_AWAY, TAKEN_FOR_INK, find_frames
 
 CLOSE = 10.0  # mean grey levels of 255
 SIDE = 300

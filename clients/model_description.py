@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clients.images.looks import Looks
+from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
 from common.framing import Background, Framing, Preprocessing
 

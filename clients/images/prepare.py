@@ -10,7 +10,7 @@ from clients.errors import BlankImage
 from clients.images.decode import photo_to_model_input
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.looks import Looks, suited
+from clients.images.photo_checks import Looks, suited
 from clients.images.resize_and_crop import framed
 from common.framing import Framing, Preprocessing
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.looks import Looks
+from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation, Prepared
 from common.framing import Framing
 

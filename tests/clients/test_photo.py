@@ -9,7 +9,7 @@ from PIL import Image
 from stand_in import DESCRIPTION, StandIn
 
 from clients.images.decode import photo_to_model_input
-from clients.images.looks import Looks, background_of, suited
+from clients.images.photo_checks import Looks, background_of, suited
 from clients.images.pictures import Picture
 from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare

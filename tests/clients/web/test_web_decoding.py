@@ -19,7 +19,7 @@ from web_parts import Triton
 
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.looks import Looks
+from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
 from clients.web import decoding
 from clients.web.decoding import Decoder

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from clients.errors import BlankImage
-from clients.images.parts import Mask, label
+from clients.images.connected_components import Mask, label
 from clients.images.printed_frames import CERTAIN, TAKEN_AWAY, TAKEN_FOR_INK, erased, find_frames, without_border
 
 Pixels = NDArray[np.float32]

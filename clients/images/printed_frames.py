@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from clients.images.parts import Mask, label
+from clients.images.connected_components import Mask, label
 
 _ENCLOSED = 0.35  # of a frame's height or width; smaller ink inside is the dot of a zero
 _STRAIGHT = 0.8  # of a side's length must lie near the part's edge

@@ -5,8 +5,8 @@ Ink above other ink joins its shape, as the flag of a 5 does. Touching digits an
 
 import numpy as np
 
+from clients.images.connected_components import Mask, label
 from clients.images.ink import FAINT, LEAST_PART, Pixels
-from clients.images.parts import Mask, label
 
 _SHARED = 0.3  # of the narrower part's columns; parts that share more are one shape
 _LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage
 
+from clients.images.connected_components import label
 from clients.images.ink import estimate_paper
-from clients.images.parts import label
 from clients.preprocess import to_model_input
 
 CLOSE = 10.0  # mean grey levels of 255

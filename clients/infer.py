@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clients.classifier import Classifier, ServedModel
-    from clients.images.pictures import Picture
+    from clients.images.picture_source import Picture
     from clients.printing import Item, Limit, Printer
 
 FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
@@ -124,7 +124,7 @@ def _run(
 ) -> int:
     """Prints all answers and returns the exit code."""
     from clients.classifier import Classifier
-    from clients.images.pictures import Pictures
+    from clients.images.picture_source import Pictures
     from clients.printing import printable
 
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors

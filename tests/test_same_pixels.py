@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 from clients.bulk.job import Part, Settings
 from clients.bulk.part_reader import Reader
 from clients.errors import InvalidImage
-from clients.images.pictures import Pictures
+from clients.images.picture_source import Pictures
 from clients.images.prepare import Preparation
 from clients.web.decoding import Decoder
 from common import picture_formats, pictures

@@ -15,7 +15,7 @@ from stand_in import LABELS, StandIn, expected_logits
 
 from clients.images import paths as module
 from clients.images.paths import expand
-from clients.images.pictures import Pictures
+from clients.images.picture_source import Pictures
 from clients.preprocess import to_model_input
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)

@@ -10,7 +10,7 @@ from stand_in import DESCRIPTION, StandIn
 
 from clients.images.decode import photo_to_model_input
 from clients.images.photo_checks import Looks, background_of, suited
-from clients.images.pictures import Picture
+from clients.images.picture_source import Picture
 from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare
 from common.photo_statistics import background_and_fill

@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 from clients.errors import InvalidImage
 from clients.images.grey import to_grey
 from clients.images.ink import Pixels, find_ink, scaled_to
-from clients.images.shapes import shapes_of
+from clients.images.split_shapes import shapes_of
 
 _BOX_SHARE = 20 / 28  # of the field's side
 _THINNEST = 1.2  # pixels of a 20x20 box; 99 % of MNIST's digits have wider strokes

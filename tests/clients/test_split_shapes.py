@@ -4,7 +4,7 @@ from PIL import Image, ImageDraw
 
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import find_ink
-from clients.images.shapes import shapes_of
+from clients.images.split_shapes import shapes_of
 from clients.preprocess import to_model_input
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from clients.probing.asking import TIMEOUT_S, probe_server
 from clients.probing.health import Health
+from clients.probing.server_probe import TIMEOUT_S, probe_server
 from common.headers import parse_headers
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, meanwhile
 from benchmarks.measure.run import Row
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.local_server import Server, running_server
 from serving.processes import ServerProcesses
 

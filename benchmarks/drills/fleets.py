@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.drills.drill_bench import RELOADED, triton_of
 from benchmarks.drills.hostile_requests import send
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed

@@ -39,7 +39,7 @@ from benchmarks.drills.drill_bench import (
     wait_until_right,
 )
 from benchmarks.measure.run import Row
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.child import Child
 from serving.control import Control
 from serving.local_server import Server

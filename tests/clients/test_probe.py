@@ -21,7 +21,7 @@ from commands import told
 from tritonclient.utils import InferenceServerException
 
 from clients.probe import probe
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from clients.probing.verdicts import Probe
 from common.sample import Sample
 from serving.local_server import Server, running_server

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 import raw_server
 
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from clients.probing.verdicts import Probe
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from clients.probing.verdicts import Probe
 from serving.local_server import Server
 

@@ -9,7 +9,7 @@ import yaml
 from published_models import published
 
 from benchmarks.drills import hostile_requests
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.local_server import running_server
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

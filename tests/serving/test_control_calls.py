@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from benchmarks.drills import control_calls
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from export.repository import repository as command
 from serving import control_key
 from serving.control import Control, Refused

@@ -21,7 +21,7 @@ from benchmarks.drills import control_calls
 from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, meanwhile
 from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile_requests import good, send
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
 from serving.ports import free_ports

@@ -13,7 +13,7 @@ from published_models import published
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.drill_bench import triton
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.control import Control, ControlFailed
 from serving.local_server import Server, running_server
 from serving.ports import answers

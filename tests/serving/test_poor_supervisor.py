@@ -10,7 +10,7 @@ from published_models import published
 from waiting import wait_until
 
 from benchmarks.drills.drill_bench import lives, triton
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.child import Child
 from serving.local_server import running_server
 

@@ -22,7 +22,7 @@ from waiting import wait_until
 
 from benchmarks.drills import hostile_requests
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving.local_server import Server, running_server
 from serving.ports import free_ports
 from serving.proxy.envoy_process import Proxy

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.supervised_faults import change_weights
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving import served_versions
 from serving.arguments import parse
 from serving.control import Control

@@ -20,7 +20,7 @@ from server_state import right
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.drill_bench import lives, prober, triton
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from serving import control_key
 from serving.child import Child
 from serving.control import Control

@@ -15,7 +15,7 @@ import tritonclient.http as http
 from foreign_networks import Encoder, export, parse, run, wrote
 from operating import error, ok, operate
 
-from clients.probing.asking import probe_server
+from clients.probing.server_probe import probe_server
 from common.sample import Sample
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.promote import served as live_versions

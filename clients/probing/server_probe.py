@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clients.probing.server import Server
+from clients.probing.deadline_http import Server
 from clients.probing.verdicts import PASSING, Probe, ProbeFailed, State, VersionProbe
 from clients.samples import judged, outputs, question, request
 from common.repository import model_dir

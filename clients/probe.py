@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from clients.probing.health import Health
+from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import TIMEOUT_S, probe_server
 from common.headers import parse_headers
 

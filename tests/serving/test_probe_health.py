@@ -3,7 +3,7 @@ import urllib.request
 
 import pytest
 
-from clients.probing.health import Health
+from clients.probing.health_endpoint import Health
 from clients.probing.verdicts import Probe
 from serving.ports import free_ports
 

@@ -1,6 +1,6 @@
 """Asks every served version a stored question and compares the answer.
 
-In: a server's HTTP address and, if its files are on this machine, its repositories. Out: a `Probe`. clients/samples.py
+In: a server's HTTP address and, if its files are on this machine, its repositories. Out: a `Probe`. clients/probing/stored_samples.py
 finds the question. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
 """
 
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clients.probing.deadline_http import Server
+from clients.probing.stored_samples import judged, outputs, question, request
 from clients.probing.verdicts import PASSING, Probe, ProbeFailed, State, VersionProbe
-from clients.samples import judged, outputs, question, request
 from common.repository import model_dir
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.samples import Expected, Question, judged, question, request
+from clients.probing.stored_samples import Expected, Question, judged, question, request
 
 IMAGE = np.arange(4, dtype=np.uint8).reshape(1, 4)
 LOGITS = np.array([[5, 1, 2]], np.float32)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from clients.classifier import Classifier, Options
 from clients.infer import infer
-from clients.web.asking import Triton
+from clients.web.triton_requests import Triton
 from export.to_onnx import export
 from models.checkpoints.checkpoint import add_metrics, load
 from models.data import load_cifar10

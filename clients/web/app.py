@@ -22,10 +22,10 @@ from clients.connection_options import connection, connection_options
 def web(host: str, port: int, behind_proxy: str | None, model: str | None, **options: Any) -> None:
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen, ClientError
-    from clients.web.asking import Triton
     from clients.web.guards import RateLimit
     from clients.web.listening import address_of, is_loopback, open_server
     from clients.web.pages import create_app
+    from clients.web.triton_requests import Triton
 
     if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")

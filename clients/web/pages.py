@@ -27,8 +27,8 @@ from werkzeug.exceptions import (
 from werkzeug.routing import RequestRedirect
 
 from clients.errors import ClientError, InvalidImage, ModelNotFound
-from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site, sender_of
+from clients.web.triton_requests import Triton
 
 BODY_BYTES = 10_000_000
 DECODING_S = 0.025  # of decoding cost a token: at 10 tokens a second an address has a quarter of the decoder

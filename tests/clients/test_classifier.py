@@ -15,7 +15,7 @@ from clients.classifier import (
     ServerError,
 )
 from clients.prediction import probabilities, top_probabilities
-from clients.web.asking import Triton
+from clients.web.triton_requests import Triton
 
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
 

@@ -10,7 +10,7 @@ from web_parts import Triton
 
 from clients.classifier import Classifier, Options
 from clients.preprocess import read_image, to_model_input
-from clients.web import asking
+from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
 from clients.web.listening import HEADER_BYTES
 from clients.web.pages import BODY_BYTES

@@ -1,7 +1,7 @@
 from clients.options import Options
-from clients.web.asking import Triton
 from clients.web.guards import RateLimit, foreign_host, sender_of
 from clients.web.pages import create_app
+from clients.web.triton_requests import Triton
 
 
 class Clock:

@@ -12,7 +12,7 @@ from pathlib import Path
 from waitress import wasyncore
 
 from clients.options import Options
-from clients.web import asking
+from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
 from clients.web.listening import address_of, open_server
 from clients.web.pages import create_app

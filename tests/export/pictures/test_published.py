@@ -23,7 +23,7 @@ from clients.classifier import Classifier
 from clients.infer import infer as infer_command
 from clients.options import Options
 from clients.probe import probe_server
-from clients.web.asking import Triton
+from clients.web.triton_requests import Triton
 from export.pictures.processor import Processor
 from export.pictures.processor_file import read_processor
 from export.publishing.publish import read_config

@@ -17,7 +17,7 @@ from clients.bulk.part_reader import Reader
 from clients.errors import InvalidImage
 from clients.images.picture_source import Pictures
 from clients.images.prepare import Preparation
-from clients.web.decoding import Decoder
+from clients.web.decoder_process import Decoder
 from common import picture_formats, pictures
 from common.picture_formats import FORMATS, SUFFIXES
 from models.data import DataError, folder

@@ -11,7 +11,7 @@ from clients.errors import ModelNotFound
 from clients.images.prepare import Prepared
 from clients.options import Options
 from clients.served_models import best, check_choice
-from clients.web.decoding import Decoder
+from clients.web.decoder_process import Decoder
 
 
 class Models(NamedTuple):

@@ -67,7 +67,7 @@ class Decoder:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        command = [sys.executable, "-P", "-c", "from clients.web.decoding import serve; serve()"]
+        command = [sys.executable, "-P", "-c", "from clients.web.decoder_process import serve; serve()"]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers per thread count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)

@@ -21,8 +21,8 @@ from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
-from clients.web import decoding
-from clients.web.decoding import Decoder
+from clients.web import decoder_process
+from clients.web.decoder_process import Decoder
 from clients.web.guards import RateLimit
 
 SHAPE = (1, 28, 28)
@@ -113,7 +113,7 @@ def test_a_picture_that_kills_its_reader_is_refused(decoder: Decoder) -> None:
 
 
 def test_a_process_that_a_picture_leaves_large_ends(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import clients.web.decoding as each; each.LEFT_BYTES = 1; each.serve()"
+    program = "import clients.web.decoder_process as each; each.LEFT_BYTES = 1; each.serve()"
     start = decoding.subprocess.Popen
     monkeypatch.setattr(decoding.subprocess, "Popen", lambda words, **more: start([words[0], "-c", program], **more))
     decoder.prepare(DIGIT, MODEL, nullcontext)

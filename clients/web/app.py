@@ -23,7 +23,7 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen, ClientError
     from clients.web.guards import RateLimit
-    from clients.web.pages import create_app
+    from clients.web.routes import create_app
     from clients.web.triton_requests import Triton
     from clients.web.waitress_server import address_of, is_loopback, open_server
 

@@ -1,6 +1,6 @@
 from clients.options import Options
 from clients.web.guards import RateLimit, foreign_host, sender_of
-from clients.web.pages import create_app
+from clients.web.routes import create_app
 from clients.web.triton_requests import Triton
 
 

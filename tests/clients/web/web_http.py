@@ -14,7 +14,7 @@ from waitress import wasyncore
 from clients.options import Options
 from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
-from clients.web.pages import create_app
+from clients.web.routes import create_app
 from clients.web.waitress_server import address_of, open_server
 
 DIGIT = (Path(__file__).resolve().parents[3] / "digit.png").read_bytes()  # a 3

@@ -80,7 +80,7 @@ def bulk(
             f"expected a folder or storage that processes share, found {output}", param_hint="output"
         )
     if engine == "processes":
-        forking.start()
+        fork_server.start()
     elif processes:
         raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
     try:

@@ -187,7 +187,7 @@ def test_no_triton_server() -> None:
 
 
 def test_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(asking.Triton, "models", lambda self: 1 / 0)
+    monkeypatch.setattr(triton_requests.Triton, "models", lambda self: 1 / 0)
     with listening(NOBODY) as where:
         status, headers, content = ask(where, "GET", "/api/models")
     assert (status, headers["content-type"]) == (500, "application/json")

@@ -26,7 +26,7 @@ HANG_S = 30.0
 def listening(
     triton_url: str, rate: RateLimit | None = None, model: str | None = None, behind_proxy: bool = False
 ) -> Iterator[str]:
-    triton = asking.Triton(Options(triton_url, timeout_s=5.0, retry_s=0), model)
+    triton = triton_requests.Triton(Options(triton_url, timeout_s=5.0, retry_s=0), model)
     app = create_app(triton, rate or RateLimit(rate_hz=1e6, burst=10**6))
     server = open_server(app, "127.0.0.1", 0, behind_proxy)
     thread = threading.Thread(target=server.run)

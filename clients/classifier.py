@@ -31,7 +31,7 @@ from clients.errors import (
 from clients.loop_thread import LoopThread, result_of
 from clients.options import DEFAULTS, Options, Tls
 from clients.prediction import Answer, Prediction, predictions
-from clients.served_models import ListedModel, ServedModel, choose, find, list_all
+from clients.served_models import ListedModel, ServedModel, choose_model, find_model, list_all
 from clients.transport import Connection
 
 __all__ = [
@@ -56,31 +56,34 @@ __all__ = [
 
 
 class AsyncClassifier:
-    """A connection to one model, bound to the event loop that opened it.
+    """Classifies images by a model on a server, in the event loop that opened the connection.
 
-    model: its name on the server, needed if the models there have different labels. Default: the most accurate
+    model: the model's name on the server, needed if the models there have different labels. Default: the most accurate
     transformer, else the most accurate CNN.
 
-    Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
+    All methods raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch.
     """
 
     model: ServedModel
-    batch_size: int  # the options', or the model's limit if that is lower
+    batch_size: int  # images per request: the option, or the model's limit if that is lower
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
         self.options = options
-        self._wanted = model
+        self._model_name = model
         self._turns = asyncio.Semaphore(options.concurrency)
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._connection: Connection | None = None
 
     async def open(self) -> "AsyncClassifier":
+        """Connects and reads the model's description; returns this object."""
         self._connection = connection = Connection(self.options)
         try:
             if self.options.open_retry_s is not None:
                 connection.retry_s = self.options.open_retry_s
-            self.model = await (choose(connection) if self._wanted is None else find(connection, self._wanted))
+            self.model = await (
+                choose_model(connection) if self._model_name is None else find_model(connection, self._model_name)
+            )
             connection.retry_s = self.options.retry_s
         except BaseException:
             await self.close()
@@ -89,12 +92,12 @@ class AsyncClassifier:
         return self
 
     async def classify(self, images: Images) -> list[Prediction]:
-        """uint8 (n, C, H, W) -> n predictions in order."""
+        """uint8 (n, C, H, W) -> n predictions in order. Raises InvalidImage for another dtype or shape."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         return [prediction async for answer in answers for prediction in self.predictions(answer)]
 
     async def logits(self, images: Images) -> NDArray[np.float32]:
-        """uint8 (n, C, H, W) -> float32 (n, classes)."""
+        """uint8 (n, C, H, W) -> float32 logits (n, classes). Raises InvalidImage for another dtype or shape."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         empty = np.empty((0, len(self.model.labels)), dtype=np.float32)
         return np.concatenate([empty, *[answer.logits async for answer in answers]])
@@ -111,14 +114,16 @@ class AsyncClassifier:
                     yield prediction
 
     def predictions(self, answer: Answer) -> list[Prediction]:
+        """The server's answer to b images -> b predictions in order."""
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
-        return await list_all(self._opened())
+        """All models of the server, sorted by name."""
+        return await list_all(self._open_connection())
 
     async def answer(self, batch: Images) -> Answer:
         """uint8 (b, C, H, W), b at most `batch_size` -> the server's answer to one request."""
-        connection = self._opened()
+        connection = self._open_connection()
         async with self._turns:
             start_ns = perf_counter_ns()
             logits, version = await connection.infer(self.model.name, batch)
@@ -133,6 +138,7 @@ class AsyncClassifier:
         return Answer(logits, version, latency_ms)
 
     async def close(self) -> None:
+        """Cancels open requests and closes the connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,24 +152,28 @@ class AsyncClassifier:
     async def __aexit__(self, *unused: object) -> None:
         await self.close()
 
-    def _opened(self) -> Connection:
+    def _open_connection(self) -> Connection:
         if self._connection is None:
             raise RuntimeError("expected an open classifier, found it closed or not opened")
         return self._connection
 
     async def _answers(self, batches: Iterable[Images] | AsyncIterable[Images]) -> AsyncGenerator[Answer, None]:
-        held: deque[asyncio.Task[Answer]] = deque()
+        """Sends a request per batch, `concurrency` at a time, and yields the answers in order.
+
+        At most twice as many batches are in memory: sent, or answered but not yet yielded.
+        """
+        pending: deque[asyncio.Task[Answer]] = deque()
         try:
             async for batch in as_async(batches):
-                held.append(self._start(batch))
-                while held and (held[0].done() or len(held) >= 2 * self.options.concurrency):
-                    yield await held.popleft()
-            while held:
-                yield await held.popleft()
+                pending.append(self._start(batch))
+                while pending and (pending[0].done() or len(pending) >= 2 * self.options.concurrency):
+                    yield await pending.popleft()
+            while pending:
+                yield await pending.popleft()
         finally:
-            for task in held:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
 
     def _start(self, batch: Images) -> "asyncio.Task[Answer]":
         task = asyncio.create_task(self.answer(batch))
@@ -175,50 +185,53 @@ class AsyncClassifier:
 class Classifier:
     """AsyncClassifier for threads, with the same methods and errors; the constructor connects.
 
-    All threads share the `concurrency` turns of the options; `timeout_s` begins when a request has its turn.
+    All threads together send at most `concurrency` requests at a time. `timeout_s` does not count the wait for a turn.
     """
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
-        self._asking = AsyncClassifier(options, model)
+        self._async_classifier = AsyncClassifier(options, model)
         self._thread = LoopThread("classifier")
-        self._close = weakref.finalize(self, self._thread.stop, self._asking.close)  # also at the end of the process
+        self._close = weakref.finalize(
+            self, self._thread.stop, self._async_classifier.close
+        )  # also at the end of the process
         try:
-            self._thread.run(self._asking.open())
+            self._thread.run(self._async_classifier.open())
         except BaseException:
             self.close()
             raise
 
     @property
     def model(self) -> ServedModel:
-        return self._asking.model
+        return self._async_classifier.model
 
     def classify(self, images: Images) -> list[Prediction]:
-        """uint8 (n, C, H, W) -> n predictions in order."""
-        return self._thread.run(self._asking.classify(images))
+        """uint8 (n, C, H, W) -> n predictions in order. Raises InvalidImage for another dtype or shape."""
+        return self._thread.run(self._async_classifier.classify(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
-        """uint8 (n, C, H, W) -> float32 (n, classes)."""
-        return self._thread.run(self._asking.logits(images))
+        """uint8 (n, C, H, W) -> float32 logits (n, classes). Raises InvalidImage for another dtype or shape."""
+        return self._thread.run(self._async_classifier.logits(images))
 
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
-        """As AsyncClassifier.stream; the caller's thread reads the images, a few batches before their answers."""
-        held: deque[Future[Answer]] = deque()
+        """As AsyncClassifier.stream. The caller's thread reads the images, at most 2 `concurrency` batches ahead."""
+        pending: deque[Future[Answer]] = deque()
         try:
-            for batch in gather(images, self.model.image_shape, self._asking.batch_size):
-                held.append(self._thread.submit(self._asking.answer(batch)))
-                while held and (held[0].done() or len(held) >= 2 * self._asking.options.concurrency):
-                    yield from self._asking.predictions(result_of(held.popleft()))
-            while held:
-                yield from self._asking.predictions(result_of(held.popleft()))
+            for batch in gather(images, self.model.image_shape, self._async_classifier.batch_size):
+                pending.append(self._thread.submit(self._async_classifier.answer(batch)))
+                while pending and (pending[0].done() or len(pending) >= 2 * self._async_classifier.options.concurrency):
+                    yield from self._async_classifier.predictions(result_of(pending.popleft()))
+            while pending:
+                yield from self._async_classifier.predictions(result_of(pending.popleft()))
         finally:
-            for future in held:
+            for future in pending:
                 future.cancel()
 
     def models(self) -> list[ListedModel]:
-        return self._thread.run(self._asking.models())
+        """All models of the server, sorted by name."""
+        return self._thread.run(self._async_classifier.models())
 
     def close(self) -> None:
-        """Cancels open requests."""
+        """Cancels open requests, closes the connection and ends the thread."""
         self._close()
 
     def __enter__(self) -> "Classifier":
@@ -229,9 +242,9 @@ class Classifier:
 
 
 def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
-    """All models of the server, sorted by name; raises the errors of Classifier."""
+    """All models of the server, sorted by name. Raises ServerUnavailable, DeadlineExceeded and ServerError."""
 
-    async def listed() -> list[ListedModel]:
+    async def list_and_close() -> list[ListedModel]:
         connection = Connection(options)
         try:
             return await list_all(connection)
@@ -240,6 +253,6 @@ def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
 
     thread = LoopThread("models")  # in a notebook the caller's thread runs a loop already
     try:
-        return thread.run(listed())
+        return thread.run(list_and_close())
     finally:
         thread.stop(partial(asyncio.sleep, 0))

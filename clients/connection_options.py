@@ -1,4 +1,4 @@
-"""The options of a command that asks a server, and the connection that they describe. Light to import."""
+"""The command-line options of a connection to a server, and their values as `Options`. Light to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = click.Path(exists=True, dir_okay=False)
 def connection_options(timeout_s: float = DEFAULTS.timeout_s) -> Callable[[Command], Command]:
     """Decorates a command with --url, --protocol, --timeout, --ssl and its files, --header.
 
-    The command passes their values to `connection` as keywords. `timeout_s`: the default of --timeout.
+    The command passes their values to `parse_options` as keywords. `timeout_s`: the default of --timeout, in seconds.
     """
     options = (
         click.option(
@@ -42,10 +42,10 @@ def connection_options(timeout_s: float = DEFAULTS.timeout_s) -> Callable[[Comma
         click.option("--ssl-key", type=FILE, help="A PEM file with that certificate's private key.  [default: none]"),
         click.option("--header", multiple=True, metavar="NAME:VALUE", help="Sent with every request.  [default: none]"),
     )
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def connection(
+def parse_options(
     *,
     timeout: float,
     ssl: bool,
@@ -55,7 +55,7 @@ def connection(
     header: tuple[str, ...],
     **others: Any,
 ) -> Options:
-    """The values of `connection_options` -> Options. `others`: further fields of Options. Raises UsageError."""
+    """The values of `connection_options` -> Options. `others`: further fields of Options. Raises click.UsageError."""
     try:
         tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
         return Options(timeout_s=timeout, tls=tls, headers=parse_headers(header), **others)

@@ -1,32 +1,32 @@
-"""The clients' errors: a message is one line with the file, address or model. Imports nothing."""
+"""The clients' errors. Each message is a line that names the file, the address or the model. Imports nothing."""
 
 
 class ClientError(Exception):
-    pass
+    """The base class."""
 
 
 class InvalidImage(ClientError):
-    """The file or array is unusable."""
+    """The file is no readable picture, or the array does not fit the model."""
 
 
 class BlankImage(InvalidImage):
-    """The picture has no ink: it is one colour, or noise."""
+    """The picture has no ink: it has a single colour, or only noise."""
 
 
 class ServerUnavailable(ClientError):
-    """The server is away, not Triton, or takes no requests now."""
+    """The server does not answer, is not Triton, or takes no requests now. `may_pass`: a retry may help."""
 
     def __init__(self, message: str, may_pass: bool = False) -> None:
         super().__init__(message)
-        self.may_pass = may_pass  # a retry may help
+        self.may_pass = may_pass
 
 
 class ServerBusy(ServerUnavailable):
-    pass
+    """The server refused the request because too many wait."""
 
 
 class ModelNotFound(ClientError):
-    """The server has no model of this name, or none at all, or models of different labels and no name was given."""
+    """The server has no model of this name or no model at all, or its models differ and no name was given."""
 
 
 class ModelNotReady(ClientError):
@@ -38,11 +38,11 @@ class ModelMismatch(ClientError):
 
 
 class DeadlineExceeded(ClientError):
-    pass
+    """The server did not answer within `timeout_s`."""
 
 
 class ServerError(ClientError):
-    """The server refused or failed."""
+    """The server refused the request or failed; the client does not retry."""
 
 
 class CannotListen(Exception):

@@ -1,7 +1,7 @@
-"""The command line: pictures in, labels with probabilities out, in order and in bounded memory.
+"""`vitbn infer`: asks the server what pictures show, and prints labels with probabilities in order. Memory is bounded.
 
-Exit codes: 0 all answered; 1 images failed, named on standard error; 2 usage; 3 server failed; 4 answers rejected;
-130 interrupted; 141 output closed by its reader.
+Exit codes: 0 all answered; 1 pictures failed, named on standard error; 2 usage; 3 server failed; 4 answers rejected;
+130 interrupted; 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clients.connection_options import FILE, connection, connection_options
+from clients.connection_options import FILE, connection_options, parse_options
 from clients.errors import ClientError, InvalidImage
 from clients.options import DEFAULTS, Options
 
@@ -32,22 +31,23 @@ if TYPE_CHECKING:
     from clients.images.picture_source import Picture
     from clients.printing import Item, Limit, Printer
 
-FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
-OPEN_RETRY_S = 1.0  # reports a mistyped address soon
+PICTURES_FAILED, SERVER_FAILED, REJECTED, INTERRUPTED, OUTPUT_CLOSED = 1, 3, 4, 130, 141
+OPEN_RETRY_S = 1.0  # short, so that a mistyped address is reported soon
 
 
-def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -> Limit | None:
+def _parse_limit(ctx: click.Context, param: click.Parameter, text: str | None) -> Limit | None:
+    """The value of --reject-below. Raises click.UsageError."""
     if text is None:
         return None
     if text == "auto":
         return "auto"
     try:
-        share = float(text)
+        probability = float(text)
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:  # NaN too
+        probability = 0.0
+    if not 0 < probability <= 1:  # NaN too
         raise click.UsageError(f"--reject-below: expected above 0 and at most 1, or auto, found {text!r}")
-    return share
+    return probability
 
 
 @click.command()
@@ -64,7 +64,7 @@ def _check_limit(ctx: click.Context, param: click.Parameter, text: str | None) -
 @click.option(
     "--reject-below",
     metavar="P|auto",
-    callback=_check_limit,
+    callback=_parse_limit,
     help="Reject answers with a probability below P; auto: pictures of none of the labels.  [default: none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.  [default: off]")
@@ -108,7 +108,7 @@ def infer(
         raise click.UsageError("expected at most one of --json, --csv and --show")
     if split and labels:
         raise click.UsageError("expected at most one of --split and --labels")
-    options = connection(open_retry_s=OPEN_RETRY_S, **server)
+    options = parse_options(open_retry_s=OPEN_RETRY_S, **server)
     from clients.printing import Printer
 
     form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
@@ -120,7 +120,7 @@ def _run(
     labels: str | None,
     options: Options,
     model: str | None,
-    to_print: Callable[[], Printer],
+    make_printer: Callable[[], Printer],
 ) -> int:
     """Prints all answers and returns the exit code."""
     from clients.classifier import Classifier
@@ -130,8 +130,8 @@ def _run(
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
         truths = None if labels is None else _read_labels(paths, labels)
-        with closing(to_print()) as printer:
-            source = Pictures(paths, printer.failed, printer.noted)
+        with closing(make_printer()) as printer:
+            source = Pictures(paths, printer.print_failure, printer.print_note)
             printer.expect(source.count)
             pictures = iter(source)
             first = next(pictures, None)
@@ -140,39 +140,40 @@ def _run(
                     _check_labels(labels, truths or [], classifier.model)
                     _check_split(printer.split, classifier.model)
                     _check_rejection(printer.reject_below, classifier.model)
-                    _Answering(classifier, truths, printer).run(chain([first], pictures))
+                    _classify_and_print(classifier, chain([first], pictures), truths, printer)
     except ClientError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
-        return FAILED if isinstance(error, InvalidImage) else SERVER
+        return PICTURES_FAILED if isinstance(error, InvalidImage) else SERVER_FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:  # of standard output; all other errors are ClientError
+    except OSError as error:  # of standard output: all other errors are ClientErrors
         if error.errno == errno.EPIPE:
-            return UNREAD
-        raise click.ClickException(f"{_output()}: {error.strerror}") from error
-    return FAILED if printer.failures else REJECTED if printer.rejected else 0
+            return OUTPUT_CLOSED
+        raise click.ClickException(f"{_output_name()}: {error.strerror}") from error
+    return PICTURES_FAILED if printer.failures else REJECTED if printer.rejected else 0
 
 
-def _output() -> str:
+def _output_name() -> str:
+    """Standard output, with its path if it is a file."""
     from clients.printing import printable
 
     try:
-        path = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (of a pipe it is no path)
+        path = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (a pipe has no path)
     except OSError:
         path = ""
     return f"standard output ({printable(path)})" if path.startswith("/") else "standard output"
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
-    """The labels' indices. Raises UsageError unless the images are one idx file with as many items."""
+    """The index of every label. Raises UsageError unless `paths` is a single idx file with as many images."""
     from clients.images.idx import IdxFile
     from common.idx import is_idx
 
     if len(paths) != 1 or not is_idx(paths[0]):
         raise click.UsageError("--labels: expected PATH to be one idx file of images")
     try:
-        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as items:
-            expected, truths = images.count, [int(item) for item in items]
+        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as indices:
+            expected, truths = images.count, [int(index) for index in indices]
     except InvalidImage as error:
         raise click.UsageError(f"--labels: {error}") from error
     if len(truths) != expected:
@@ -197,53 +198,54 @@ def _check_split(split: bool, model: ServedModel) -> None:
 
 def _check_rejection(limit: Limit | None, model: ServedModel) -> None:
     if limit == "auto" and model.evidence_limit is None:
-        fitted = "train with --hold-out N, which fits it, and export again, or give a probability, such as 0.5"
+        advice = "train with --hold-out N, which fits it, and export again, or give a probability, such as 0.5"
         raise click.UsageError(
             f"--reject-below auto: expected a model with a fitted threshold, found {model.name!r} without; "
-            + (fitted if model.framing is None else "one from elsewhere takes a probability, such as 0.5")
+            + (advice if model.framing is None else "one from elsewhere takes a probability, such as 0.5")
         )
 
 
-@dataclass
-class _Answering:
-    classifier: Classifier
-    truths: list[int] | None
-    printer: Printer
+def _classify_and_print(
+    classifier: Classifier, pictures: Iterator[Picture], truths: list[int] | None, printer: Printer
+) -> None:
+    """Prints an answer for each shape of each picture, and the accuracy if `truths` has the right labels' indices."""
+    model = classifier.model
+    printer.print_header(len(model.labels))
+    correct, answered = 0, 0
+    unanswered: deque[tuple[Item, int | None]] = deque()
+    for prediction in classifier.stream(_inputs(pictures, truths, model, printer, unanswered)):
+        item, truth = unanswered.popleft()
+        rejected = printer.print_answer(item, prediction, model)
+        answered += not rejected
+        correct += not rejected and prediction.index == truth
+    if truths is not None:
+        printer.print_accuracy(correct, answered, len(truths))
 
-    def __post_init__(self) -> None:
-        self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
 
-    def run(self, pictures: Iterator[Picture]) -> None:
-        self.printer.print_header(len(self.classifier.model.labels))
-        correct, answered = 0, 0
-        for prediction in self.classifier.stream(self._inputs(pictures)):
-            item, truth = self._waiting.popleft()
-            rejected = self.printer.print_answer(item, prediction, self.classifier.model)
-            answered += not rejected
-            correct += not rejected and prediction.index == truth
-        if self.truths is not None:
-            self.printer.print_accuracy(correct, answered, len(self.truths))
+def _inputs(
+    pictures: Iterator[Picture],
+    truths: list[int] | None,
+    model: ServedModel,
+    printer: Printer,
+    unanswered: deque[tuple[Item, int | None]],
+) -> Iterator[NDArray[np.uint8]]:
+    """Yields the pictures' inputs, uint8 (C, H, W). Appends an item and its truth to `unanswered` for each input."""
+    from clients.printing import Item
 
-    def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the pictures' inputs, uint8 (C, H, W)."""
-        from clients.printing import Item
-
-        model = self.classifier.model
-        for picture, truth in zip(pictures, self.truths or repeat(None), strict=False):
-            try:
-                inputs = picture.as_inputs(model, self.printer.split)
-            except InvalidImage as error:
-                self.printer.failed(picture.name, str(error))
-                continue
-            shapes = inputs.shapes
-            for note in inputs.notes:
-                self.printer.noted(picture.name, note)
-            if shapes > 1 and not self.printer.split:
-                note = f"{shapes} separate shapes, read as one digit; --split reads each"
-                self.printer.noted(picture.name, note)
-            for number, image in enumerate(inputs.images, 1):
-                self._waiting.append((Item(picture.name, image, number, shapes, inputs.suits), truth))
-                yield image
+    for picture, truth in zip(pictures, truths or repeat(None), strict=False):
+        try:
+            inputs = picture.as_inputs(model, printer.split)
+        except InvalidImage as error:
+            printer.print_failure(picture.name, str(error))
+            continue
+        for note in inputs.notes:
+            printer.print_note(picture.name, note)
+        if inputs.shapes > 1 and not printer.split:
+            note = f"{inputs.shapes} separate shapes, read as one digit; --split reads each"
+            printer.print_note(picture.name, note)
+        for number, image in enumerate(inputs.images, 1):
+            unanswered.append((Item(picture.name, image, number, inputs.shapes, inputs.suits), truth))
+            yield image
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# CPython looks for an interrupt before a wait and is woken by one during it. One that comes in between, or that the
-# kernel gives to another thread, is seen only when the wait ends.
+# CPython checks for an interrupt before a wait, and an interrupt during the wait ends it. An interrupt between the two,
+# or an interrupt that the kernel gives to another thread, is seen only when the wait ends.
 _LONGEST_WAIT_S = 0.2
 
 
@@ -27,20 +27,20 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """An event loop in a thread named `name`; any thread may give it coroutines."""
+    """An event loop in a thread named `name`. Any thread may submit coroutines."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=name, daemon=True)
         self._stopped = False
-        self._order = threading.Lock()
+        self._lock = threading.Lock()
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
         """Starts the coroutine. Raises RuntimeError after `stop` and in a forked child."""
         try:
-            if not self._loop.is_closed():  # first: a forked child may inherit a held lock
-                with self._order:
+            if not self._loop.is_closed():  # before the lock, which a forked child may inherit while it is held
+                with self._lock:
                     if not self._stopped:
                         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except BaseException:  # an interrupt: Python would warn of a coroutine that never started
@@ -54,15 +54,15 @@ class LoopThread:
         """Waits for the coroutine's result. KeyboardInterrupt cancels the coroutine."""
         return result_of(self.submit(coroutine))
 
-    def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """Cancels all coroutines, runs `farewell` and ends the thread."""
+    def stop(self, clean_up: Callable[[], Awaitable[None]]) -> None:
+        """Cancels all coroutines, awaits `clean_up()` and ends the thread."""
         if self._loop.is_closed():
             return
-        with self._order:
+        with self._lock:
             if self._stopped:
                 return
             self._stopped = True
-            asyncio.run_coroutine_threadsafe(_end(farewell), self._loop)
+            asyncio.run_coroutine_threadsafe(_shut_down(clean_up), self._loop)
         if threading.current_thread() is not self._thread:  # the garbage collector may call here
             self._thread.join()
 
@@ -74,7 +74,7 @@ def result_of(future: "concurrent.futures.Future[T]") -> T:
             try:
                 return future.result(_LONGEST_WAIT_S)
             except TimeoutError:
-                if future.done():  # the coroutine's own
+                if future.done():  # the coroutine raised the TimeoutError
                     return future.result()
     except concurrent.futures.CancelledError:
         raise RuntimeError("the classifier was closed while a request was under way") from None
@@ -82,7 +82,7 @@ def result_of(future: "concurrent.futures.Future[T]") -> T:
         future.cancel()  # has an effect only after an interrupt
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
         loop.run_until_complete(loop.shutdown_asyncgens())
@@ -90,12 +90,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _end(farewell: Callable[[], Awaitable[None]]) -> None:
+async def _shut_down(clean_up: Callable[[], Awaitable[None]]) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     try:
-        await farewell()
+        await clean_up()
     finally:
         asyncio.get_running_loop().stop()

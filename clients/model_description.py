@@ -1,6 +1,7 @@
-"""Reads the exporter's description of a classifier.
+"""Reads the description of a classifier that the exporter has written.
 
-In: the parameters of config.pbtxt or the metadata of an ONNX file. Out: a `Description`.
+In: the parameters of config.pbtxt, or the metadata of an ONNX file. Out: a `Description`: how the model reads pictures,
+its labels and its calibration.
 """
 
 import json
@@ -13,7 +14,7 @@ from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
 from common.framing import Background, Framing, Preprocessing
 
-FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # `describe` raises them for another kind of model
+DESCRIPTION_ERRORS = (LookupError, TypeError, ValueError, AttributeError)  # of `describe`, for another kind of model
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Description(Preparation):
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
     labels: tuple[str, ...]
     temperature: float  # divides the logits before softmax
-    evidence_limit: float | None  # that pictures of the labels have; None: not calibrated
+    evidence_limit: float | None  # pictures with less evidence are rejected; None: not fitted
 
     def rejects(self, evidence: float, suits: bool) -> bool:
         """Whether a picture shows none of the labels. `suits`: it looks as the training pictures did."""
@@ -29,7 +30,7 @@ class Description(Preparation):
 
 
 def describe(parameters: Mapping[str, str]) -> Description:
-    """Raises FOREIGN unless the exporter has written the parameters."""
+    """Parameters by name -> the description. Raises DESCRIPTION_ERRORS unless the exporter has written them."""
     config = json.loads(parameters["model_config"])
     labels = tuple(str(label) for label in config["labels"])
     height, width = (int(side) for side in config["image_size"])
@@ -42,16 +43,16 @@ def describe(parameters: Mapping[str, str]) -> Description:
     temperature = float(parameters.get("temperature", 1.0))
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature {temperature}")
-    least = float(parameters["evidence_limit"]) if "evidence_limit" in parameters else None  # older models lack it
-    if least is not None and not math.isfinite(least):
-        raise ValueError(f"the evidence limit {least}")
+    limit = float(parameters["evidence_limit"]) if "evidence_limit" in parameters else None  # older models lack it
+    if limit is not None and not math.isfinite(limit):
+        raise ValueError(f"the evidence limit {limit}")
     looks = _looks(config) if preprocessing == "photo" else None
     framing = Framing.of(config["framing"]) if config.get("framing") is not None else None
-    return Description(image_shape, preprocessing, looks, framing, str(config["model"]), labels, temperature, least)
+    return Description(image_shape, preprocessing, looks, framing, str(config["model"]), labels, temperature, limit)
 
 
 def _looks(config: Mapping[str, Any]) -> Looks | None:
-    """None for older models and for training pictures with different backgrounds."""
+    """How the training photos look; None for older models and for photos with different backgrounds."""
     background, fill = config.get("background"), config.get("fill")
     if background is None:
         return None

@@ -1,4 +1,4 @@
-"""A Triton server at one address: calls over tritonclient's asyncio client, with the errors of clients.errors.
+"""A Triton server at a single address: calls over tritonclient's asyncio client, with the errors of clients.errors.
 
 The proxy variables of the environment are ignored, redirects are refused.
 """
@@ -15,14 +15,14 @@ from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, 
 from clients.options import Options, Tls
 
 _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
-_PASSING = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # a server or a proxy that is busy or starting
-_BUSY_WORDS = re.compile(r"maximum queue size|timeout expired|overload|overflow|too busy|too many", re.IGNORECASE)
+_TEMPORARY = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # of a server or proxy that is busy or starts
+_BUSY_MESSAGE = re.compile(r"maximum queue size|timeout expired|overload|overflow|too busy|too many", re.IGNORECASE)
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
-# gRPC gives an unreachable server the status of a busy server.
+# gRPC reports an unreachable server with the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
-_WORDLESS = "client received an empty response from the server."  # tritonclient's message, which omits the status
-_LONGEST_WORDS = 500  # characters
-# By default gRPC pauses up to two minutes before it redials.
+_MESSAGE_WITHOUT_STATUS = "client received an empty response from the server."  # of tritonclient
+_LONGEST_MESSAGE = 500  # characters
+# By default gRPC waits up to two minutes before it reconnects.
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -33,17 +33,19 @@ _GRPC_OPTIONS = [
 
 
 class Server:
-    """The Triton server at one address. Raises ServerUnavailable for unreadable TLS files."""
+    """The Triton server at `address` (HOST:PORT). Raises ServerUnavailable for unreadable TLS files."""
 
     def __init__(self, address: str, options: Options) -> None:
         self.address = address
         self._options = options
         self._is_http = options.protocol == "http"
         self._headers = {name if self._is_http else name.lower(): value for name, value in options.headers.items()}
-        self._lost, self._garbled = _failures(self._is_http)
+        self._connection_errors, self._format_errors = _error_types(self._is_http)
         module = import_module(f"tritonclient.{options.protocol}.aio")
         try:
-            context = _context(options.tls)  # gRPC itself would take unreadable files for an absent server
+            context = _tls_context(
+                options.tls
+            )  # also for gRPC, which would report unreadable files as an absent server
             settings = self._http_settings(context) if self._is_http else self._grpc_settings()
             self._client = module.InferenceServerClient(address, **settings)
             if self._is_http:
@@ -52,8 +54,8 @@ class Server:
             raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {error}") from error
 
     def _http_settings(self, context: ssl.SSLContext | None) -> dict[str, Any]:
-        most = self._options.concurrency + 1  # one more for other requests
-        settings: dict[str, Any] = {"conn_limit": most, "conn_timeout": None}
+        connections = self._options.concurrency + 1  # the last for requests other than inference
+        settings: dict[str, Any] = {"conn_limit": connections, "conn_timeout": None}
         return settings | ({"ssl": True, "ssl_context": context} if context else {})
 
     def _grpc_settings(self) -> dict[str, Any]:
@@ -65,59 +67,62 @@ class Server:
         return settings
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls the method of tritonclient. Raises ServerUnavailable, ServerBusy, ModelNotFound and ServerError."""
+        """Calls `method` of tritonclient. Raises ServerUnavailable, ServerBusy, ModelNotFound and ServerError."""
         from tritonclient.utils import InferenceServerException
 
         try:
             return await getattr(self._client, method)(*arguments, headers=dict(self._headers), **options)
         except InferenceServerException as error:
-            raise self._refused(error) from error
-        except self._lost as error:
+            raise self._refusal(error) from error
+        except self._connection_errors as error:
             raise self._unreachable(_reason(error), may_pass=not isinstance(error, ssl.SSLError)) from error
-        except self._garbled as error:
-            raise self.no_triton(self._foreign()) from error
+        except self._format_errors as error:
+            raise self.not_triton(self._wrong_port()) from error
 
     async def close(self) -> None:
         await self._client.close()
 
-    def _refused(self, error: Any) -> ClientError:
-        words, status = _line(_plain(error.message() or "")), error.status()
-        words = f"HTTP {status}" if words == _WORDLESS else words
-        if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
-            return self.no_triton(f"HTTP {status}, {words}")
-        if not self._is_http and words.startswith(_GRPC_UNCONNECTED):
-            return self._unreachable(self._unconnected(words), may_pass=True)
-        restricted = "protocol is restricted" in words  # over gRPC with the status of a busy server
-        if status in _BUSY or (status in _PASSING and not restricted and _BUSY_WORDS.search(words)):
-            return ServerBusy(f"the server at {self.address} is too busy: {words}", may_pass=True)
-        if status in _PASSING and not restricted:
-            return ServerUnavailable(f"the server at {self.address} is unavailable: {words}", may_pass=True)
+    def _refusal(self, error: Any) -> ClientError:
+        """tritonclient's InferenceServerException as the error of clients.errors."""
+        message, status = _one_line(_message_in_json(error.message() or "")), error.status()
+        message = f"HTTP {status}" if message == _MESSAGE_WITHOUT_STATUS else message
+        if self._is_http and error.debug_details() and status not in (*_TEMPORARY, *_BUSY):  # not Triton's JSON
+            return self.not_triton(f"HTTP {status}, {message}")
+        if not self._is_http and message.startswith(_GRPC_UNCONNECTED):
+            return self._unreachable(self._grpc_reason(message), may_pass=True)
+        restricted = "protocol is restricted" in message  # over gRPC with the status of a busy server
+        if status in _BUSY or (status in _TEMPORARY and not restricted and _BUSY_MESSAGE.search(message)):
+            return ServerBusy(f"the server at {self.address} is too busy: {message}", may_pass=True)
+        if status in _TEMPORARY and not restricted:
+            return ServerUnavailable(f"the server at {self.address} is unavailable: {message}", may_pass=True)
         kind = ModelNotFound if status in _NOT_FOUND else ServerError
-        return kind(f"the server at {self.address} answered: {words}")
+        return kind(f"the server at {self.address} answered: {message}")
 
-    def _unconnected(self, words: str) -> str:
-        if "HTTP/2" in words or "http1" in words.lower():
-            return self._foreign()
+    def _grpc_reason(self, message: str) -> str:
+        """Why gRPC reached no server, in short."""
+        if "HTTP/2" in message or "http1" in message.lower():
+            return self._wrong_port()
         reasons = {"Connection refused": "Connection refused", "lookup": "Name or service not known"}
-        return next((plain for theirs, plain in reasons.items() if theirs in words), words)
+        return next((reason for part, reason in reasons.items() if part in message), message)
 
-    def _foreign(self) -> str:
+    def _wrong_port(self) -> str:
         other = "gRPC" if self._is_http else "HTTP"
         return f"the answer there is not Triton's; is it the port for {other}, or another program's?"
 
-    def no_triton(self, words: str) -> ServerUnavailable:
-        return self._unreachable(words, may_pass=False)
+    def not_triton(self, reason: str) -> ServerUnavailable:
+        """The error for an answer that Triton does not give."""
+        return self._unreachable(reason, may_pass=False)
 
-    def _unreachable(self, words: str, may_pass: bool) -> ServerUnavailable:
+    def _unreachable(self, reason: str, may_pass: bool) -> ServerUnavailable:
         return ServerUnavailable(
-            f"no Triton server answers at {self.address} over {self._options.protocol} ({_line(words)}); "
+            f"no Triton server answers at {self.address} over {self._options.protocol} ({_one_line(reason)}); "
             "start one with: tritonserver --model-repository triton_repo",
             may_pass,
         )
 
 
-def _context(tls: Tls | None) -> ssl.SSLContext | None:
-    """Raises OSError for unreadable PEM files: ssl's errors are OSErrors."""
+def _tls_context(tls: Tls | None) -> ssl.SSLContext | None:
+    """The TLS settings of HTTP. Raises OSError for unreadable PEM files: ssl's errors are OSErrors."""
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=tls.ca_file)
@@ -127,13 +132,14 @@ def _context(tls: Tls | None) -> ssl.SSLContext | None:
 
 
 def check_address(address: str) -> None:
-    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):(\d{1,5})", address)  # IPv6 stands in brackets
+    """Raises ServerUnavailable unless `address` is HOST:PORT."""
+    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):(\d{1,5})", address)  # IPv6 in brackets
     if not match or int(match[1]) > 65535:
         raise ServerUnavailable(f"expected the server's address as HOST:PORT, found {address!r}")
 
 
 def _no_redirects() -> Any:
-    """Makes aiohttp refuse redirects: it would send images and keys to whatever host they name."""
+    """Settings with which aiohttp refuses redirects, which would send images and keys to another host."""
     import aiohttp
 
     async def refuse(*unused: object) -> None:
@@ -145,36 +151,37 @@ def _no_redirects() -> Any:
     return config
 
 
-Errors = tuple[type[Exception], ...]
+ErrorTypes = tuple[type[Exception], ...]
 
 
-def _failures(is_http: bool) -> tuple[Errors, Errors]:
-    """What tritonclient raises for broken connections, and for answers that are not Triton's."""
+def _error_types(is_http: bool) -> tuple[ErrorTypes, ErrorTypes]:
+    """What tritonclient raises for broken connections, and for answers that Triton does not give."""
     if not is_http:
         return (OSError,), (ValueError, TypeError, LookupError)
     import aiohttp
 
-    lost = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
-    return lost, (aiohttp.ClientError, ValueError, TypeError, LookupError)
+    broken = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+    return broken, (aiohttp.ClientError, ValueError, TypeError, LookupError)
 
 
 def _reason(error: Exception) -> str:
+    """Why the connection broke: the system's words if the error has a system error."""
     cause = getattr(error, "os_error", None)
     if not isinstance(cause, OSError) or isinstance(error, ssl.SSLError):
         return str(error)
     if isinstance(cause, socket.gaierror) or not cause.errno:
-        return cause.strerror or str(cause) or "the connection ended"  # such as TLS to a server without TLS
+        return cause.strerror or str(cause) or "the connection ended"  # no words for TLS to a server without TLS
     return os.strerror(cause.errno)
 
 
-def _plain(words: str) -> str:
-    """The error inside the JSON that a proxy sends as the words of a gRPC status; else the words themselves."""
+def _message_in_json(message: str) -> str:
+    """The error in the JSON that a proxy sends as the message of a gRPC status; a message without JSON is unchanged."""
     try:
-        return str(json.loads(words)["error"])
+        return str(json.loads(message)["error"])
     except (ValueError, LookupError, TypeError):
-        return words
+        return message
 
 
-def _line(words: str) -> str:
-    line = " ".join(words.split())
-    return line if len(line) <= _LONGEST_WORDS else f"{line[:_LONGEST_WORDS]} …"
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]} …"

@@ -1,4 +1,4 @@
-"""The options of all clients of the server, with their defaults; light to import, for the command line."""
+"""The options of all clients of the server, with their defaults. Light to import, for the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files; the server's certificate is always verified.
+    """Paths of PEM files for an encrypted connection. The server's certificate is always verified.
 
-    ca_file:          trusted authorities; default: the system's.
+    ca_file:          the trusted authorities; default: those of the system.
     certificate_file: the client's certificate; key_file has its private key.
-    Raises ValueError for a certificate without key or a key without certificate.
+    Raises ValueError for a certificate without a key and for a key without a certificate.
     """
 
     ca_file: str | None = None
@@ -30,7 +30,9 @@ class Tls:
 
 @dataclass(frozen=True)
 class Options:
-    """Raises ValueError for an invalid option; connecting checks the addresses.
+    """How to reach the servers, and how long to try. Raises ValueError for an invalid option.
+
+    The addresses are checked by the first connection.
 
     url:           HOST:PORT, or several with commas for failover. Default: Triton's local port.
     timeout_s:     seconds per request, retries included.
@@ -38,7 +40,8 @@ class Options:
     open_retry_s:  replaces retry_s while a classifier opens.
     batch_size:    most images per request, within the model's limit.
     concurrency:   most requests at a time; twice as many batches are in memory.
-    tls, headers:  for guarded servers.
+    tls:           default: no encryption.
+    headers:       sent with every request.
     """
 
     url: str | None = None
@@ -55,8 +58,8 @@ class Options:
         if self.protocol not in _DEFAULT_URLS:
             raise ValueError(f"protocol: expected http or grpc, found {self.protocol!r}")
         if self.batch_size < 1 or self.concurrency < 1:
-            found = f"{self.batch_size} and {self.concurrency}"
-            raise ValueError(f"expected batch_size and concurrency of 1 or more, found {found}")
+            sizes = f"{self.batch_size} and {self.concurrency}"
+            raise ValueError(f"expected batch_size and concurrency of 1 or more, found {sizes}")
         if not self.timeout_s > 0:  # NaN too
             raise ValueError(f"timeout_s: expected seconds above 0, found {self.timeout_s!r}")
         for name, seconds in (("retry_s", self.retry_s), ("open_retry_s", self.open_retry_s or 0)):
@@ -67,7 +70,9 @@ class Options:
 
     @property
     def addresses(self) -> list[str]:
-        return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
+        """Each HOST:PORT."""
+        url = _DEFAULT_URLS[self.protocol] if self.url is None else self.url
+        return [address.strip() for address in url.split(",")]
 
 
 DEFAULTS = Options()

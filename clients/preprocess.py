@@ -1,4 +1,4 @@
-"""Preprocessing for other programs. In: any picture. Out: the uint8 image (C, H, W) that a model reads."""
+"""Preprocessing for other programs. In: any picture. Out: the model's input, uint8 (C, H, W)."""
 
 from clients.errors import BlankImage, ClientError, InvalidImage
 from clients.images.decode import read_image

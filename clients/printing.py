@@ -1,4 +1,4 @@
-"""Predictions as text for people, JSON or CSV, to standard output; failures and notes to standard error."""
+"""Prints predictions as text, JSON or CSV to standard output; failures and notes go to standard error."""
 
 import csv
 import io
@@ -21,19 +21,22 @@ Limit = float | Literal["auto"]
 
 @dataclass(frozen=True)
 class Item:
+    """An input of the model, and the picture that it comes from."""
+
     name: str
     pixels: NDArray[np.uint8]  # the model's input (C, h, w)
     shape: int  # number of the shape in its picture, from 1; 1 without --split
-    shapes: int  # in the picture
-    suits: bool = True  # looks as the model's training pictures do
+    shapes: int  # number of shapes in the picture
+    suits: bool = True  # whether the picture looks like the model's training pictures
 
 
 class Printer:
-    """Prints in the form text, picture, json or csv, in a terminal with a progress bar on standard error.
+    """Prints in the form "text", "picture", "json" or "csv"; in a terminal with a progress bar on standard error.
 
+    top:          so many labels are printed; None: only the most probable.
     split:        a picture has an answer per shape.
-    reject_below: answers with a lower probability are rejected, with "auto" those that the model's threshold rejects;
-                  `rejected` counts them.
+    reject_below: answers with a lower probability are rejected; "auto": answers that the model's threshold rejects.
+    `failures` and `rejected` count what was printed.
     """
 
     def __init__(self, form: str, top: int | None, split: bool, reject_below: Limit | None) -> None:
@@ -42,13 +45,16 @@ class Printer:
         self._form = form
         self._top = top
         self.reject_below = reject_below
-        self._line: list[str] = []  # labels of one picture's shapes
+        self._shape_labels: list[str] = []  # of the current picture
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
             sys.stdout.reconfigure(errors="backslashreplace")
         self._bar: Any = None
 
     def expect(self, total: Callable[[], int | None]) -> None:
-        """`total` counts the pictures, or returns None for too many; it is called only if there is a progress bar."""
+        """Opens the progress bar in a terminal; else `total` is not called.
+
+        total: counts the pictures; returns None for too many.
+        """
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -58,14 +64,14 @@ class Printer:
         if self._bar is not None:
             self._bar.close()
 
-    def failed(self, name: str, what: str) -> None:
+    def print_failure(self, name: str, message: str) -> None:
         self.failures += 1
-        text = what if what.startswith(name) else f"{name}: {what.removeprefix('image: ')}"
+        text = message if message.startswith(name) else f"{name}: {message.removeprefix('image: ')}"
         self._print(f"Error: {printable(text)}", err=True)
         self._advance()
 
-    def noted(self, name: str, what: str) -> None:
-        self._print(f"Note: {printable(name)}: {what}", err=True)
+    def print_note(self, name: str, message: str) -> None:
+        self._print(f"Note: {printable(name)}: {message}", err=True)
 
     def _print(self, lines: str, err: bool = False) -> None:
         stream = sys.stderr if err else sys.stdout
@@ -85,10 +91,11 @@ class Printer:
             shape = ["shape", "shapes"] if self.split else []
             rejected = [] if self.reject_below is None else ["rejected"]
             columns = ["file", *shape, "label", "probability", *more, *rejected, "model", "version", "latency_ms"]
-            self._print(_row(columns))
+            self._print(_csv_row(columns))
 
     def print_answer(self, item: Item, prediction: Prediction, model: ServedModel) -> bool:
-        rejected = self._rejects(item, prediction, model)
+        """Returns whether the answer was rejected."""
+        rejected = self._is_rejected(item, prediction, model)
         self.rejected += rejected
         if self._form == "json":
             lines = self._json(item, prediction, model.name, rejected)
@@ -101,7 +108,7 @@ class Printer:
             self._advance()
         return rejected
 
-    def _rejects(self, item: Item, prediction: Prediction, model: ServedModel) -> bool:
+    def _is_rejected(self, item: Item, prediction: Prediction, model: ServedModel) -> bool:
         if self.reject_below == "auto":
             return model.rejects(prediction.evidence, item.suits)
         return self.reject_below is not None and prediction.probability < self.reject_below
@@ -114,20 +121,20 @@ class Printer:
 
     def _text(self, item: Item, prediction: Prediction, rejected: bool) -> str:
         share = f"{100 * prediction.probability:.1f} %"
-        name, label = printable(item.name), printable(prediction.label)
-        place = f"{name}, shape {item.shape} of {item.shapes}" if self.split and item.shapes > 1 else name
+        picture, label = printable(item.name), printable(prediction.label)
+        title = f"{picture}, shape {item.shape} of {item.shapes}" if self.split and item.shapes > 1 else picture
         verdict = f"rejected ({label} at {share})" if rejected else f"{label} ({share})"
-        text = [f"{place}: {verdict}"]
-        ranked = [(printable(each), probability) for each, probability in prediction.top(self._top or 0)]
-        width = max((len(each) for each, _ in ranked), default=0)
-        text += [f"  {each:>{width}}  {100 * probability:5.1f} %" for each, probability in ranked]
+        text = [f"{title}: {verdict}"]
+        ranked = [(printable(name), probability) for name, probability in prediction.top(self._top or 0)]
+        width = max((len(name) for name, _ in ranked), default=0)
+        text += [f"  {name:>{width}}  {100 * probability:5.1f} %" for name, probability in ranked]
         if self._form == "picture":
-            text += blocks(item.pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+            text += block_lines(item.pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
         if self.split and item.shapes > 1:
-            self._line.append("?" if rejected else label)
+            self._shape_labels.append("?" if rejected else label)
             if item.shape == item.shapes:
-                text.append(f"{name}: {''.join(self._line)}")
-                self._line = []
+                text.append(f"{picture}: {''.join(self._shape_labels)}")
+                self._shape_labels = []
         return "\n".join(text)
 
     def _json(self, item: Item, prediction: Prediction, model: str, rejected: bool) -> str:
@@ -151,21 +158,24 @@ class Printer:
         shape = [item.shape, item.shapes] if self.split else []
         verdict = [] if self.reject_below is None else [str(rejected).lower()]
         latency_ms = round(prediction.latency_ms, 3)
-        return _row([printable(item.name), *shape, *best, *verdict, model, prediction.version, latency_ms])
+        return _csv_row([printable(item.name), *shape, *best, *verdict, model, prediction.version, latency_ms])
 
 
-def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
-    """(1 or 3, h, w) -> h / 2 lines of w blocks; without colour, levels from 128 on are light."""
+def block_lines(image: NDArray[np.uint8], colour: bool) -> list[str]:
+    """uint8 (1 or 3, h, w) -> h / 2 lines of w characters, each of which shows two pixels, one above the other.
+
+    Without colour a pixel is light or dark.
+    """
     padded = np.pad(image, ((0, 0), (0, image.shape[1] % 2), (0, 0)))  # (C, h, w), h even
     rows = zip(*(padded[:, first::2].transpose(1, 2, 0).tolist() for first in (0, 1)), strict=True)
     pairs = [list(zip(upper, lower, strict=True)) for upper, lower in rows]
     if colour:
-        return ["".join(_coloured(*pair) for pair in row) + "\x1b[0m" for row in pairs]
+        return ["".join(_coloured_block(*pair) for pair in row) + "\x1b[0m" for row in pairs]
     return ["".join(" ▀▄█"[_is_light(upper) + 2 * _is_light(lower)] for upper, lower in row) for row in pairs]
 
 
-def _coloured(upper: list[int], lower: list[int]) -> str:
-    """A block of two grey or RGB colours; grey levels become the 24 greys of terminals."""
+def _coloured_block(upper: list[int], lower: list[int]) -> str:
+    """A character of two grey or RGB colours, for a terminal. Grey levels become the 24 greys of terminals."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"
@@ -177,12 +187,12 @@ def _is_light(levels: list[int]) -> bool:
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 
 
-def _row(values: Sequence[object]) -> str:
+def _csv_row(values: Sequence[object]) -> str:
     stream = io.StringIO()
     csv.writer(stream, lineterminator="").writerow(values)
     return stream.getvalue()
 
 
 def printable(text: str) -> str:
-    """The text as one line: unprintable characters are escaped as in Python's strings."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """The text as a single line: unprintable characters are escaped as in Python's strings."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

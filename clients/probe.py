@@ -1,4 +1,4 @@
-"""Command line: sends every served version its sample. Out: one JSON object per probe and an exit code."""
+"""`vitbn probe`: asks every served version of a server its stored sample. Out: a JSON object a probe, an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _address(context: click.Context, parameter: click.Parameter, value: str | No
     return value
 
 
-def _health(address: str | None, every_s: float | None, timeout_s: float) -> Health | None:
+def _open_health(address: str | None, every_s: float | None, timeout_s: float) -> Health | None:
+    """The endpoint of --listen. Its verdict is stale after two missed probes."""
     if address is None:
         return None
     if every_s is None:
@@ -69,16 +70,16 @@ def probe(
 ) -> None:
     """Ask every served version its sample; print JSON; exit code 1 for a wrong answer or none."""
     if every is not None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a container's first process else ignores SIGTERM
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else the first process of a container ignores SIGTERM
     try:
         headers = parse_headers(header)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    health = _health(listen, every, timeout)
+    health = _open_health(listen, every, timeout)
     while True:
         result = probe_server(url, models, headers, timeout, repositories)
         if health:
-            health.heard(result)
+            health.update(result)
         print(result.to_json(), flush=True)
         if every is None:
             sys.exit(0 if result.ok else 1)

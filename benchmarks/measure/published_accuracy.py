@@ -92,7 +92,7 @@ def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[
 
     for file in files:
         try:
-            picture = read_image(file.path, full_size=network.about.reads_whole)
+            picture = read_image(file.path, full_size=network.about.reads_full_size)
             yield network.about.prepare(picture).image, classes[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error

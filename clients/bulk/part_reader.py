@@ -171,7 +171,7 @@ class Reader:
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected a picture, found none")
-            picture = read_image(io.BytesIO(content), full_size=self.model.reads_whole)
+            picture = read_image(io.BytesIO(content), full_size=self.model.reads_full_size)
             return self.model.prepare(picture).image
         except InvalidImage as error:
             return _reason(error)

@@ -1,4 +1,7 @@
-"""Labels the connected parts of a mask; libraries for it are large or wrong (docs/decisions.md, Libraries weighed)."""
+"""Labels the connected components of a mask, here called parts.
+
+Libraries for this are large or wrong (docs/decisions.md, Libraries weighed).
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,10 +11,10 @@ Parts = NDArray[np.intp]
 
 
 def label(mask: Mask) -> tuple[Parts, int]:
-    """Mask (h, w) -> part numbers from 1, 0 outside, and their count; diagonals connect.
+    """Mask (h, w) -> the part number of every pixel (h, w), from 1, 0 outside; the number of parts. Diagonals connect.
 
-    A run, pixels side by side in a row, takes the least number of the runs that touch it, until no number changes
-    (Shiloach and Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
+    A run is a sequence of adjacent pixels in a row. Each run takes the smallest number of the runs that touch it, until
+    no number changes (Shiloach and Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
     """
     height, width = mask.shape
     stride = width + 2  # a run ends with its row
@@ -19,17 +22,18 @@ def label(mask: Mask) -> tuple[Parts, int]:
     padded[:, 1:-1] = mask
     steps = np.diff(padded.ravel())
     starts, ends = np.flatnonzero(steps == 1) + 1, np.flatnonzero(steps == -1) + 1  # ends exclusive
-    first = np.searchsorted(ends, starts + stride)  # of the next row's runs that touch this run
-    last = np.searchsorted(starts, ends + stride, side="right")
+    first = np.searchsorted(ends, starts + stride)  # first run of the next row that touches this run
+    last = np.searchsorted(starts, ends + stride, side="right")  # exclusive
     touching = np.maximum(last - first, 0)
+    # Each pair of touching runs: `above` and `below` are the numbers of its runs.
     above = np.repeat(np.arange(len(starts)), touching)
     below = np.arange(len(above)) - np.repeat(np.cumsum(touching) - touching, touching) + np.repeat(first, touching)
     root = np.arange(len(starts))
     while True:
         lower = np.minimum(root[above], root[below])
         joined = root.copy()
-        for each in (above, below):
-            np.minimum.at(joined, root[each], lower)
+        for runs in (above, below):
+            np.minimum.at(joined, root[runs], lower)
         joined = joined[joined]
         if np.array_equal(joined, root):
             break

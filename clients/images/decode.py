@@ -1,4 +1,4 @@
-"""The reading of pictures that training shares (common/pictures.py), with the clients' error."""
+"""Reads and converts pictures as training does (common/pictures.py), with InvalidImage as the error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

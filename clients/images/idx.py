@@ -1,10 +1,10 @@
-"""idx files of images and of labels, for the clients."""
+"""Reads idx files of images and of labels, with InvalidImage as the error."""
 
 from clients.errors import InvalidImage
 from common import idx
 
 
 class IdxFile(idx.IdxFile):
-    """An idx file whose errors are InvalidImage."""
+    """As common.idx.IdxFile, but it raises InvalidImage."""
 
     error = InvalidImage

@@ -1,7 +1,7 @@
-"""Judges whether a photo looks like the pictures that its model was trained on.
+"""Compares a photo with the pictures that its model was trained on: its background, and the share that the thing fills.
 
-In: a model's input uint8 (C, H, W) and its `Looks`. Out: the input, inverted if its background is the other way round,
-a note for the user, and whether it suits the model.
+In: a model's input uint8 (C, H, W) and the `Looks` of the training pictures. Out: the input, inverted if the
+background is dark instead of light or light instead of dark; a note for the user; whether the photo suits the model.
 """
 
 from dataclasses import dataclass
@@ -13,43 +13,50 @@ from numpy.typing import NDArray
 from common.framing import Background
 from common.photo_statistics import DARK, LIGHT, border_levels, fill_shares
 
-_OF_LEAST = 0.9  # of `Looks.fill` is enough
+_ENOUGH = 0.9  # of `Looks.fill`
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How training pictures look. fill: the least share of the picture's width or height that a thing in them fills."""
+    """How the training pictures look.
+
+    fill: the smallest share of a picture's width or height, 0 to 1, that a thing in them fills.
+    """
 
     background: Background
     fill: float
 
 
-class Suited(NamedTuple):
-    """`pixels`: uint8 (C, H, W); `note`: for the user; `suits`: no difference from training pictures was seen."""
+class CheckedPhoto(NamedTuple):
+    """`pixels`: uint8 (C, H, W); `note`: for the user; `suits`: whether the photo looks like the training pictures."""
 
     pixels: NDArray[np.uint8]
     note: str = ""
     suits: bool = True
 
 
-def suited(pixels: NDArray[np.uint8], looks: Looks | None) -> Suited:
-    """uint8 (C, H, W) -> the same pixels, or their inverse if the background is not that of `looks`."""
+def check_photo(pixels: NDArray[np.uint8], looks: Looks | None) -> CheckedPhoto:
+    """uint8 (C, H, W) -> the same pixels, or the inverted pixels if their background differs from `looks`.
+
+    A photo without a uniform background, and every photo without `looks`, suits unchecked.
+    """
     background = background_of(pixels)
     if looks is None or background is None:
-        return Suited(pixels)
+        return CheckedPhoto(pixels)
     note = ""
     if background != looks.background:
         pixels = np.invert(pixels)
         note = f"inverted: its background is {background}, that of the model's training pictures {looks.background}"
-    if (share := float(fill_shares(pixels[np.newaxis])[0])) < _OF_LEAST * looks.fill:
+    if (share := float(fill_shares(pixels[np.newaxis])[0])) < _ENOUGH * looks.fill:
         usual = f"{100 * looks.fill:.0f} % or more" if looks.fill < 0.995 else "all of it"
         shares = f"{100 * share:.0f} % of the frame, in the training pictures {usual}"
         unlike = "unlike the model's training pictures, so the answer may mean nothing"
         note = f"{unlike}: the thing fills {shares}; crop it"
-        return Suited(pixels, note, suits=False)
-    return Suited(pixels, note)
+        return CheckedPhoto(pixels, note, suits=False)
+    return CheckedPhoto(pixels, note)
 
 
 def background_of(pixels: NDArray[np.uint8]) -> Background | None:
+    """The background of uint8 (C, H, W) by its border; None if the border is neither dark nor light."""
     (level,) = border_levels(pixels[np.newaxis])
     return "dark" if level < DARK else "light" if level > LIGHT else None

@@ -1,4 +1,4 @@
-"""Reads files and gives their pictures one by one; an idx file gives all its images."""
+"""Reads the pictures of files one after the other. An idx file has many images."""
 
 import io
 import os
@@ -27,20 +27,20 @@ _LARGEST_STREAM = 1 << 27  # bytes
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture named by its path, or by path[number] in an idx file."""
+    """A picture. Its name is its path, or path[number] for an image of an idx file."""
 
     name: str
-    image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
-    source: str | io.BytesIO | None = None  # of the image, to decode it again
+    image: Image.Image | NDArray[np.uint8]  # of an idx file an array (height, width)
+    source: str | io.BytesIO | None = None  # to decode the image again; None for an idx file
 
     def as_inputs(self, model: Preparation, split: bool) -> Prepared:
-        """As `Preparation.prepare`, or `prepare_array` for an idx image."""
+        """As `Preparation.prepare`, for an idx image as `Preparation.prepare_array`."""
         if isinstance(self.image, np.ndarray):
             return model.prepare_array(self.image, split)
-        return model.prepare(self._at_full_size(self.image) if model.reads_whole else self.image, split)
+        return model.prepare(self._at_full_size(self.image) if model.reads_full_size else self.image, split)
 
     def _at_full_size(self, image: Image.Image) -> Image.Image:
-        """Decodes a reduced JPEG again: the processors that a framing repeats read a JPEG at its full size."""
+        """Decodes a JPEG again that was decoded at a reduced size; other images stay."""
         if self.source is None or not image.info.get(DRAFTED):
             return image
         if isinstance(self.source, io.BytesIO):
@@ -49,32 +49,34 @@ class Picture:
 
 
 class Pictures:
-    """The pictures of paths, which are expanded and reported as by `expand`; iterate once.
+    """Iterates over the pictures of paths, which `expand` expands; can be iterated once.
 
-    `failed` is also called for unreadable files, `noted` for files of several pages or frames. The first SORTED names
-    are held in memory, further names are read as they come.
+    on_failure: as of `expand`; also called for unreadable files.
+    on_note:    as of `expand`; also called for files of several pages or frames.
+    The first SORTED names are held in memory, further names are read as they come.
     """
 
-    def __init__(self, paths: Sequence[str], failed: Report, noted: Report) -> None:
-        self._failed, self._noted = failed, noted
-        self._further = expand(paths, failed, noted)
-        self._names = list(islice(self._further, SORTED))
+    def __init__(self, paths: Sequence[str], on_failure: Report, on_note: Report) -> None:
+        self._on_failure, self._on_note = on_failure, on_note
+        self._further_names = expand(paths, on_failure, on_note)
+        self._names = list(islice(self._further_names, SORTED))
 
     def count(self) -> int | None:
-        """The number of pictures by file names and idx headers, decoding nothing; None from SORTED files on."""
-        return sum(map(_claimed, self._names)) if len(self._names) < SORTED else None
+        """The number of pictures by file names and idx headers, without decoding. None for SORTED files or more."""
+        return sum(map(_count, self._names)) if len(self._names) < SORTED else None
 
     def __iter__(self) -> Iterator[Picture]:
-        for name in chain(self._names, self._further):
+        for name in chain(self._names, self._further_names):
             try:
-                yield from _read(name, partial(self._noted, name))
+                yield from _read(name, partial(self._on_note, name))
             except InvalidImage as error:
-                self._failed(name, str(error))
+                self._on_failure(name, str(error))
             except OSError as error:
-                self._failed(name, f"expected a picture, found {error.strerror}")
+                self._on_failure(name, f"expected a picture, found {error.strerror}")
 
 
-def _claimed(name: str) -> int:
+def _count(name: str) -> int:
+    """The number of images in the header of an idx file; 1 for another file."""
     if has_image_suffix(name) or not os.path.isfile(name) or not is_idx(name):  # noqa: PTH113 (Path.is_file raises)
         return 1
     try:
@@ -84,13 +86,14 @@ def _claimed(name: str) -> int:
         return 1
 
 
-def _read(name: str, noted: Callable[[str], object]) -> Iterator[Picture]:
+def _read(name: str, on_note: Callable[[str], object]) -> Iterator[Picture]:
+    """The pictures of a file. Raises InvalidImage, and OSError for a file that cannot be opened."""
     if name == STANDARD_INPUT:
-        yield _read_once(sys.stdin.buffer, name, noted)
+        yield _read_stream(sys.stdin.buffer, name, on_note)
     elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
         with Path(name).open("rb") as pipe:
-            piped = _read_once(pipe, name, noted)
-        yield piped
+            picture = _read_stream(pipe, name, on_note)
+        yield picture
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:
             if not images.count:
@@ -98,16 +101,17 @@ def _read(name: str, noted: Callable[[str], object]) -> Iterator[Picture]:
             for number, image in enumerate(images):
                 yield Picture(f"{name}[{number}]", image)
     else:
-        yield Picture(name, read_image(name, noted), name)
+        yield Picture(name, read_image(name, on_note), name)
 
 
-class _Held(io.BytesIO):
-    name = ""
+class _NamedBytes(io.BytesIO):
+    name = ""  # for the messages of `read_image`
 
 
-def _read_once(stream: IO[bytes], name: str, noted: Callable[[str], object]) -> Picture:
-    held = _Held(stream.read(_LARGEST_STREAM + 1))
-    held.name = name
-    if held.getbuffer().nbytes > _LARGEST_STREAM:
+def _read_stream(stream: IO[bytes], name: str, on_note: Callable[[str], object]) -> Picture:
+    """Reads a stream that cannot be read twice."""
+    content = _NamedBytes(stream.read(_LARGEST_STREAM + 1))
+    content.name = name
+    if content.getbuffer().nbytes > _LARGEST_STREAM:
         raise InvalidImage(f"{name}: expected a picture of at most {_LARGEST_STREAM} bytes, found more")
-    return Picture(name, read_image(held, noted), held)
+    return Picture(name, read_image(content, on_note), content)

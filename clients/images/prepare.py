@@ -1,4 +1,4 @@
-"""Turns a picture into the images that a model reads, by the preprocessing in its config: "ink" or "photo"."""
+"""Turns a picture into a model's inputs, by the preprocessing in the model's config: "ink" or "photo"."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,19 @@ from clients.errors import BlankImage
 from clients.images.decode import photo_to_model_input
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.photo_checks import Looks, suited
-from clients.images.resize_and_crop import framed
+from clients.images.photo_checks import Looks, check_photo
+from clients.images.resize_and_crop import resize_and_crop
 from common.framing import Framing, Preprocessing
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """images: uint8 (n, C, H, W). shapes: separate shapes in the picture, 1 for a photo. notes: for the user.
+    """A picture as inputs of a model.
 
-    suits: the photo looks like those that the model was trained on; true if that was not judged.
+    images: uint8 (n, C, H, W).
+    shapes: number of separate shapes in the picture, 1 for a photo.
+    notes:  for the user.
+    suits:  whether the photo looks like the model's training pictures; true if this was not checked.
     """
 
     images: NDArray[np.uint8]
@@ -37,8 +40,10 @@ class Prepared:
 class Preparation:
     """How a model reads pictures.
 
-    image_shape: (channels, height, width). looks: of the training photos, None: unknown; a photo on another background
-    is inverted. framing: of a model that this project has not trained; it replaces the steps for photos and `looks`.
+    image_shape: (channels, height, width).
+    looks:       how the training photos look; None: unknown. A photo with another background is inverted.
+    framing:     how to resize and crop for a model that this project has not trained. It replaces the steps for photos
+                 and `looks`.
     """
 
     image_shape: tuple[int, int, int]
@@ -47,31 +52,32 @@ class Preparation:
     framing: Framing | None
 
     @property
-    def reads_whole(self) -> bool:
-        """Whether a JPEG is decoded at its full size, as by the processor that a framing repeats."""
+    def reads_full_size(self) -> bool:
+        """Whether a JPEG must be decoded at its full size, as the processor does that `framing` repeats."""
         return self.framing is not None
 
     def prepare(self, image: Image.Image, split: bool = False) -> Prepared:
-        """Upright picture, any mode and size -> the model's images; with `split` ink gives one for each separate shape.
+        """Upright picture, any mode and size -> the model's input; with `split` an input for each shape of ink.
 
         Raises InvalidImage.
         """
         if self.preprocessing == "ink":
             return Prepared(*drawing_inputs(image, self.image_shape[1:], split))
         if self.framing is not None:
-            return Prepared(framed(image, self.image_shape, self.framing)[np.newaxis])
-        pixels, note, suits = suited(photo_to_model_input(image, self.image_shape), self.looks)
+            return Prepared(resize_and_crop(image, self.image_shape, self.framing)[np.newaxis])
+        pixels, note, suits = check_photo(photo_to_model_input(image, self.image_shape), self.looks)
         return Prepared(pixels[np.newaxis], notes=(note,) if note else (), suits=suits)
 
     def prepare_array(self, image: NDArray[np.uint8], split: bool = False) -> Prepared:
-        """As `prepare`, for a grey image (height, width). Models are trained on such images: if it has the model's
-        shape, it stays unchanged.
+        """As `prepare`, for a grey image uint8 (height, width), as of an idx file.
+
+        An image of the model's shape stays unchanged, because models are trained on such images.
         """
         if self.framing is not None or (1, *image.shape) != self.image_shape:
             return self.prepare(Image.fromarray(image), split)
         if self.preprocessing == "ink" and int(image.max()) <= LEAST_CONTRAST:
-            least = f"a level above {LEAST_CONTRAST:.0f} of 255 somewhere"
-            raise BlankImage(f"no ink found: expected {least}, found at most {image.max()}")
+            expected = f"a level above {LEAST_CONTRAST:.0f} of 255 somewhere"
+            raise BlankImage(f"no ink found: expected {expected}, found at most {image.max()}")
         return Prepared(image[np.newaxis, np.newaxis])
 
 
@@ -82,5 +88,5 @@ def prepare(
     looks: Looks | None = None,
     framing: Framing | None = None,
 ) -> NDArray[np.uint8]:
-    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); raises InvalidImage."""
+    """Upright picture, any mode and size -> uint8 `shape` (C, H, W). Raises InvalidImage."""
     return Preparation(shape, preprocessing, looks, framing).prepare(image).image

@@ -1,6 +1,7 @@
-"""HTTP requests that end by a deadline, with the standard library alone: a probe starts within a fraction of a second.
+"""HTTP requests that end by a deadline, for the probe.
 
-In: a server's address, a path and a body. Out: the body of the answer, or ProbeFailed.
+In: a server's address, a path and a body. Out: the body of the answer, or ProbeFailed. Only the standard library is
+imported, so that a probe starts within a fraction of a second.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from clients.probing.verdicts import ProbeFailed
 
 
 @dataclass
-class Server:
-    """Sends HTTP requests to `url` (HOST:PORT), which all end by `deadline`, in seconds of time.monotonic()."""
+class DeadlineServer:
+    """Sends HTTP requests to `url` (HOST:PORT). All end by `deadline_s`, in seconds of time.monotonic()."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    deadline: float = 0.0
+    deadline_s: float = 0.0
 
-    def ask(self, path: str, body: bytes | None = None, header_bytes: int = 0, until: float = 0.0) -> tuple[bytes, int]:
-        """The answer's body and the length of its JSON part in bytes.
+    def ask(
+        self, path: str, body: bytes | None = None, header_bytes: int = 0, until_s: float = 0.0
+    ) -> tuple[bytes, int]:
+        """Returns the answer's body, and the length of the JSON at its start in bytes.
 
-        Raises ProbeFailed, and OSError if this process gets no descriptor: that says nothing of the server.
-        `header_bytes`: length of the JSON part of `body`. `until` replaces `deadline`.
+        path:         without a leading slash. body: None sends a GET, else a POST.
+        header_bytes: length of the JSON at the start of `body`.
+        until_s:      replaces `deadline_s`.
+        Raises ProbeFailed; OSError if this process has no free descriptor, which says nothing about the server.
         """
-        left_s = (until or self.deadline) - time.monotonic()
+        left_s = (until_s or self.deadline_s) - time.monotonic()
         if left_s <= 0:
             raise ProbeFailed("no answer in time", passing=True)
         headers = {"Connection": "close", **self.headers}
@@ -42,7 +47,7 @@ class Server:
         try:
             with closing(HTTPConnection(self.url, timeout=left_s)) as connection:
                 connection.connect()
-                with _cut_off(connection.sock, left_s):
+                with _shut_down_after(connection.sock, left_s):
                     connection.request("GET" if body is None else "POST", f"/{path}", body, headers)
                     answer = connection.getresponse()
                     if answer.status >= 300:
@@ -50,17 +55,17 @@ class Server:
                     content = answer.read()
             if time.monotonic() > end_s:
                 raise TimeoutError("timed out")
-            length = int(answer.headers.get("Inference-Header-Content-Length") or len(content))
+            json_bytes = int(answer.headers.get("Inference-Header-Content-Length") or len(content))
         except (OSError, ValueError, HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             late = isinstance(error, TimeoutError) or time.monotonic() > end_s
-            words = "timed out" if late else str(error) if isinstance(error, OSError | ValueError) else repr(error)
-            raise ProbeFailed(f"no answer: {words}", passing=late) from error
-        return content, length
+            reason = "timed out" if late else str(error) if isinstance(error, OSError | ValueError) else repr(error)
+            raise ProbeFailed(f"no answer: {reason}", passing=late) from error
+        return content, json_bytes
 
     def json(self, path: str) -> Any:
-        """The JSON that the server answers. Raises ProbeFailed."""
+        """GETs `path` and parses the answer as JSON. Raises ProbeFailed."""
         try:
             return json.loads(self.ask(path)[0])
         except ValueError as error:
@@ -68,21 +73,21 @@ class Server:
 
 
 def _refusal(answer: HTTPResponse) -> str:
-    words = ""
+    message = ""
     with suppress(OSError, HTTPException):
-        words = " ".join(answer.read(500).decode(errors="replace").split())
-    return f"HTTP {answer.status} {words}"
+        message = " ".join(answer.read(500).decode(errors="replace").split())
+    return f"HTTP {answer.status} {message}"
 
 
 @contextmanager
-def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
-    """Ends the connection after `seconds`: the socket's timeout begins anew with each byte."""
+def _shut_down_after(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Shuts the socket down after `seconds`, because the socket's own timeout starts anew with every byte."""
 
-    def shut() -> None:
+    def shut_down() -> None:
         with suppress(OSError):
             connected.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, shut)
+    timer = threading.Timer(seconds, shut_down)
     timer.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Serves the last verdict of a probe over HTTP, for a proxy's health checks."""
+"""Serves a probe's last verdict over HTTP, for the health checks of a proxy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from clients.probing.verdicts import Probe
 
 
 class Health:
-    """Serves the last verdict at `http://address/`, in a thread. Raises OSError for a taken address.
+    """Serves the last verdict at `http://address/`, in a thread. Raises OSError if the address is taken.
 
-    The status is 200 while the verdict passes and is at most `stale_s` old, else 503.
+    address: HOST:PORT. stale_s: seconds. The HTTP status is 200 while the last verdict passes and is at most `stale_s`
+    old, else 503; the body is the verdict as JSON.
     """
 
     def __init__(self, address: str, stale_s: float) -> None:
         host, _, port = address.rpartition(":")
-        self._stale_s, self._last = stale_s, (float("-inf"), False, "{}")
+        self._stale_s = stale_s
+        self._last_verdict = (float("-inf"), False, "{}")  # time.monotonic() in seconds, passes, JSON
         health = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,9 +44,10 @@ class Health:
         server = Server((host.strip("[]"), int(port)), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def heard(self, probe: Probe) -> None:
-        self._last = (time.monotonic(), probe.ok, probe.to_json())
+    def update(self, probe: Probe) -> None:
+        self._last_verdict = (time.monotonic(), probe.ok, probe.to_json())
 
     def answer(self) -> tuple[int, bytes]:
-        heard_s, ok, text = self._last
-        return (200 if ok and time.monotonic() - heard_s <= self._stale_s else 503), text.encode()
+        """The HTTP status and the body."""
+        updated_s, ok, text = self._last_verdict
+        return (200 if ok and time.monotonic() - updated_s <= self._stale_s else 503), text.encode()

@@ -1,4 +1,4 @@
-"""What a probe says of a server and of each served version."""
+"""The verdict of a probe on a server, and on every served version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PASSING: tuple[State, ...] = ("right", "not compared", "busy")
 
 
 class ProbeFailed(Exception):
-    """There is no answer to judge. `passing`: the server may just be busy."""
+    """There is no answer to judge. `passing`: the reason may be that the server is busy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -21,7 +21,13 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """`max_abs_error` is None without a stored answer and for answers with NaN or infinity."""
+    """The verdict on a version of a model.
+
+    ms:            milliseconds until the verdict.
+    max_abs_error: largest absolute difference from the stored answer; None without a stored answer, and for answers
+                   with NaN or infinity.
+    reason:        why the state is not "right".
+    """
 
     model: str
     version: str
@@ -33,6 +39,8 @@ class VersionProbe:
 
 @dataclass(frozen=True)
 class Probe:
+    """The verdict on a server. `seconds`: duration of the probe; `reason`: why no version could be asked."""
+
     url: str
     ok: bool
     seconds: float

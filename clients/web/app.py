@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import click
 
 import vitbn_packages  # noqa: F401  # says in one line which package is missing
-from clients.connection_options import connection, connection_options
+from clients.connection_options import connection_options, parse_options
 
 
 @click.command()
@@ -29,7 +29,7 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
 
     if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")
-    triton = Triton(connection(retry_s=0, **options), model)
+    triton = Triton(parse_options(retry_s=0, **options), model)
     try:
         app = create_app(triton, RateLimit(), behind_proxy or host)
         server = open_server(app, host, port, behind_proxy is not None)

@@ -152,7 +152,7 @@ def _prepared(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object
     try:
         framing = Framing.of(request["framing"]) if request["framing"] else None
         model = Preparation(tuple(request["shape"]), request["preprocessing"], looks, framing)
-        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, full_size=model.reads_whole)
+        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, full_size=model.reads_full_size)
         prepared = model.prepare(picture)
     except InvalidImage as error:
         return {"error": str(error)}, b""

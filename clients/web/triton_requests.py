@@ -10,7 +10,7 @@ from clients.classifier import Classifier, ListedModel, Prediction, ServedModel,
 from clients.errors import ModelNotFound
 from clients.images.prepare import Prepared
 from clients.options import Options
-from clients.served_models import best, check_choice
+from clients.served_models import check_choice, most_accurate
 from clients.web.decoder_process import Decoder
 
 
@@ -49,7 +49,7 @@ class Triton:
         ready = [each.model for each in listed if each.model is not None]
         left_out = [(each.name, _in_short(each)) for each in listed if each.model is None]
         if ready and not self._preferred:
-            return Models(ready, best(_for_drawings(ready)).name, left_out)
+            return Models(ready, most_accurate(_for_drawings(ready)).name, left_out)
         with Classifier(self._options, self._preferred) as classifier:
             return Models(ready, classifier.model.name, left_out)
 

@@ -9,7 +9,7 @@ from PIL import Image
 from stand_in import DESCRIPTION, StandIn
 
 from clients.images.decode import photo_to_model_input
-from clients.images.photo_checks import Looks, background_of, suited
+from clients.images.photo_checks import Looks, background_of, check_photo
 from clients.images.picture_source import Picture
 from clients.images.prepare import Preparation
 from clients.preprocess import InvalidImage, prepare
@@ -121,37 +121,37 @@ def thing(background: int, ink: int, margin: int, channels: int = 1) -> np.ndarr
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_thing_on_the_other_background_is_inverted(channels: int) -> None:
     on_white, on_black = thing(255, 40, 1, channels), thing(0, 215, 1, channels)
-    found, note, suits = suited(on_white, Looks("dark", 0.9))
+    found, note, suits = check_photo(on_white, Looks("dark", 0.9))
     np.testing.assert_array_equal(found, on_black)
     assert (note, suits) == ("inverted: its background is light, that of the model's training pictures dark", True)
-    found, note, suits = suited(on_black, Looks("light", 0.9))
+    found, note, suits = check_photo(on_black, Looks("light", 0.9))
     np.testing.assert_array_equal(found, on_white)
     assert (note, suits) == ("inverted: its background is dark, that of the model's training pictures light", True)
 
 
 @pytest.mark.parametrize("pixels", [thing(0, 215, 1), thing(128, 255, 3)], ids=["alike", "neither dark nor light"])
 def test_another_thing_is_left(pixels: np.ndarray) -> None:
-    found, note, suits = suited(pixels, Looks("dark", 0.9))
+    found, note, suits = check_photo(pixels, Looks("dark", 0.9))
     np.testing.assert_array_equal(found, pixels)
     assert (note, suits) == ("", True)
 
 
 def test_a_model_that_says_nothing_of_its_pictures() -> None:
-    found, note, suits = suited(thing(255, 40, 5), None)
+    found, note, suits = check_photo(thing(255, 40, 5), None)
     np.testing.assert_array_equal(found, thing(255, 40, 5))
     assert (note, suits) == ("", True)
 
 
 def test_a_small_thing_is_named() -> None:
     """Digits of MNIST fill 71 % of their frame, garments at least 93 %."""
-    _, note, suits = suited(thing(0, 215, 4), Looks("dark", 0.93))
+    _, note, suits = check_photo(thing(0, 215, 4), Looks("dark", 0.93))
     assert note.startswith(
         "unlike the model's training pictures, so the answer may mean nothing: the thing fills 71 % of "
     )
     assert "93 % or more" in note
     assert not suits
-    assert suited(thing(0, 215, 4), Looks("dark", 1.0)).note.endswith("the training pictures all of it; crop it")
-    assert not suited(thing(0, 0, 0), Looks("dark", 0.93)).suits
+    assert check_photo(thing(0, 215, 4), Looks("dark", 1.0)).note.endswith("the training pictures all of it; crop it")
+    assert not check_photo(thing(0, 0, 0), Looks("dark", 0.93)).suits
 
 
 def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
@@ -162,7 +162,7 @@ def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Pa
     backgrounds = [background_of(each) for each in images]
     assert backgrounds.count("dark") >= 9990
     assert backgrounds.count("light") == 0
-    noted = [not suited(each, Looks(**measured)).suits for each in images[:2000]]
+    noted = [not check_photo(each, Looks(**measured)).suits for each in images[:2000]]
     assert np.mean(noted) < 0.005
     assert background_and_fill(255 - images) == measured | {"background": "light"}
 

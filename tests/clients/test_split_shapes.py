@@ -4,7 +4,7 @@ from PIL import Image, ImageDraw
 
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import find_ink
-from clients.images.split_shapes import shapes_of
+from clients.images.split_shapes import split_shapes
 from clients.preprocess import to_model_input
 
 
@@ -62,5 +62,5 @@ def test_a_page_of_text_is_bounded():
 
 @pytest.mark.slow
 def test_mnist_digits_are_one_shape(mnist):
-    counts = [len(shapes_of(find_ink(Image.fromarray(image))[0])) for image in mnist]
+    counts = [len(split_shapes(find_ink(Image.fromarray(image))[0])) for image in mnist]
     assert counts.count(1) >= len(mnist) - 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.probing.stored_samples import Expected, Question, judged, question, request
+from clients.probing.stored_samples import Expected, Question, encode_request, find_question, judge
 
 IMAGE = np.arange(4, dtype=np.uint8).reshape(1, 4)
 LOGITS = np.array([[5, 1, 2]], np.float32)
@@ -46,12 +46,12 @@ def test_a_version_is_asked_the_sample_beside_it(
 ) -> None:
     version(tmp_path, 1, own, given)
     version(tmp_path, 2, **{"in:image": IMAGE + 1, "out:logits": LOGITS})
-    asked = question(stored(), "1", tmp_path)
-    assert asked.inputs is not None
-    assert (asked.inputs["image"] == IMAGE).all()
-    assert asked.expected["logits"].tolerance == expected
+    question = find_question(stored(), "1", tmp_path)
+    assert question.inputs is not None
+    assert (question.inputs["image"] == IMAGE).all()
+    assert question.expected["logits"].tolerance == expected
     low = CONFIG | {"parameters": {"HINT_BF16": {"string_value": "YES"}}}
-    assert question(low, "1", tmp_path).expected["logits"].tolerance == (None if own else expected)
+    assert find_question(low, "1", tmp_path).expected["logits"].tolerance == (None if own else expected)
 
 
 def test_a_version_without_a_sample_is_asked_anothers_and_must_answer_in_numbers(tmp_path: Path) -> None:
@@ -59,29 +59,29 @@ def test_a_version_without_a_sample_is_asked_anothers_and_must_answer_in_numbers
     version(tmp_path, 2, **{"in:image": IMAGE + 1, "out:logits": LOGITS})
     version(tmp_path, 3)
     (tmp_path / "3" / "sample.npz").write_bytes(b"PK")
-    asked = question(CONFIG, "3", tmp_path)
-    assert asked.inputs is not None
-    assert (asked.inputs["image"] == IMAGE + 1).all(), "the newest other's"
-    assert asked.expected == {"logits": Expected()}
-    assert not asked.compares
+    question = find_question(CONFIG, "3", tmp_path)
+    assert question.inputs is not None
+    assert (question.inputs["image"] == IMAGE + 1).all(), "the newest other's"
+    assert question.expected == {"logits": Expected()}
+    assert not question.compares
 
 
 def test_numbers_that_anothers_sample_does_not_have_are_not_asked_for(tmp_path: Path) -> None:
     nan = LOGITS * np.float32(np.nan)
     version(tmp_path, 1, **{"in:image": IMAGE, "out:logits": LOGITS, "out:more": nan})
     config = CONFIG | {"output": [*CONFIG["output"], {"name": "more", "dims": [3], "data_type": "TYPE_FP32"}]}
-    assert question(config, "2", tmp_path).expected == {"logits": Expected()}
+    assert find_question(config, "2", tmp_path).expected == {"logits": Expected()}
 
 
 def test_far_from_the_files_the_configuration_has_the_answers(tmp_path: Path) -> None:
     other = base64.b64encode(zlib.compress((IMAGE + 1).tobytes())).decode()
     answer = {"logits": [5, 1, 2], "tolerance": 0.01}
     config = stored(**{"1": answer, "2": {**answer, "image": other}})
-    asked = [question(config, number, None) for number in "123"]
-    assert [each.inputs["image"][0, 0] for each in asked if each.inputs] == [0, 1, 0]
-    assert [each.compares for each in asked] == [True, True, False]
-    assert asked[2].expected == {"logits": Expected()}
-    assert question(CONFIG, "1", tmp_path) == Question(None, {})
+    question = [find_question(config, number, None) for number in "123"]
+    assert [each.inputs["image"][0, 0] for each in question if each.inputs] == [0, 1, 0]
+    assert [each.compares for each in question] == [True, True, False]
+    assert question[2].expected == {"logits": Expected()}
+    assert find_question(CONFIG, "1", tmp_path) == Question(None, {})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_only_numbers_that_the_sample_lacks_too_may_be_missing(
     expected: list[list[float]] | None, found: list[float], state: str
 ) -> None:
     values = None if expected is None else np.array(expected, np.float32)
-    judgement = judged({"logits": Expected(values, 0.1)}, {"logits": np.array(found, np.float32)})
+    judgement = judge({"logits": Expected(values, 0.1)}, {"logits": np.array(found, np.float32)})
     assert judgement[0] == state
     assert bool(judgement[2]) == (state != "right")
 
@@ -110,13 +110,13 @@ def test_only_numbers_that_the_sample_lacks_too_may_be_missing(
 def test_below_float32_only_the_class_counts() -> None:
     values = np.array([[5, 1, 2], [1, 5, 2]], np.float32)
     expected = {"logits": Expected(values, None)}
-    assert judged(expected, {"logits": values.ravel() * np.float32(3)})[0] == "right"
-    assert judged(expected, {"logits": values[::-1].ravel()})[0] == "wrong"
+    assert judge(expected, {"logits": values.ravel() * np.float32(3)})[0] == "right"
+    assert judge(expected, {"logits": values[::-1].ravel()})[0] == "wrong"
 
 
 def test_another_count_of_numbers_is_no_answer() -> None:
     with pytest.raises(ValueError, match="2 numbers in logits for 3"):
-        judged({"logits": Expected(LOGITS, 0.1)}, {"logits": np.zeros(2, np.float32)})
+        judge({"logits": Expected(LOGITS, 0.1)}, {"logits": np.zeros(2, np.float32)})
 
 
 def test_a_sample_has_no_more_rows_than_the_server_takes_and_a_number_a_row_has_an_axis(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_sample_has_no_more_rows_than_the_server_takes_and_a_number_a_row_has_
     }
     version(tmp_path, 1, **rows)
     config = CONFIG | {"input": [*CONFIG["input"], {"name": "length", "dims": [1], "data_type": "TYPE_INT64"}]}
-    asked = question(config, "1", tmp_path)
-    header, content = request(config, asked.inputs)
+    question = find_question(config, "1", tmp_path)
+    header, content = encode_request(config, question.inputs)
     assert [each["shape"] for each in json.loads(header)["inputs"]] == [[8, 4], [8, 1]]
     assert len(content) == 8 * 4 + 8 * 8
-    assert asked.expected["logits"].values is not None
-    assert len(asked.expected["logits"].values) == 8
+    assert question.expected["logits"].values is not None
+    assert len(question.expected["logits"].values) == 8

@@ -25,10 +25,10 @@ def test_only_a_fresh_passing_verdict_is_healthy(host: str) -> None:
     except OSError as error:
         pytest.skip(f"{address}: {error.strerror}")  # a machine without IPv6
     assert status(address) == 503, "no verdict yet"
-    health.heard(Probe("server", True, 0.1))
+    health.update(Probe("server", True, 0.1))
     assert status(address) == 200
-    health.heard(Probe("server", False, 0.1))
+    health.update(Probe("server", False, 0.1))
     assert status(address) == 503
     stale = Health(f"127.0.0.1:{free_ports(1)[0]}", stale_s=-1)
-    stale.heard(Probe("server", True, 0.1))
+    stale.update(Probe("server", True, 0.1))
     assert stale.answer()[0] == 503

@@ -78,10 +78,10 @@ def _of_dataset(network: Network, dataset: str, data_dir: Path | None) -> Iterat
     classes = _class_numbers(network, dataset, data.labels)
     for image, label in zip(data.test_images, data.test_labels, strict=True):
         if len(image) == 1:
-            yield network.about.prepare_array(image[0]).image, classes[label]
+            yield network.description.prepare_array(image[0]).image, classes[label]
         else:
             picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))  # (H, W, 3)
-            yield network.about.prepare(picture).image, classes[label]
+            yield network.description.prepare(picture).image, classes[label]
 
 
 def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[int]) -> Iterator[Labelled]:
@@ -92,8 +92,8 @@ def _of_files(network: Network, files: Sequence[PictureFile], classes: Sequence[
 
     for file in files:
         try:
-            picture = read_image(file.path, full_size=network.about.reads_full_size)
-            yield network.about.prepare(picture).image, classes[file.label]
+            picture = read_image(file.path, full_size=network.description.reads_full_size)
+            yield network.description.prepare(picture).image, classes[file.label]
         except InvalidImage as error:
             raise DataError(f"{file.path}: {str(error).removeprefix(f'{file.path}: ')}") from error
 
@@ -102,10 +102,10 @@ def _class_numbers(network: Network, dataset: str, classes: Sequence[str]) -> li
     """The model's number of each class of the dataset. Raises DataError for a class that the model does not know."""
     from models.data import DataError
 
-    if unknown := sorted({*classes} - {*network.about.labels}):
-        known = ", ".join(network.about.labels[:3]) + (" …" if len(network.about.labels) > 3 else "")
+    if unknown := sorted({*classes} - {*network.description.labels}):
+        known = ", ".join(network.description.labels[:3]) + (" …" if len(network.description.labels) > 3 else "")
         raise DataError(f"{dataset}: expected classes of {network.model.name} ({known}), found {unknown[0]!r}")
-    return [network.about.labels.index(name) for name in classes]
+    return [network.description.labels.index(name) for name in classes]
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:

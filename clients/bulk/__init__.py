@@ -1,1 +1,1 @@
-"""Classifies hundreds of millions of pictures without a server, part by part."""
+"""Classifies hundreds of millions of pictures without a server, divided into parts."""

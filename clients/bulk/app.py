@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def _share(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+def _parse_share(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """The index and the count of --share. Raises click.BadParameter."""
     index, slash, count = value.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise click.BadParameter(f"expected INDEX/COUNT with INDEX below COUNT, found {value!r}")
@@ -47,7 +48,7 @@ def _share(context: click.Context, parameter: click.Parameter, value: str) -> tu
     default="0/1",
     show_default=True,
     metavar="I/N",
-    callback=_share,
+    callback=_parse_share,
     help="Do the I-th of N shares, from 0: one per machine.",
 )
 @click.option("--image-column", default="image", show_default=True, help="Parquet column of picture files or pixels.")
@@ -84,7 +85,7 @@ def bulk(
     elif processes:
         raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
     try:
-        job, target = _job(inputs, output, model, image_column, id_column, part_rows)
+        job, target = _prepare_job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
     except (ClientError, OSError, ImportError, ValueError) as error:
         raise click.ClickException(" ".join(in_words(error).split())) from error
@@ -95,39 +96,43 @@ def bulk(
     sys.exit(code)
 
 
-def _job(
+def _prepare_job(
     inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
 ) -> tuple[Job, Output]:
+    """Plans the job, or continues the job in the output folder. Raises ClientError and OSError."""
     from clients.bulk.job import Output, Settings, absolute, open_job
     from clients.bulk.network import Network, find_model
     from clients.bulk.planning import Planner
 
     file = find_model(model)
     network = Network(file)
-    sources = tuple(absolute(each) for each in inputs)
+    sources = tuple(absolute(path) for path in inputs)
     settings: Settings = Settings(
         sources, file.path, file.name, file.version, file.sha256, image_column, id_column, part_rows
     )
     target = Output(output)
-    planner = Planner(network.about.image_shape, image_column, id_column, part_rows)
-    return open_job(target, settings, planner.plan(sources, lambda line: click.echo(f"Note: {line}", err=True))), target
+    planner = Planner(network.description.image_shape, image_column, id_column, part_rows)
+    parts = planner.plan(sources, lambda line: click.echo(f"Note: {line}", err=True))
+    return open_job(target, settings, parts), target
 
 
 def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
+    """Does the missing parts of the share and prints the progress. Returns the exit code."""
     from clients.bulk import by_processes, by_ray
     from clients.bulk.job import parts_to_do
     from clients.bulk.progress import Progress
 
-    to_do, rows = 0, 0
-    unknown = False
+    part_count, row_count, is_known = 0, 0, True
     for part in parts_to_do(output, job, share):
-        to_do, rows, unknown = to_do + 1, rows + (part.rows or 0), unknown or part.rows is None
-    progress = Progress(to_do, None if unknown else rows)
+        part_count += 1
+        row_count += part.rows or 0
+        is_known &= part.rows is not None
+    progress = Progress(part_count, row_count if is_known else None)
     parts: Iterator[Part] = parts_to_do(output, job, share)
     if engine == "ray":
         outcomes = by_ray.run(job, parts)
     else:
-        outcomes = by_processes.run(job, parts, min(processes, to_do or 1), progress.on_retry)
+        outcomes = by_processes.run(job, parts, min(processes, part_count or 1), progress.on_retry)
     for outcome in outcomes:
         progress.add(outcome)
     progress.end()

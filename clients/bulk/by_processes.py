@@ -1,6 +1,6 @@
-"""Distributes parts to this machine's cores: one process per core, replaced when it dies.
+"""Distributes parts to worker processes on this machine, normally a process per core. A dead process is replaced.
 
-If the driver dies, its processes end after the part in hand.
+If the driver, the process of the command, dies, its workers end after their current part.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, cast
 
 from clients.bulk.fork_server import CONTEXT
 from clients.bulk.job import Job, Part
-from clients.bulk.scoring import Outcome, do_part
+from clients.bulk.scoring import Outcome, classify_part
 
 ATTEMPTS = 3  # a picture that kills its process must not stop the run
 
 
 def run(job: Job, parts: Iterator[Part], processes: int, on_retry: Callable[[Outcome], None]) -> Iterator[Outcome]:
-    """Outcomes as the parts end; `on_retry` is called with a failure before the part's next attempt."""
+    """Yields outcomes in the order in which parts end. `on_retry` gets each failure that is followed by a retry."""
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
-        again: deque[tuple[Part, int]] = deque()
+        retries: deque[tuple[Part, int]] = deque()  # with the number of the attempt
         idle, busy = list(workers), dict[Any, _Worker]()
         while True:
-            while idle and (task := _next(again, parts)) is not None:
+            while idle and (task := _next_task(retries, parts)) is not None:
                 worker = idle.pop()
                 worker.start(*task)
                 busy[worker.connection] = worker
@@ -38,19 +38,22 @@ def run(job: Job, parts: Iterator[Part], processes: int, on_retry: Callable[[Out
                 idle.append(worker)
                 if outcome.failure and worker.attempt < ATTEMPTS:
                     on_retry(outcome)
-                    again.append((worker.part, worker.attempt + 1))
+                    retries.append((worker.part, worker.attempt + 1))
                 else:
                     yield outcome
 
 
-def _next(again: deque[tuple[Part, int]], parts: Iterator[Part]) -> tuple[Part, int] | None:
-    if again:
-        return again.popleft()
+def _next_task(retries: deque[tuple[Part, int]], parts: Iterator[Part]) -> tuple[Part, int] | None:
+    """A part and the number of the attempt; None if all parts are distributed."""
+    if retries:
+        return retries.popleft()
     part = next(parts, None)
     return None if part is None else (part, 1)
 
 
 class _Worker:
+    """A process that classifies a part at a time. It starts with its first part, and again after its death."""
+
     part: Part
     attempt: int
 
@@ -59,16 +62,18 @@ class _Worker:
         self._process: Any = None
 
     def start(self, part: Part, attempt: int) -> None:
+        """Sends the part to the process; `connection` becomes readable when the part ends."""
         if self._process is None:
             self.connection, far_end = CONTEXT.Pipe()
             self._process = CONTEXT.Process(target=_serve, args=(self._job, far_end), daemon=True)
             self._process.start()
-            far_end.close()  # else the process's death would not end the pipe
+            far_end.close()  # else the death of the process would not end the pipe
         self.part, self.attempt = part, attempt
         with suppress(OSError):  # the process has died; `outcome` reports it
             self.connection.send(part)
 
     def outcome(self) -> Outcome:
+        """Waits for the outcome of the part; a dead process is a failure."""
         try:
             return cast(Outcome, self.connection.recv())
         except (EOFError, OSError):
@@ -88,12 +93,13 @@ class _Worker:
 
 
 def _serve(job: Job, connection: Connection) -> None:
+    """Runs in the process: classifies the parts that arrive, until the driver closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver ends this process
     try:
         while True:
             part: Part = connection.recv()
             try:
-                outcome = do_part(job, part)
+                outcome = classify_part(job, part)
             except Exception as error:  # an error in one part must not end the run
                 outcome = Outcome(part.number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
             connection.send(outcome)

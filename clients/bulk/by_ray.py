@@ -12,28 +12,31 @@ from typing import Any
 
 from clients.bulk.by_processes import ATTEMPTS
 from clients.bulk.job import Job, Part
-from clients.bulk.scoring import Outcome, do_part
+from clients.bulk.scoring import Outcome, classify_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
-    """Outcomes as the parts end. Ray tries a part again whose task dies or raises OSError, ATTEMPTS times in all."""
+    """Yields outcomes in the order in which parts end.
+
+    Ray repeats a part whose task dies or raises OSError, ATTEMPTS times in all.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)
     try:
         # Tasks, not actors: two actors of 0.9 cores on two cores leave no core for readers, and the job hangs.
-        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, retry_exceptions=[OSError])(do_part)
-        ahead = 2 * int(ray.cluster_resources().get("CPU", 1))
-        waiting: dict[Any, int] = {}
+        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, retry_exceptions=[OSError])(classify_part)
+        most_submitted = 2 * int(ray.cluster_resources().get("CPU", 1))
+        submitted: dict[Any, int] = {}  # reference of the task -> number of the part
         while True:
-            for part in islice(parts, ahead - len(waiting)):
-                waiting[task.remote(job, part)] = part.number
-            if not waiting:
+            for part in islice(parts, most_submitted - len(submitted)):
+                submitted[task.remote(job, part)] = part.number
+            if not submitted:
                 return
-            ended, _ = ray.wait(list(waiting), num_returns=1)
+            ended, _ = ray.wait(list(submitted), num_returns=1)
             for reference in ended:
-                yield _outcome(reference, waiting.pop(reference))
+                yield _outcome(reference, submitted.pop(reference))
     finally:
         ray.shutdown()
 

@@ -1,6 +1,6 @@
-"""Starts the process from which workers are forked: it imports their libraries once, while the driver plans.
+"""Starts the process from which workers are forked. It imports the workers' libraries once, while the driver plans.
 
-This module is light, so that the process starts before the driver imports its libraries.
+This module imports little, so that the process starts before the driver imports its own libraries.
 """
 
 import multiprocessing

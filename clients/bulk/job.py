@@ -1,11 +1,11 @@
-"""A run's plan: a `Job` with its `Part`s, fixed by the first run and stored in the output folder.
+"""The plan of a bulk run: a `Job` with its `Part`s. The first run stores it in the output folder, later runs read it.
 
     DIR/_job.json               the model, the inputs, the number of parts
-    DIR/_parts-HASH.jsonl       one part per line; streamed, so memory does not grow with the job
+    DIR/_parts-HASH.jsonl       a part per line; read line by line, so memory does not grow with the job
     DIR/part-00000007.parquet   the answers of part 7, complete or absent
 
-A part is deterministic and its file appears by a rename: a killed run continues with the missing parts, and two runs at
-once do no harm. Parquet readers skip names with a leading underscore.
+The answers of a part are deterministic, and their file appears by a rename. So a run after a kill does only the missing
+parts, and two runs at once do no harm. Parquet readers skip names with a leading underscore.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ Kind = Literal["pictures", "tar", "parquet", "idx"]
 
 
 class JobMismatch(ClientError):
-    pass
+    """The output folder holds another job, or an input differs from the plan."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Picture files, a tar, row groups of a Parquet file, or rows of an idx file."""
+    """A share of the inputs: picture files, a tar, row groups of a Parquet file, or rows of an idx file."""
 
     number: int
     kind: Kind
     paths: tuple[str, ...]  # absolute or with a protocol; several only for kind "pictures"
-    start: int = 0  # first row group or row
+    start: int = 0  # first row group of a Parquet file, first row of an idx file
     stop: int = 0  # exclusive
-    first_row: int = 0  # of the Parquet file's rows
-    rows: int | None = None  # None for a tar, unknown until its end
-    file_bytes: int | None = None  # at planning; None if unknown
+    first_row: int = 0  # in the file
+    rows: int | None = None  # None for a tar, whose rows are unknown until its end
+    file_bytes: int | None = None  # size of the file at planning; None if unknown
 
     @property
     def file_name(self) -> str:
         return f"part-{self.number:08d}.parquet"
 
     def to_line(self) -> str:
-        return json.dumps(asdict(self))  # ASCII: file names may not be UTF-8
+        return json.dumps(asdict(self))  # ASCII, because file names may not be UTF-8
 
     @staticmethod
     def from_line(line: str) -> Part:
@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on; two runs into one folder must have the same."""
+    """The settings of a run that change its answers. All runs into an output folder must have the same."""
 
     inputs: tuple[str, ...]  # absolute
     model_file: str
@@ -77,6 +77,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
+    """`output`: the folder or URL; `parts_file`: name of the list of parts in it; `parts`: their number."""
+
     settings: Settings
     output: str
     parts_file: str
@@ -85,14 +87,14 @@ class Job:
 
 def absolute(path: str) -> str:
     """The absolute path, or the URL with its protocol. Raises ClientError for an empty path."""
-    if not path:  # else the current folder
+    if not path:  # else it would mean the current folder
         raise ClientError("expected a path or URL, found an empty one")
     filesystem, inner = url_to_fs(path)
     return inner if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
 
 
 class Output:
-    """A folder or fsspec URL."""
+    """The output folder, local or a URL of fsspec."""
 
     def __init__(self, path: str) -> None:
         self.path = absolute(path)
@@ -102,13 +104,14 @@ class Output:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes atomically, as `copy_in` does: on disk it flushes and renames, on object storage it uploads once."""
+        """Writes a file that appears complete: on disk by flush and rename, on object storage by a single upload."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
         write_atomically(Path(self._inner, name), data)
 
     def copy_in(self, source: Path, name: str) -> None:
+        """As `write`, with the content of a local file."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.put_file(str(source), f"{self._inner}/{name}")
             return
@@ -116,6 +119,7 @@ class Output:
             shutil.copyfileobj(content, file)
 
     def read(self, name: str) -> bytes | None:
+        """None if there is no such file."""
         try:
             return bytes(self._filesystem.cat_file(f"{self._inner}/{name}"))
         except FileNotFoundError:
@@ -125,59 +129,65 @@ class Output:
         file: IO[bytes] = self._filesystem.open(f"{self._inner}/{name}", "rb")
         return file
 
-    def done(self) -> set[int]:
+    def finished_parts(self) -> set[int]:
+        """The numbers of the parts that have a file."""
         names = (str(name).rpartition("/")[2] for name in self._filesystem.ls(self._inner, detail=False))
         return {int(match[1]) for name in names if (match := re.fullmatch(r"part-(\d+)\.parquet", name))}
 
 
 def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
-    """Returns the job in the output folder. For a new folder it first stores a job with the parts of `plan`.
+    """Returns the job that is stored in the output folder. A new folder first gets a job with the parts of `plan`.
 
-    Raises JobMismatch if the stored settings differ from `settings`.
+    Raises JobMismatch if the stored settings differ from `settings`, or the folder holds something else.
     """
     if output.read(JOB_FILE) is None:
         _write_job(output, settings, plan)
     try:
         stored = json.loads(output.read(JOB_FILE) or b"{}")
-        before = Settings(**stored["settings"] | {"inputs": tuple(stored["settings"]["inputs"])})
-        job = Job(before, output.path, stored["parts_file"], stored["parts"])
+        stored_settings = Settings(**stored["settings"] | {"inputs": tuple(stored["settings"]["inputs"])})
+        job = Job(stored_settings, output.path, stored["parts_file"], stored["parts"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise JobMismatch(f"{output.path}/{JOB_FILE}: expected the job of a bulk run, found {error!r}") from error
     for field in fields(Settings):
-        if (was := getattr(before, field.name)) != (now := getattr(settings, field.name)):
-            raise JobMismatch(f"{output.path}: expected its job's {field.name} {was!r}, found {now!r}")
+        expected, given = getattr(stored_settings, field.name), getattr(settings, field.name)
+        if expected != given:
+            raise JobMismatch(f"{output.path}: expected its job's {field.name} {expected!r}, found {given!r}")
     return job
 
 
 def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
-    """Writes the list of parts, then the job that names the list. Two planners at once write the same files."""
+    """Writes the list of parts, then the job, which names the list. Two planners at once write the same files."""
     digest, parts = hashlib.sha256(), 0
     with tempfile.TemporaryDirectory() as folder:
-        listed = Path(folder) / "parts"
-        with listed.open("wb") as file:
+        parts_list = Path(folder) / "parts"
+        with parts_list.open("wb") as file:
             for part in plan:
                 line = part.to_line().encode() + b"\n"
                 file.write(line)
                 digest.update(line)
                 parts += 1
         output.make()
-        if (found := output.done()) and output.read(JOB_FILE) is None:  # another planner may have been faster
+        finished = output.finished_parts()
+        if finished and output.read(JOB_FILE) is None:  # another planner may have written the job meanwhile
             raise JobMismatch(
-                f"{output.path}: expected {JOB_FILE} beside part files, found {len(found)} of an unknown job"
+                f"{output.path}: expected {JOB_FILE} beside part files, found {len(finished)} of an unknown job"
             )
         name = f"_parts-{digest.hexdigest()[:16]}.jsonl"
-        output.copy_in(listed, name)
+        output.copy_in(parts_list, name)
     job = {"settings": asdict(settings), "parts_file": name, "parts": parts}
     output.write(JOB_FILE, json.dumps(job, indent=2).encode())
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """Yields the parts of a share, (index, count), without a file; raises JobMismatch after an incomplete list."""
-    done, (index, count) = output.done(), share
+    """Yields the parts of a share, (index, count), that have no file yet.
+
+    Raises JobMismatch at the end of an incomplete list.
+    """
+    finished, (index, count) = output.finished_parts(), share
     number = -1
     with output.open(job.parts_file) as lines:
         for number, line in enumerate(lines):
-            if number % count == index and number not in done:
+            if number % count == index and number not in finished:
                 yield Part.from_line(line.decode())
     if number + 1 != job.parts:
         raise JobMismatch(f"{output.path}/{job.parts_file}: expected {job.parts} parts, found {number + 1}")

@@ -1,7 +1,7 @@
-"""A classifier in this process, run by ONNX Runtime on one core.
+"""Runs a published classifier in this process, by ONNX Runtime on a single core.
 
-In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`, which hold configuration and
-temperature. Out: labels and probabilities.
+In: a model's folder (its served version), the folder of a version, or an ONNX file of the exporter, and uint8 pixels.
+Out: the index of the most probable label and its probability.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from common.repository import (
     versions,
 )
 
-BATCH_SIZE = 256  # on a CPU larger batches leave the cache
-BATCH_LEVELS = 1 << 22  # pixel values of a batch, as the activations of large pictures fill memory
+BATCH_SIZE = 256  # larger batches do not fit the cache of a CPU
+BATCH_LEVELS = 1 << 22  # most pixel values of a batch: the activations of large pictures fill memory
 _INPUT, _OUTPUT = "image", "logits"
 
 
 @dataclass(frozen=True)
 class ModelFile:
+    """An ONNX file, with the name and the version that the answers state."""
+
     path: str
     name: str
     version: str
@@ -41,8 +43,9 @@ class ModelFile:
 
 
 def find_model(path: Path) -> ModelFile:
-    """Finds the file of a model's folder, of a version's folder, or `path` itself.
+    """The file of a model's served version, of a version's folder, or `path` itself.
 
+    A file outside a repository has the start of its SHA-256 as the version.
     Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing.
     """
     if path.is_file():
@@ -67,7 +70,7 @@ def _digest(path: Path) -> str:
 
 
 def _served_version(folder: Path) -> int:
-    """The highest version that config.pbtxt serves."""
+    """The highest version that config.pbtxt serves. Raises ModelNotFound."""
     try:
         served = served_versions(read_config(folder / CONFIG_FILE), versions(folder))
     except Damaged as error:
@@ -80,37 +83,40 @@ def _served_version(folder: Path) -> int:
 
 
 class Network:
-    """Reads the model and its description. Raises ModelMismatch for another file or another kind of model."""
+    """A model in memory, with its description.
+
+    Raises ModelMismatch for a file of another SHA-256 and for another kind of model.
+    """
 
     def __init__(self, model: ModelFile) -> None:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_mem_pattern = False  # it keeps a copy of all activations for every batch size
+        options.enable_mem_pattern = False  # it would keep a copy of all activations for every batch size
         data = Path(model.path).read_bytes()
         if (digest := sha256(data)) != model.sha256:
             raise ModelMismatch(f"{model.path}: expected the SHA-256 {model.sha256}, found {digest}")
         self.model = model
         try:
             self._session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
-            self.about = describe(self._session.get_modelmeta().custom_metadata_map)
+            self.description = describe(self._session.get_modelmeta().custom_metadata_map)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
-        tensors = {each.name: each.type for each in (*self._session.get_inputs(), *self._session.get_outputs())}
+        tensors = {tensor.name: tensor.type for tensor in (*self._session.get_inputs(), *self._session.get_outputs())}
         if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
             raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")
 
     def classify(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """uint8 (n, C, H, W) -> the index of each row's label (n,) and its probability (n,)."""
+        """uint8 (n, C, H, W) -> the index of the most probable label (n,), and its probability (n,)."""
         logits = self.logits(pixels)
-        return logits.argmax(axis=1), top_probabilities(logits, self.about.temperature)
+        return logits.argmax(axis=1), top_probabilities(logits, self.description.temperature)
 
     def logits(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """uint8 (n, C, H, W) -> (n, classes)."""
-        logits = np.empty((len(pixels), len(self.about.labels)), np.float32)
-        size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.about.image_shape)))
+        """uint8 (n, C, H, W) -> float32 logits (n, classes)."""
+        logits = np.empty((len(pixels), len(self.description.labels)), np.float32)
+        size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.description.image_shape)))
         for start in range(0, len(pixels), size):
             batch = pixels[start : start + size]
             logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]

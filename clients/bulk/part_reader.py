@@ -1,7 +1,7 @@
 """Reads a part and prepares its pictures. In: a `Part`. Out: `Block`s of rows.
 
-A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError, and the part
-is tried again.
+A picture that cannot be read becomes a row with an error. A damaged tar or zipped idx file ends with a row with an
+error. Failing storage raises OSError, and the part is tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from clients.bulk.job import JobMismatch, Part, Settings
 from clients.bulk.network import BATCH_SIZE
-from clients.bulk.planning import as_text, image_form, opened, size_of
+from clients.bulk.planning import file_size, ids_as_text, image_form, open_file
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
@@ -36,15 +36,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Shape = tuple[int, int, int]
-Ids: TypeAlias = "pa.Array | list[str] | range"  # a range of rows of the part's file
+Ids: TypeAlias = "pa.Array | list[str] | range"  # a range: rows of the part's file
 
-_BLOCK_BYTES = 1 << 20  # of pixels; larger blocks are not quicker
+_BLOCK_BYTES = 1 << 20  # of pixels in a block; larger blocks are not faster
 _LARGEST_PICTURE = 1 << 27  # bytes
 
 
 @dataclass
 class Block:
-    """n rows: their ids, uint8 pixels (n, C, H, W), and errors: row in the block -> reason."""
+    """n rows of a part.
+
+    pixels: uint8 (n, C, H, W), the model's input; of any values in a row with an error.
+    errors: row in the block -> reason.
+    """
 
     ids: Ids
     pixels: NDArray[np.uint8]
@@ -53,24 +57,24 @@ class Block:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads parts for `model`; `settings` name the columns of Parquet files."""
+    """Reads parts for `model`. `settings` name the columns of Parquet files."""
 
     model: Preparation
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """Raises JobMismatch if the part's file differs from the plan, OSError for failing storage."""
+        """The rows of the part. Raises JobMismatch if its file differs from the plan, OSError for failing storage."""
         if part.kind == "pictures":
-            yield from self._gathered((path, partial(_content, path)) for path in part.paths)
+            yield from self._decoded((path, partial(_read_picture_file, path)) for path in part.paths)
             return
         path = part.paths[0]
-        if (size := size_of(path)) != part.file_bytes:
+        if (size := file_size(path)) != part.file_bytes:
             raise JobMismatch(f"{path}: expected {part.file_bytes} bytes as planned, found {size}")
         read = {"idx": self._idx, "parquet": self._parquet, "tar": self._tar}[part.kind]
-        with opened(path) as raw:
+        with open_file(path) as raw:
             try:
                 yield from read(path, raw, part)
-            except _damage() as error:
+            except _damage_errors() as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
                     raise error.__cause__ from error
                 yield Block([path], self._zeros(1), {0: f"damaged from here on: {error}"})
@@ -81,9 +85,9 @@ class Reader:
             item_bytes = math.prod(images.item_shape)
             for block in images.blocks(part.start, part.stop, _block_rows(item_bytes) * item_bytes):
                 if self.model.framing is None and (1, *images.item_shape) == self.model.image_shape:
-                    yield self._ready(range(row, row + len(block)), block[:, np.newaxis])
+                    yield self._unchanged(range(row, row + len(block)), block[:, np.newaxis])
                 else:
-                    yield from self._fitted(row, block)
+                    yield from self._prepared(row, block)
                 row += len(block)
 
     def _parquet(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
@@ -99,56 +103,60 @@ class Reader:
         row = part.first_row
         for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
             has_ids = id_column in columns
-            ids = as_text(path, batch.column(id_column)) if has_ids else range(row, row + len(batch))
+            ids = ids_as_text(path, batch.column(id_column)) if has_ids else range(row, row + len(batch))
             images = batch.column(image_column)
             row += len(batch)
             if form == "pixels":
-                pixels, errors = _pixels(images, self.model.image_shape)
-                yield self._ready(ids, pixels, errors)
+                pixels, errors = _column_pixels(images, self.model.image_shape)
+                yield self._unchanged(ids, pixels, errors)
             else:
                 contents = images.field("bytes") if form == "bytes in a struct" else images
                 names = row_ids(path, ids) if isinstance(ids, range) else ids
                 named_contents = zip(names.to_pylist(), contents, strict=True)
-                yield from self._gathered((name, value.as_py) for name, value in named_contents)
+                yield from self._decoded((name, value.as_py) for name, value in named_contents)
 
     def _tar(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
-        yield from self._gathered(_members(path, raw))
+        yield from self._decoded(_tar_members(path, raw))
 
-    def _ready(self, ids: Ids, pixels: NDArray[np.uint8], errors: dict[int, str] | None = None) -> Block:
-        """Pixels that need no preparation; drawings without ink become errors."""
+    def _unchanged(self, ids: Ids, pixels: NDArray[np.uint8], errors: dict[int, str] | None = None) -> Block:
+        """The block of pixels (n, C, H, W) that have the model's shape. Drawings without ink become errors."""
         errors = errors or {}
         if self.model.preprocessing == "ink":
-            # Nearly every drawing has ink in its middle row: then its other rows need no look.
+            # Nearly every drawing has ink in its middle row, and then its other rows are not examined.
             blank = np.flatnonzero(pixels[:, :, pixels.shape[2] // 2].max(axis=(1, 2)) <= LEAST_CONTRAST)
             for row in blank[pixels[blank].max(axis=(1, 2, 3)) <= LEAST_CONTRAST].tolist():
                 errors.setdefault(row, f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255")
         return Block(ids, pixels, errors)
 
-    def _fitted(self, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
-        """Prepares images (n, h, w) of another size than the network's; `row`: the first image's row in the file."""
+    def _prepared(self, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
+        """Blocks of images (n, h, w) of another size than the network's. `row`: the first image's row in the file."""
         for start in range(0, len(images), BATCH_SIZE):
-            some = images[start : start + BATCH_SIZE]
-            rows = range(row + start, row + start + len(some))
-            block = Block(rows, self._zeros(len(some)))
-            for place, image in enumerate(some):
+            batch = images[start : start + BATCH_SIZE]
+            rows = range(row + start, row + start + len(batch))
+            block = Block(rows, self._zeros(len(batch)))
+            for index, image in enumerate(batch):
                 try:
-                    block.pixels[place] = self.model.prepare_array(image).image
+                    block.pixels[index] = self.model.prepare_array(image).image
                 except InvalidImage as error:
-                    block.errors[place] = _reason(error)
+                    block.errors[index] = _reason(error)
             yield block
 
-    def _gathered(self, pictures: Iterable[tuple[str, Any]]) -> Iterator[Block]:
-        """`pictures`: an id and a function that returns a picture file's bytes or raises InvalidImage."""
-        waiting, damage = iter(pictures), None
+    def _decoded(self, pictures: Iterable[tuple[str, Any]]) -> Iterator[Block]:
+        """Blocks of picture files.
+
+        pictures: an id, and a function that returns the bytes of a picture file or raises InvalidImage.
+        Raises the error of damage after a block of the pictures before the damage.
+        """
+        remaining, damage = iter(pictures), None
         while damage is None:
-            some = []
+            results = []
             try:
-                for name, content in islice(waiting, BATCH_SIZE):
-                    some.append((name, self._tried(content)))  # keeps the pictures before the damage
-            except _damage() as error:
+                for name, read in islice(remaining, BATCH_SIZE):
+                    results.append((name, self._pixels_or_reason(read)))
+            except _damage_errors() as error:
                 damage = error
-            if some:
-                yield self._block(some)
+            if results:
+                yield self._block(results)
             elif damage is None:
                 return
         raise damage
@@ -157,17 +165,18 @@ class Reader:
         """(count, C, H, W)."""
         return np.zeros((count, *self.model.image_shape), np.uint8)
 
-    def _block(self, prepared: Sequence[tuple[str, NDArray[np.uint8] | str]]) -> Block:
-        block = Block([name for name, _ in prepared], self._zeros(len(prepared)))
-        for place, (_, result) in enumerate(prepared):
+    def _block(self, results: Sequence[tuple[str, NDArray[np.uint8] | str]]) -> Block:
+        """The block of ids with pixels (C, H, W) or with reasons."""
+        block = Block([name for name, _ in results], self._zeros(len(results)))
+        for index, (_, result) in enumerate(results):
             if isinstance(result, str):
-                block.errors[place] = result
+                block.errors[index] = result
             else:
-                block.pixels[place] = result
+                block.pixels[index] = result
         return block
 
-    def _tried(self, read: Callable[[], bytes | None]) -> NDArray[np.uint8] | str:
-        """The pixels uint8 (C, H, W), or why there are none."""
+    def _pixels_or_reason(self, read: Callable[[], bytes | None]) -> NDArray[np.uint8] | str:
+        """The pixels uint8 (C, H, W) of the picture file that `read` returns, or the reason why there are none."""
         try:
             if (content := read()) is None:
                 raise InvalidImage("expected a picture, found none")
@@ -178,13 +187,13 @@ class Reader:
 
 
 def _block_rows(item_bytes: int) -> int:
-    """The rows of a block: a multiple of BATCH_SIZE if a block holds so many."""
+    """The number of rows of a block, by the bytes of a row: a multiple of BATCH_SIZE if a block holds so many rows."""
     rows = max(1, _BLOCK_BYTES // item_bytes)
     return rows - rows % BATCH_SIZE or rows
 
 
-def _damage() -> tuple[type[Exception], ...]:
-    """Exceptions of readers for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
+def _damage_errors() -> tuple[type[Exception], ...]:
+    """What readers raise for damaged bytes, except OSError: a damaged page of Parquet is like failing storage."""
     import pyarrow as pa
 
     of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
@@ -195,32 +204,36 @@ def _reason(error: InvalidImage) -> str:
     return str(error).removeprefix("image: ")
 
 
-def _content(path: str) -> bytes:
+def _read_picture_file(path: str) -> bytes:
+    """Raises InvalidImage for a missing, locked or too large file and for a link, OSError for failing storage."""
     if path.startswith("/"):
-        if Path(path).is_symlink():  # it may lead out of a stranger's folder; links in a tar cannot be followed
+        if Path(path).is_symlink():  # a stranger's folder must not give files outside it
             raise InvalidImage(f"expected a picture, found a link to {Path(path).readlink()}")
-        if Path(path).is_fifo():  # it would wait for a writer
+        if Path(path).is_fifo():  # reading would wait for a writer
             raise InvalidImage("expected a picture, found a pipe")
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        if isinstance(error, PermissionError) and error.errno is None:  # storage without access, as of an expired token
+        if isinstance(error, PermissionError) and error.errno is None:  # of storage, as for an expired token
             raise
         raise InvalidImage(f"expected a picture, found {error.strerror or 'No such file or directory'}") from error
-    return _bounded(content)
+    return _check_size(content)
 
 
-def _bounded(content: bytes) -> bytes:
+def _check_size(content: bytes) -> bytes:
+    """Returns the content. Raises InvalidImage if it is too large."""
     if len(content) > _LARGEST_PICTURE:
         raise InvalidImage(f"expected a picture of at most {_LARGEST_PICTURE} bytes, found more")
     return content
 
 
-class _Member(tarfile.TarInfo):
+class _CheckedHeader(tarfile.TarInfo):
+    """A tar header that is not skipped if it is damaged."""
+
     @classmethod
     def fromtarfile(cls, shard: tarfile.TarFile) -> Self:
-        """Raises ReadError for a damaged or missing header, which tarfile takes for the shard's end."""
+        """Raises ReadError for a damaged or missing header, which tarfile itself takes for the end of the tar."""
         try:
             return super().fromtarfile(shard)
         except tarfile.HeaderError as error:
@@ -229,26 +242,27 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {shard.offset}") from error
 
 
-def _no_image(found: str) -> bytes:
-    raise InvalidImage(f"expected a picture, found {found}")
+def _refuse_link(target: str) -> bytes:
+    raise InvalidImage(f"expected a picture, found a link to {target}")
 
 
-def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
-    with tarfile.open(fileobj=raw, mode="r|*", tarinfo=_Member) as shard:
+def _tar_members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
+    """The id of every picture in a tar, and a function that returns its bytes or raises InvalidImage."""
+    with tarfile.open(fileobj=raw, mode="r|*", tarinfo=_CheckedHeader) as shard:
         for member in shard:
             if member.isfile() and has_image_suffix(member.name):
                 file = shard.extractfile(member)
                 content = file.read(min(member.size, _LARGEST_PICTURE + 1)) if file else b""
                 if len(content) < min(member.size, _LARGEST_PICTURE):
                     raise tarfile.ReadError(f"{member.name}: expected {member.size} bytes, found {len(content)}")
-                yield f"{path}/{member.name}", partial(_bounded, content)
+                yield f"{path}/{member.name}", partial(_check_size, content)
             elif (member.islnk() or member.issym()) and has_image_suffix(member.name):
-                yield f"{path}/{member.name}", partial(_no_image, f"a link to {member.linkname}")
-            shard.members = []  # type: ignore[attr-defined]  # else it keeps every header
+                yield f"{path}/{member.name}", partial(_refuse_link, member.linkname)
+            shard.members = []  # type: ignore[attr-defined]  # else tarfile keeps every header
 
 
 def row_ids(path: str, rows: range) -> pa.Array:
-    """The ids `path[row]`; escapes bytes of the path that are not UTF-8."""
+    """The ids `path[row]` as strings. Bytes of the path that are not UTF-8 are escaped."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -257,8 +271,8 @@ def row_ids(path: str, rows: range) -> pa.Array:
     return pc.binary_join_element_wise(f"{name}[", numbers, "]", "")
 
 
-def _pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """A column of pixels -> uint8 (n, C, H, W); rows of another length are errors."""
+def _column_pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """A Parquet column of pixels -> uint8 (n, C, H, W), and errors: row -> reason, for nulls and other lengths."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,6 +1,6 @@
 """Divides inputs into parts: folders, patterns, picture files, tar shards, Parquet and idx files.
 
-In: paths, local or on object storage. Out: `Part`s. A file's name tells its kind. Only headers are read.
+In: paths, local or on object storage. Out: `Part`s. The name of a file tells its kind. Only headers are read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clients.images.paths import has_image_suffix
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART_ROWS = 100_000  # of pixels: a small network takes less than a second
-PART_PICTURES = 2_000  # decoding takes longer
+PART_ROWS = 100_000  # of pixels; a small network takes less than a second
+PART_PICTURES = 2_000  # picture files; decoding takes longer
 
 _TAR = re.compile(r"\.(tar|tar\.gz|tgz)$", re.IGNORECASE)
 _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
@@ -35,30 +35,39 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """shape: (C, H, W) of the network's images."""
+    """Divides inputs into parts.
+
+    shape:        (C, H, W) of the network's images.
+    image_column: of Parquet files; also id_column, which may be missing.
+    part_rows:    rows of a part; None: PART_ROWS or PART_PICTURES.
+    """
 
     shape: tuple[int, int, int]
     image_column: str
     id_column: str
     part_rows: int | None
 
-    def plan(self, inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[Part]:
-        """The numbered parts of absolute inputs; raises InvalidImage for an input of another kind or without files."""
+    def plan(self, inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[Part]:
+        """The numbered parts of `inputs`, absolute paths or URLs. `on_note` gets notes for the user.
+
+        Raises InvalidImage for an input of another kind and for an input without files.
+        """
         numbers = count()
-        for part in self._parts(inputs, noted):
+        for part in self._parts(inputs, on_note):
             yield replace(part, number=next(numbers))
 
-    def _parts(self, inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[Part]:
+    def _parts(self, inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[Part]:
+        """The parts, all with the number 0."""
         pictures: list[str] = []
-        most = self.part_rows or PART_PICTURES
-        for path in _files(inputs, noted):
-            if (kind := kind_of(path)) == "pictures":
+        part_pictures = self.part_rows or PART_PICTURES
+        for path in _files(inputs, on_note):
+            if (kind := file_kind(path)) == "pictures":
                 pictures.append(path)
-                if len(pictures) == most:
-                    yield Part(0, "pictures", tuple(pictures), rows=most)
+                if len(pictures) == part_pictures:
+                    yield Part(0, "pictures", tuple(pictures), rows=part_pictures)
                     pictures = []
             elif kind == "tar":
-                yield Part(0, "tar", (path,), file_bytes=size_of(path))
+                yield Part(0, "tar", (path,), file_bytes=file_size(path))
             elif kind == "parquet":
                 yield from self._parquet(path)
             else:
@@ -67,9 +76,9 @@ class Planner:
             yield Part(0, "pictures", tuple(pictures), rows=len(pictures))
 
     def _idx(self, path: str) -> Iterator[Part]:
-        """Ranges of rows; a zipped file is one part: it cannot be read from the middle."""
-        size = size_of(path)
-        with opened(path) as raw, IdxFile(path, dimensions=2, raw=raw) as images:
+        """Ranges of rows. A zipped file is a single part, because it cannot be read from its middle."""
+        size = file_size(path)
+        with open_file(path) as raw, IdxFile(path, dimensions=2, raw=raw) as images:
             total, zipped = images.count, images.is_zipped
             expected = 16 + total * math.prod(images.item_shape)
         if not zipped and size != expected:
@@ -80,25 +89,25 @@ class Planner:
             yield Part(0, "idx", (path,), start, stop, start, stop - start, size)
 
     def _parquet(self, path: str) -> Iterator[Part]:
-        """Row groups, joined up to a part's rows."""
+        """Consecutive row groups, as many as fit the rows of a part."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        size, most = size_of(path), self.part_rows or PART_ROWS
+        size, most_rows = file_size(path), self.part_rows or PART_ROWS
         try:
-            with opened(path) as raw:
+            with open_file(path) as raw:
                 file = pq.ParquetFile(raw)
                 schema = file.schema_arrow
                 image_form(path, schema, self.image_column, math.prod(self.shape))
                 if self.id_column in schema.names:
-                    as_text(path, pa.nulls(0, schema.types[schema.names.index(self.id_column)]))
+                    ids_as_text(path, pa.nulls(0, schema.types[schema.names.index(self.id_column)]))
                 sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidImage(f"{path}: expected a Parquet file, found {' '.join(str(error).split())}") from error
         start = first_row = 0
         for stop in range(1, len(sizes) + 1):
             rows = sum(sizes[start:stop])
-            if stop == len(sizes) or rows + sizes[stop] > most:
+            if stop == len(sizes) or rows + sizes[stop] > most_rows:
                 yield Part(0, "parquet", (path,), start, stop, first_row, rows, size)
                 start, first_row = stop, first_row + rows
 
@@ -107,10 +116,10 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """How a Parquet column holds images. Raises InvalidImage for another form.
+    """How a Parquet column holds images. `item_bytes`: of an image's pixels. Raises InvalidImage for another form.
 
-    Pixels (C, H, W) are fixed_size_binary or a list of uint8; binary is a picture's file, alone or as `bytes` of a
-    struct.
+    Pixels (C, H, W) are fixed_size_binary or a list of uint8. A binary value is a picture file; so is the field `bytes`
+    of a struct.
     """
     from pyarrow import types
 
@@ -121,8 +130,8 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
         if kind.byte_width != item_bytes:
             raise InvalidImage(f"{path}: expected pixels of {item_bytes} bytes, found {kind.byte_width}")
         return "pixels"
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if lists and types.is_uint8(kind.value_type):
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and types.is_uint8(kind.value_type):
         return "pixels"
     if types.is_binary(kind) or types.is_large_binary(kind):
         return "encoded"
@@ -132,7 +141,7 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
     raise InvalidImage(f"{path}: expected {column!r} of bytes or uint8, found {kind}")
 
 
-def as_text(path: str, ids: pa.Array) -> pa.Array:
+def ids_as_text(path: str, ids: pa.Array) -> pa.Array:
     """Casts ids to strings. Raises JobMismatch for ids that are not text, such as the bytes of a hash."""
     import pyarrow as pa
 
@@ -142,7 +151,8 @@ def as_text(path: str, ids: pa.Array) -> pa.Array:
         raise JobMismatch(f"{path}: expected ids that are text, found {ids.type}: {error}") from error
 
 
-def kind_of(path: str) -> Kind | None:
+def file_kind(path: str) -> Kind | None:
+    """The kind by the file's name; None for another kind."""
     if has_image_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
@@ -150,12 +160,12 @@ def kind_of(path: str) -> Kind | None:
     return "tar" if _TAR.search(path) else "idx" if _IDX.search(path) else None
 
 
-def opened(path: str) -> Any:
-    """Opens a file for reading. Local names do not go to fsspec, which takes `::` in them for a chain of URLs."""
+def open_file(path: str) -> Any:
+    """Opens a file for reading. Local paths are not given to fsspec, which takes `::` in them for a chain of URLs."""
     return Path(path).open("rb") if path.startswith("/") else fsspec.open(path, "rb")
 
 
-def size_of(path: str) -> int | None:
+def file_size(path: str) -> int | None:
     """The file's size in bytes; None if the storage does not know it."""
     if path.startswith("/"):
         return Path(path).stat().st_size
@@ -164,36 +174,39 @@ def size_of(path: str) -> int | None:
     return None if size is None else int(size)
 
 
-def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]:
-    """The files of all inputs, in a fixed order."""
-    for given in inputs:
-        filesystem, inner = url_to_fs(given)
+def _files(inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[str]:
+    """The files of all inputs, in a fixed order. `on_note` is called for folders with files of other kinds.
+
+    Raises InvalidImage for an input without files or of another kind.
+    """
+    for path_or_pattern in inputs:
+        filesystem, inner = url_to_fs(path_or_pattern)
         full = _full_name(filesystem)
         matches = sorted(filesystem.glob(inner)) if filesystem.exists(inner) is False else [inner]
         if not matches:
-            raise InvalidImage(f"{given}: expected a file, a folder or a pattern that matches, found none")
+            raise InvalidImage(f"{path_or_pattern}: expected a file, a folder or a pattern that matches, found none")
         folders: set[PurePosixPath] = set()
         for match in matches:
-            if not folders.isdisjoint(PurePosixPath(match).parents):  # `**` also matches what is in a folder
+            if not folders.isdisjoint(PurePosixPath(match).parents):  # `**` also matches the files in a folder
                 continue
             if not filesystem.isdir(match):
-                if kind_of(match) is None:
-                    wanted = "a picture, .tar, .parquet or an idx file (-ubyte, .idx)"
-                    raise InvalidImage(f"{full(match)}: expected {wanted}, found another name")
+                if file_kind(match) is None:
+                    kinds = "a picture, .tar, .parquet or an idx file (-ubyte, .idx)"
+                    raise InvalidImage(f"{full(match)}: expected {kinds}, found another name")
                 yield full(match)
                 continue
             folders.add(PurePosixPath(match))
-            taken = left_out = 0
-            for path in _below(filesystem, match):
-                if kind_of(path) is None:
-                    left_out += 1
+            used = others = 0
+            for path in _folder_files(filesystem, match):
+                if file_kind(path) is None:
+                    others += 1
                 else:
-                    taken += 1
+                    used += 1
                     yield full(path)
-            if not taken:
-                raise InvalidImage(f"{full(match)}: expected pictures or shards, found none (others: {left_out})")
-            if left_out:
-                noted(f"{full(match)}: files left out because of their names: {left_out}")
+            if not used:
+                raise InvalidImage(f"{full(match)}: expected pictures or shards, found none (others: {others})")
+            if others:
+                on_note(f"{full(match)}: files left out because of their names: {others}")
 
 
 def _raise(error: OSError) -> NoReturn:
@@ -201,27 +214,31 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _full_name(filesystem: Any) -> Callable[[str], str]:
+    """A function that adds the protocol of a remote file system to a path."""
     if isinstance(filesystem, LocalFileSystem):
         return lambda path: path
     return lambda path: cast(str, filesystem.unstrip_protocol(path))
 
 
 def _walk(filesystem: Any, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As fsspec's walk, but a folder that cannot be listed raises OSError; fsspec leaves it out."""
+    """As fsspec's walk, but raises OSError for a folder that cannot be listed, which fsspec leaves out."""
     folder = folder.rstrip("/")
     types = {entry["name"].rstrip("/"): entry["type"] for entry in filesystem.ls(folder, detail=True)}
-    types.pop(folder, None)  # some storage lists the folder itself
+    types.pop(folder, None)  # some storage lists the folder in itself
     folders = [name.rpartition("/")[2] for name, kind in types.items() if kind == "directory"]
     yield folder, folders, [name.rpartition("/")[2] for name, kind in types.items() if kind != "directory"]
     for name in folders:
         yield from _walk(filesystem, f"{folder}/{name}")
 
 
-def _below(filesystem: Any, folder: str) -> Iterator[str]:
-    """Files in and below a folder, sorted within each, without hidden names; raises OSError for a locked folder."""
-    local = isinstance(filesystem, LocalFileSystem)  # fsspec's walk asks for the size of every file
-    for current, folders, files in os.walk(folder, onerror=_raise) if local else _walk(filesystem, folder):
+def _folder_files(filesystem: Any, folder: str) -> Iterator[str]:
+    """The files in a folder and its sub-folders, without hidden names, sorted within each folder.
+
+    Raises OSError for a locked folder.
+    """
+    is_local = isinstance(filesystem, LocalFileSystem)  # there fsspec's walk would ask for the size of every file
+    for current, folders, files in os.walk(folder, onerror=_raise) if is_local else _walk(filesystem, folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in sorted(files):
-            if not name.startswith("."):  # cameras write _DSC0001.JPG
+            if not name.startswith("."):  # names with _ count: cameras write _DSC0001.JPG
                 yield f"{str(current).rstrip('/')}/{name}"

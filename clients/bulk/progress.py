@@ -1,4 +1,4 @@
-"""Tells a run's progress on standard error: a line every ten seconds, in a terminal one line that is updated."""
+"""Prints a run's progress to standard error: a line every ten seconds, in a terminal a single line that is updated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
 
 @dataclass
 class Progress:
-    """`parts` and `rows` (None: unknown) are the run's totals."""
+    """Counts outcomes. `parts` and `rows` (None: unknown) are the totals of the run."""
 
     parts: int
     rows: int | None
@@ -24,9 +24,10 @@ class Progress:
     errors: int = 0
     failed: int = 0
     _started_s: float = field(default_factory=time.monotonic)
-    _told_s: float = 0.0
+    _printed_s: float = 0.0  # time.monotonic() of the last line
 
     def add(self, outcome: Outcome) -> None:
+        """Prints a failure, and from time to time the progress."""
         if outcome.failure:
             self.failed += 1
             self._clear()
@@ -34,9 +35,9 @@ class Progress:
         self.done += 1
         self.rows_done += outcome.rows
         self.errors += outcome.errors
-        terminal, now = sys.stderr.isatty(), time.monotonic()
-        if now - max(self._told_s, self._started_s) >= (_TERMINAL_EVERY_S if terminal else _EVERY_S):
-            self._told_s = now
+        terminal, now_s = sys.stderr.isatty(), time.monotonic()
+        if now_s - max(self._printed_s, self._started_s) >= (_TERMINAL_EVERY_S if terminal else _EVERY_S):
+            self._printed_s = now_s
             click.echo(f"\r\033[K{self.line()}" if terminal else self.line(), err=True, nl=not terminal)
 
     def on_retry(self, outcome: Outcome) -> None:
@@ -47,11 +48,11 @@ class Progress:
         seconds = max(time.monotonic() - self._started_s, 1e-9)
         share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)
         unfinished = self.done < self.parts and share > 0
-        left = f"{_clock(seconds * (1 - share) / share)} left" if unfinished else f"{_clock(seconds)} taken"
-        of = f" of {self.rows:,}" if self.rows is not None else ""
+        duration = f"{_clock(seconds * (1 - share) / share)} left" if unfinished else f"{_clock(seconds)} taken"
+        total = f" of {self.rows:,}" if self.rows is not None else ""
         errors = f", {self.errors:,} with errors" if self.errors else ""
         rate = f"{self.rows_done / seconds:,.0f} rows/s"
-        return f"{self.rows_done:,}{of} rows{errors}, {self.done:,} of {self.parts:,} parts, {rate}, {left}"
+        return f"{self.rows_done:,}{total} rows{errors}, {self.done:,} of {self.parts:,} parts, {rate}, {duration}"
 
     def end(self) -> None:
         self._clear()
@@ -63,6 +64,7 @@ class Progress:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    """The duration as H:MM:SS."""
+    minutes, full_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{full_seconds:02}"

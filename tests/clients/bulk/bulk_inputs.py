@@ -14,9 +14,9 @@ from onnx import helper
 from onnx_text import parsed
 from PIL import Image
 
-from clients.bulk.app import _job
+from clients.bulk.app import _prepare_job
 from clients.bulk.job import parts_to_do
-from clients.bulk.scoring import do_part
+from clients.bulk.scoring import classify_part
 
 SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255
 CONFIG = {"model": "vitbn", "channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
@@ -97,8 +97,8 @@ def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
 
 
 def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
-    job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
+    job, target = _prepare_job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
     for part in list(parts_to_do(target, job, share)):
-        do_part(job, part)
-    names = [f"part-{number:08d}.parquet" for number in sorted(target.done())]
+        classify_part(job, part)
+    names = [f"part-{number:08d}.parquet" for number in sorted(target.finished_parts())]
     return pa.concat_tables(pq.read_table(target.open(name)) for name in names)

@@ -93,7 +93,7 @@ def test_a_picture_is_decoded_before_the_next_is_read(digits):
             assert held == 1
             yield str(number), partial(read, number)
 
-    (block,) = Reader(Preparation((1, 28, 28), "photo", None, None), None)._gathered(pictures())
+    (block,) = Reader(Preparation((1, 28, 28), "photo", None, None), None)._decoded(pictures())
     assert len(block.pixels) == len(digits)
     assert not block.errors
 

@@ -10,9 +10,9 @@ from bulk_inputs import expected, png, run, write_network, write_parquet, write_
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
-from clients.bulk.app import _job
+from clients.bulk.app import _prepare_job
 from clients.bulk.job import JobMismatch, parts_to_do
-from clients.bulk.scoring import do_part
+from clients.bulk.scoring import classify_part
 
 
 def test_a_bad_picture_is_a_row_with_an_error(tmp_path, digits, network_of_ink):
@@ -150,7 +150,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, network):
 
 def test_storage_that_denies_access_is_no_error_of_the_picture(tmp_path, digits, network, monkeypatch):
     fsspec.filesystem("memory").pipe_file("/expired/1.png", png(digits[0]))
-    job, target = _job(("memory://expired",), str(tmp_path / "out"), network, "image", "id", None)
+    job, target = _prepare_job(("memory://expired",), str(tmp_path / "out"), network, "image", "id", None)
 
     def denied(*unused, **options):
         raise PermissionError("The provided token has expired")  # as of s3fs, without a number
@@ -158,4 +158,4 @@ def test_storage_that_denies_access_is_no_error_of_the_picture(tmp_path, digits,
     monkeypatch.setattr(MemoryFileSystem, "_open", denied)
     (part,) = parts_to_do(target, job, (0, 1))
     with pytest.raises(PermissionError, match="expired"):
-        do_part(job, part)
+        classify_part(job, part)

@@ -11,10 +11,10 @@ import pytest
 from commands import told
 from idx_files import idx_bytes
 
-from clients.bulk.app import _job, bulk
+from clients.bulk.app import _prepare_job, bulk
 from clients.bulk.by_processes import ATTEMPTS
 from clients.bulk.job import parts_to_do
-from clients.bulk.scoring import do_part
+from clients.bulk.scoring import classify_part
 
 PARTS, ROWS = 300, 100  # many: the driver must not end before it is killed
 
@@ -29,10 +29,10 @@ def rows(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, rows, network) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("undisturbed")
-    job, target = _job((str(rows),), str(output), network, "image", "id", ROWS)
+    job, target = _prepare_job((str(rows),), str(output), network, "image", "id", ROWS)
     for part in list(parts_to_do(target, job, (0, 1))):
-        do_part(job, part)
-    assert len(target.done()) == PARTS
+        classify_part(job, part)
+    assert len(target.finished_parts()) == PARTS
     return answers(output)
 
 
@@ -78,7 +78,7 @@ def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
     copy = tmp_path / rows.name
     copy.write_bytes(rows.read_bytes())
     output = tmp_path / "out"
-    _job((str(copy),), str(output), network, "image", "id", PARTS * ROWS)
+    _prepare_job((str(copy),), str(output), network, "image", "id", PARTS * ROWS)
     copy.unlink()
     arguments = [*command(copy, output, network)[3:], "--part-rows", str(PARTS * ROWS)]
     code, printed = told(bulk, *arguments)

@@ -11,10 +11,10 @@ from bulk_inputs import expected, png, run, write_parquet, write_tar
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
-from clients.bulk.app import _job
+from clients.bulk.app import _prepare_job
 from clients.bulk.job import JobMismatch, Output, parts_to_do
 from clients.bulk.progress import Progress
-from clients.bulk.scoring import Outcome, do_part
+from clients.bulk.scoring import Outcome, classify_part
 from clients.errors import ClientError, InvalidImage
 
 
@@ -74,7 +74,7 @@ def test_a_second_planner_leaves_an_open_list_alone(tmp_path):
 
 
 def test_an_incomplete_list_of_parts_is_refused(tmp_path, forms, network):
-    job, target = _job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 9)
+    job, target = _prepare_job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 9)
     listed = tmp_path / "out" / job.parts_file
     listed.write_text("".join(listed.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(JobMismatch, match="expected 5 parts, found 3"):
@@ -122,7 +122,7 @@ def test_files_of_others_are_not_taken_for_answers(tmp_path, forms, network, nam
 
 
 def test_shares_are_disjoint_and_whole(tmp_path, forms, network):
-    job, target = _job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 3)
+    job, target = _prepare_job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 3)
     shares = [[part.number for part in parts_to_do(target, job, (index, 4))] for index in range(4)]
     assert sorted(number for share in shares for number in share) == list(range(14))
     assert shares[1] == [1, 5, 9, 13]
@@ -130,11 +130,11 @@ def test_shares_are_disjoint_and_whole(tmp_path, forms, network):
 
 def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, digits, network):
     (path := tmp_path / "x.idx").write_bytes(idx_bytes(digits))
-    job, target = _job((str(path),), str(tmp_path / "out"), network, "image", "id", None)
+    job, target = _prepare_job((str(path),), str(tmp_path / "out"), network, "image", "id", None)
     path.write_bytes(idx_bytes(digits[:39]))
     (part,) = parts_to_do(target, job, (0, 1))
     with pytest.raises(JobMismatch, match=r"expected 31376 bytes as planned, found 30592"):
-        do_part(job, part)
+        classify_part(job, part)
 
 
 def refusals(folder: Path) -> dict[str, tuple[Path, str]]:

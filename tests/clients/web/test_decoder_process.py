@@ -95,7 +95,7 @@ def test_more_memory_than_the_process_may_take_is_refused(decoder: Decoder) -> N
 def test_a_slow_picture_ends_its_reader_and_the_next_is_read(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder.prepare(DIGIT, MODEL, nullcontext)
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_process, "LIMIT_S", 0.02)
+        patch.setattr(decoder_process, "TIMEOUT_S", 0.02)
         assert "found no answer within 0.02 s" in refusal(decoder, picture(4900, "PNG"))
     assert decoder.prepare(DIGIT, MODEL, nullcontext).images.shape == (1, *SHAPE)
 
@@ -113,7 +113,7 @@ def test_a_picture_that_kills_its_reader_is_refused(decoder: Decoder) -> None:
 
 
 def test_a_process_that_a_picture_leaves_large_ends(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import clients.web.decoder_process as each; each.LEFT_BYTES = 1; each.serve()"
+    program = "import clients.web.decoder_process as each; each.RESIDENT_BYTES = 1; each.serve()"
     start = decoder_process.subprocess.Popen
     monkeypatch.setattr(
         decoder_process.subprocess, "Popen", lambda words, **more: start([words[0], "-c", program], **more)
@@ -136,7 +136,7 @@ def ask_from(address: str, source: str, body: bytes) -> tuple[int, str, float]:
 def test_twelve_large_pictures_of_one_address_keep_nobody_waiting(
     triton: Triton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_process, "LIMIT_S", 60.0)  # busy cores end no reader
+    monkeypatch.setattr(decoder_process, "TIMEOUT_S", 60.0)  # busy cores end no reader
     large, answers = picture(5000, "PNG"), []
     with listening(triton.url, RateLimit()) as address:
         ask_from(address, "127.0.0.1", DIGIT)

@@ -1,5 +1,5 @@
 from clients.options import Options
-from clients.web.guards import RateLimit, foreign_host, sender_of
+from clients.web.guards import RateLimit, host_refusal, rate_limit_key
 from clients.web.routes import create_app
 from clients.web.triton_requests import Triton
 
@@ -39,8 +39,8 @@ def test_clients_do_not_wait_for_each_other() -> None:
 
 
 def test_what_counts_as_one_client() -> None:
-    assert sender_of("192.0.2.7") == sender_of("::ffff:192.0.2.7") == "192.0.2.7"
-    assert sender_of("2001:db8::1") == sender_of("2001:db8::ffff:2%eth0")
+    assert rate_limit_key("192.0.2.7") == rate_limit_key("::ffff:192.0.2.7") == "192.0.2.7"
+    assert rate_limit_key("2001:db8::1") == rate_limit_key("2001:db8::ffff:2%eth0")
 
 
 def test_an_ipv6_network_is_one_client() -> None:
@@ -59,5 +59,5 @@ def test_memory_is_bounded_and_forgets_who_has_been_away_longest() -> None:
 
 
 def test_our_own_name_is_no_foreign_host() -> None:
-    assert foreign_host("box:8080", "Box") is None
-    assert foreign_host("other:8080", "Box") is not None
+    assert host_refusal("box:8080", "Box") is None
+    assert host_refusal("other:8080", "Box") is not None

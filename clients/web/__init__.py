@@ -1,1 +1,1 @@
-"""The page to draw on: waitress serves a Flask application, which asks Triton."""
+"""The page to draw on: waitress serves a Flask application, which sends requests to Triton."""

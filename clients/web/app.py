@@ -1,4 +1,4 @@
-"""`vitbn web`: serves the page. It also starts without a Triton server and finds one later."""
+"""`vitbn web`: serves the page. It also starts without a Triton server, and asks the server once it is there."""
 
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,11 +1,12 @@
-"""Decodes strangers' pictures in a separate process, whose memory is bounded and which can be killed.
+"""Decodes strangers' pictures in a separate process. Its memory is limited, and it can be killed.
 
 In: a picture's bytes and the model's description. Out: a `Prepared`, or InvalidImage.
 
-Measured with twelve PNGs of 9,400 x 9,400 pixels from one address: if the page's process decodes them, another user
-waits 40 s and 1.9 GB stay in use; if this process refuses them, 0.07 s and 0.13 GB.
+Measured with twelve PNGs of 9,400 x 9,400 pixels from a single address: if the page's process decodes them, another
+user waits 40 s and 1.9 GB stay in use. If this process refuses them, it is 0.07 s and 0.13 GB.
 
-Request: a line of JSON, then the picture. Answer: a line of JSON, then the model's input. Nothing is unpickled.
+The page's process sends a line of JSON and the picture, this process a line of JSON and the model's input. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -35,40 +36,41 @@ from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation, Prepared
 from common.framing import Framing
 
-PIXELS = 25_000_000  # decoded at once: 100 MB in colour
-MEMORY_BYTES = 350_000_000  # of the process, besides its libraries
-LEFT_BYTES = 150_000_000  # a process that is larger after a picture ends
-LIMIT_S = 5.0  # for a picture
-LINE_BYTES = 65_536
+MOST_PIXELS = 25_000_000  # of a decoded picture: 100 MB in colour
+MEMORY_BYTES = 350_000_000  # limit of the process, without its libraries
+RESIDENT_BYTES = 150_000_000  # a process that is larger after a picture ends
+TIMEOUT_S = 5.0  # for a picture
+LINE_BYTES = 65_536  # most bytes of a line of JSON
 
 
 class Decoder:
-    """Prepares pictures for any thread. Its process starts with the first picture and takes one at a time."""
+    """Prepares pictures for any thread. Its process starts with the first picture and prepares a picture at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def prepare(self, content: bytes, model: Preparation, turn: Callable[[], AbstractContextManager[None]]) -> Prepared:
-        """Prepares the image file `content` for `model`, inside the context `turn()`, once the process is free.
+        """Waits until the process is free, and prepares the image file `content` inside the context `turn()`.
 
         Raises InvalidImage, also for a picture that takes too long or too much memory.
         """
         with self._lock:
-            process = self._running()
+            process = self._running_process()
             with turn():
                 return self._exchange(process, content, model)
 
     def close(self) -> None:
+        """Waits for the current picture and ends the process."""
         with self._lock:
             self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
         command = [sys.executable, "-P", "-c", "from clients.web.decoder_process import serve; serve()"]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers per thread count as memory
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its buffers for further threads count as memory
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         if not _pipes(self._process)[1].readline(LINE_BYTES):
@@ -78,23 +80,24 @@ class Decoder:
 
     def _exchange(self, process: subprocess.Popen[bytes], content: bytes, model: Preparation) -> Prepared:
         started_s = time.monotonic()
-        ending = threading.Timer(LIMIT_S, process.kill)
-        ending.start()
+        killer = threading.Timer(TIMEOUT_S, process.kill)
+        killer.start()
         target, source = _pipes(process)
         try:
-            about: dict[str, object] = {"shape": model.image_shape, "preprocessing": model.preprocessing}
-            about |= {"looks": asdict(model.looks) if model.looks else None}
-            about |= {"framing": asdict(model.framing) if model.framing else None}
-            _send(target, {"bytes": len(content), **about}, content)
+            request: dict[str, object] = {"bytes": len(content)}
+            request |= {"shape": model.image_shape, "preprocessing": model.preprocessing}
+            request |= {"looks": asdict(model.looks) if model.looks else None}
+            request |= {"framing": asdict(model.framing) if model.framing else None}
+            _send(target, request, content)
             answer = json.loads(source.readline(LINE_BYTES))
             pixels = b"" if "error" in answer else _read(source, math.prod(model.image_shape))
         except (OSError, ValueError) as error:
             self._end()
-            late = time.monotonic() - started_s >= LIMIT_S
-            found = f"no answer within {LIMIT_S:g} s" if late else "an image that ended its reader"
-            raise InvalidImage(f"expected a picture that is quickly read, found {found}") from error
+            late = time.monotonic() - started_s >= TIMEOUT_S
+            outcome = f"no answer within {TIMEOUT_S:g} s" if late else "an image that ended its reader"
+            raise InvalidImage(f"expected a picture that is quickly read, found {outcome}") from error
         finally:
-            ending.cancel()
+            killer.cancel()
         if answer["ends"]:
             self._end()
         if "error" in answer:
@@ -107,7 +110,7 @@ class Decoder:
         if process is not None:
             process.kill()
             for pipe in _pipes(process):
-                with suppress(OSError):  # closing writes what was not yet written
+                with suppress(OSError):  # closing writes the rest of the buffer
                     pipe.close()
             process.wait()
 
@@ -119,12 +122,14 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return process.stdin, process.stdout
 
 
-def _send(stream: IO[bytes], about: dict[str, object], content: bytes = b"") -> None:
-    stream.write(json.dumps(about).encode() + b"\n" + content)
+def _send(stream: IO[bytes], message: dict[str, object], content: bytes = b"") -> None:
+    """Writes a line of JSON and the content."""
+    stream.write(json.dumps(message).encode() + b"\n" + content)
     stream.flush()
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
+    """Raises OSError for fewer than `size` bytes."""
     content = stream.read(size)
     if len(content) < size:
         raise OSError(f"expected {size} bytes, found {len(content)}")
@@ -132,27 +137,28 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """Runs in the process: answers requests until its input ends or it has become too large."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page's server, which then closes the input
+    """Runs in the process: answers requests until its input ends or the process has become too large."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the page's server closes the input
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
-    _bound_memory()
+    _limit_memory()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     _send(target, {})
     while line := source.readline(LINE_BYTES):
         request = json.loads(line)
-        answer, pixels = _prepared(_read(source, request["bytes"]), request)
-        ends = _resident_bytes() > LEFT_BYTES
+        answer, pixels = _prepare(_read(source, request["bytes"]), request)
+        ends = _resident_bytes() > RESIDENT_BYTES
         _send(target, {**answer, "ends": ends}, pixels)
         if ends:
             return
 
 
-def _prepared(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object], bytes]:
+def _prepare(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object], bytes]:
+    """The answer as JSON, with `error` for an invalid picture; the model's input as bytes."""
     looks = Looks(**request["looks"]) if request["looks"] else None
     try:
         framing = Framing.of(request["framing"]) if request["framing"] else None
         model = Preparation(tuple(request["shape"]), request["preprocessing"], looks, framing)
-        picture = read_image(io.BytesIO(content), most_pixels=PIXELS, full_size=model.reads_full_size)
+        picture = read_image(io.BytesIO(content), most_pixels=MOST_PIXELS, full_size=model.reads_full_size)
         prepared = model.prepare(picture)
     except InvalidImage as error:
         return {"error": str(error)}, b""
@@ -161,10 +167,11 @@ def _prepared(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object
     return {"shapes": prepared.shapes, "notes": prepared.notes, "suits": prepared.suits}, prepared.images.tobytes()
 
 
-def _bound_memory() -> None:
+def _limit_memory() -> None:
+    """Lets the process take MEMORY_BYTES more than its libraries take now."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    most = int(fields["VmData"].split()[0]) * 1024 + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit = int(fields["VmData"].split()[0]) * 1024 + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _resident_bytes() -> int:

@@ -1,7 +1,7 @@
-"""Protects the page: headers, allowed senders, rate.
+"""Protects the page: security headers, refusal of other sites' requests, a limit of the request rate.
 
-Any web site can reach loopback through its visitor's browser. The browser then sends the site's Origin, or the site's
-name as Host if that name resolves to this machine (DNS rebinding).
+Any web site can reach loopback through its visitor's browser. The browser then sends the site as Origin; if the site's
+name resolves to this machine (DNS rebinding), it sends that name as Host.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ HEADERS = {
 }
 
 
-def foreign_host(host: str, name: str) -> str | None:
+def host_refusal(host: str, name: str) -> str | None:
     """The reason to refuse the Host header; None for localhost, `name` and IP addresses, which cannot be rebound."""
     try:
         hostname = urlsplit(f"//{host}").hostname or ""
@@ -36,8 +36,11 @@ def foreign_host(host: str, name: str) -> str | None:
     return f"Host: expected an address, localhost or {name}, found {host!r}"
 
 
-def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """The reason to refuse another site's request, or None. Only browsers send Origin and Sec-Fetch-Site."""
+def site_refusal(host: str, origin: str | None, fetch_site: str | None) -> str | None:
+    """The reason to refuse a request that another site sent; None for the page itself.
+
+    Only browsers send Origin and Sec-Fetch-Site, so other programs are not refused.
+    """
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -45,8 +48,11 @@ def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str |
     return None
 
 
-def sender_of(address: str) -> str:
-    """The client to count requests for: an IPv4 address or a 64-bit IPv6 network, all of which one customer owns."""
+def rate_limit_key(address: str) -> str:
+    """The client to count requests for: an IPv4 address, or the 64-bit network of an IPv6 address.
+
+    A customer has all addresses of such a network.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -57,7 +63,11 @@ def sender_of(address: str) -> str:
 
 
 class RateLimit:
-    """A token bucket per client, for the `clients` most recent: `burst` requests at once, then `rate_hz`."""
+    """A token bucket per client: `burst` requests at once, then `rate_hz` a second.
+
+    clients: so many buckets, of the most recent clients, are kept.
+    clock_s: the time in seconds.
+    """
 
     def __init__(
         self,
@@ -70,28 +80,29 @@ class RateLimit:
         self._burst = burst
         self._clients = clients
         self._clock_s = clock_s
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and the time of their count
         self._lock = threading.Lock()
 
     def wait_s(self, client: str, tokens: float = 1) -> float:
-        """Takes the tokens and returns 0, or takes none and returns the seconds until they are there.
+        """Takes the tokens and returns 0, or takes none and returns the seconds until the bucket has as many.
 
-        With 0 tokens it returns the seconds until a debt is paid.
+        For 0 tokens: the seconds until a debt is paid.
         """
         with self._lock:
-            left = self._left(client)
-            if left < tokens:
-                return (tokens - left) / self._rate_hz
+            available = self._refill(client)
+            if available < tokens:
+                return (tokens - available) / self._rate_hz
             self._take(client, tokens)
             return 0.0
 
     def charge(self, client: str, tokens: float) -> None:
         """Takes tokens for work that was done; missing tokens become a debt."""
         with self._lock:
-            self._left(client)
+            self._refill(client)
             self._take(client, tokens)
 
-    def _left(self, client: str) -> float:
+    def _refill(self, client: str) -> float:
+        """Adds the tokens of the time that has passed; returns the tokens in the bucket."""
         now_s = self._clock_s()
         tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))
         tokens = min(self._burst, tokens + (now_s - counted_s) * self._rate_hz)
@@ -101,5 +112,5 @@ class RateLimit:
         return tokens
 
     def _take(self, client: str, tokens: float) -> None:
-        left, counted_s = self._buckets[client]
-        self._buckets[client] = (left - tokens, counted_s)
+        available, counted_s = self._buckets[client]
+        self._buckets[client] = (available - tokens, counted_s)

@@ -1,7 +1,7 @@
-"""The page's files and two requests; every failure is one line of JSON.
+"""The Flask application: the page's files and two requests. Every failure is a line of JSON.
 
 GET  /                         the page
-GET  /api/models               the models, the preferred model, why others are left out, the accepted files
+GET  /api/models               the models, the preferred model, the other models with reasons, the accepted files
 POST /api/classify?model=NAME  an image file as the body -> the prediction, and the image that the model saw
 """
 
@@ -27,17 +27,17 @@ from werkzeug.exceptions import (
 from werkzeug.routing import RequestRedirect
 
 from clients.errors import ClientError, InvalidImage, ModelNotFound
-from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site, sender_of
+from clients.web.guards import HEADERS, RateLimit, host_refusal, rate_limit_key, site_refusal
 from clients.web.triton_requests import Triton
 
 BODY_BYTES = 10_000_000
-DECODING_S = 0.025  # of decoding cost a token: at 10 tokens a second an address has a quarter of the decoder
-# Browsers ask this server before another site may send these types (CORS).
+TOKEN_S = 0.025  # seconds of decoding for a token: at 10 tokens a second a client has a quarter of the decoder
+# Before another site may send these types, browsers ask this server (CORS), which does not allow it.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
 
 def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flask:
-    """The application. It refuses requests whose Host header is not `host`, localhost or an IP address."""
+    """The application. It refuses requests whose Host header is neither `host` nor localhost nor an IP address."""
     app = Flask("clients.web", static_folder=Path(__file__).with_name("static"), static_url_path="/static")
     app.url_map.merge_slashes = False  # it would answer with a redirect
 
@@ -68,42 +68,47 @@ def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flas
     def classify() -> Response:
         return _classify(triton, rate)
 
-    app.register_error_handler(HTTPException, _failure)
+    app.register_error_handler(HTTPException, _http_failure)
     app.register_error_handler(ClientError, _client_failure)
     return app
 
 
 def _check_sender(host: str) -> None:
-    named = request.headers.get("Host", "")
-    reason = foreign_host(named, host)
+    """Raises Forbidden for requests of other sites."""
+    host_header = request.headers.get("Host", "")
+    reason = host_refusal(host_header, host)
     if reason is None and request.path.startswith("/api/"):  # other sites may link to the page
-        reason = foreign_site(named, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site"))
+        reason = site_refusal(host_header, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site"))
     if reason is not None:
         raise Forbidden(reason)
 
 
 def _check_rate(rate: RateLimit, tokens: float) -> None:
-    wait_s = math.ceil(rate.wait_s(sender_of(request.remote_addr or ""), tokens))
+    """Takes the tokens of the request's client. Raises TooManyRequests if the client has too few."""
+    wait_s = math.ceil(rate.wait_s(rate_limit_key(request.remote_addr or ""), tokens))
     if wait_s > 0:
         raise TooManyRequests(f"too many requests from this address; the next is answered in {wait_s} s", None, wait_s)
 
 
 @contextmanager
-def _paying(rate: RateLimit) -> Iterator[None]:
-    """Charges the sender for the time inside. Refuses a sender in debt, which an earlier request may have made."""
+def _charging(rate: RateLimit) -> Iterator[None]:
+    """Charges the request's client for the time inside the context.
+
+    Raises TooManyRequests if earlier requests have left the client in debt.
+    """
     _check_rate(rate, tokens=0)
     started_s = time.monotonic()
     try:
         yield
     finally:
-        rate.charge(sender_of(request.remote_addr or ""), (time.monotonic() - started_s) / DECODING_S)
+        rate.charge(rate_limit_key(request.remote_addr or ""), (time.monotonic() - started_s) / TOKEN_S)
 
 
 def _models(triton: Triton) -> Response:
     models = triton.models()
-    shown = ("name", "family", "test_accuracy", "labels", "preprocessing")
+    fields = ("name", "family", "test_accuracy", "labels", "preprocessing")
     return jsonify(
-        models=[{field: getattr(model, field) for field in shown} for model in models.ready],
+        models=[{field: getattr(model, field) for field in fields} for model in models.ready],
         preferred=models.preferred,
         left_out=[{"name": name, "reason": reason} for name, reason in models.left_out],
         accepts={"types": TYPES, "bytes": BODY_BYTES},
@@ -119,7 +124,7 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
     if not content:
         raise BadRequest("expected a picture file as the body, found an empty body")
     model, prediction, prepared, preparation_ms = triton.ask(
-        content, request.args.get("model") or None, lambda: _paying(rate)
+        content, request.args.get("model") or None, lambda: _charging(rate)
     )
     return jsonify(
         label=prediction.label,
@@ -129,7 +134,7 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
         probabilities=prediction.probabilities,
         model=model.name,
         version=prediction.version,
-        image=_rows(prepared.image),
+        image=_pixel_rows(prepared.image),
         shapes=prepared.shapes,
         notes=prepared.notes,
         preparation_ms=round(preparation_ms, 3),
@@ -137,13 +142,13 @@ def _classify(triton: Triton, rate: RateLimit) -> Response:
     )
 
 
-def _rows(image: NDArray[np.uint8]) -> list[list[Any]]:
-    """(C, H, W) -> rows of grey levels, or of red, green and blue."""
+def _pixel_rows(image: NDArray[np.uint8]) -> list[list[Any]]:
+    """uint8 (1 or 3, H, W) -> H rows of W grey levels, or of W lists of red, green and blue."""
     rows: list[list[Any]] = (image[0] if len(image) == 1 else image.transpose(1, 2, 0)).tolist()
     return rows
 
 
-def _failure(error: HTTPException) -> Response:
+def _http_failure(error: HTTPException) -> Response:
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"

@@ -1,4 +1,7 @@
-"""The page's requests to Triton. Each opens a new connection, in milliseconds, so it sees the models served now."""
+"""The page's requests to Triton.
+
+Each request opens a new connection, within milliseconds, so it sees the models that are served now.
+"""
 
 import re
 import time
@@ -15,15 +18,20 @@ from clients.web.decoder_process import Decoder
 
 
 class Models(NamedTuple):
-    """The ready models by name, the preferred name, and the name of each other model with the reason."""
+    """The models of the server.
+
+    ready:     sorted by name.
+    preferred: the name of the model that is selected at first.
+    left_out:  the names of the other models, with the reason.
+    """
 
     ready: list[ServedModel]
     preferred: str
     left_out: list[tuple[str, str]]
 
 
-class Answer(NamedTuple):
-    """What `model` says of a picture, and how the picture was prepared for it."""
+class PictureAnswer(NamedTuple):
+    """A model's prediction for a picture, and the picture as the model saw it."""
 
     model: ServedModel
     prediction: Prediction
@@ -32,8 +40,9 @@ class Answer(NamedTuple):
 
 
 class Triton:
-    """Asks Triton, from any thread. Without `preferred` the best transformer answers.
+    """Sends requests to Triton, from any thread.
 
+    preferred: the model that answers if the page names none; None: the most accurate transformer.
     `close` ends the process that decodes pictures.
     """
 
@@ -44,10 +53,10 @@ class Triton:
         self.close = self._decoder.close
 
     def models(self) -> Models:
-        """Raises the errors of Classifier."""
+        """Raises the errors of Classifier (clients/classifier.py)."""
         listed = list_models(self._options)
-        ready = [each.model for each in listed if each.model is not None]
-        left_out = [(each.name, _in_short(each)) for each in listed if each.model is None]
+        ready = [entry.model for entry in listed if entry.model is not None]
+        left_out = [(entry.name, _short_reason(entry)) for entry in listed if entry.model is None]
         if ready and not self._preferred:
             return Models(ready, most_accurate(_for_drawings(ready)).name, left_out)
         with Classifier(self._options, self._preferred) as classifier:
@@ -55,33 +64,34 @@ class Triton:
 
     def ask(
         self, content: bytes, name: str | None, turn: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> Answer:
+    ) -> PictureAnswer:
         """Classifies the image file `content` with the model `name`, else with the preferred model.
 
-        The file is decoded inside the context `turn()`. Raises InvalidImage, the errors of Classifier, and
-        ModelNotFound if no model is named or preferred and the models have different labels.
+        turn: makes the context in which the file is decoded.
+        Raises InvalidImage, the errors of Classifier, and ModelNotFound if the page must name a model.
         """
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
-        with Classifier(self._options, name or self._preferred or self._default()) as classifier:
+        with Classifier(self._options, name or self._preferred or self._default_name()) as classifier:
             start_ns = time.perf_counter_ns()
             prepared = self._decoder.prepare(content, classifier.model, turn)
             preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(prepared.images)
-        return Answer(classifier.model, prediction, prepared, preparation_ms)
+        return PictureAnswer(classifier.model, prediction, prepared, preparation_ms)
 
-    def _default(self) -> str:
+    def _default_name(self) -> str:
+        """The most accurate transformer. Raises ModelNotFound if the page must name a model."""
         models = self.models()
         check_choice(_for_drawings(models.ready), self._options.addresses[0])
         return models.preferred
 
 
-def _in_short(left_out: ListedModel) -> str:
-    """The reason, without the model's name and without details for developers."""
+def _short_reason(left_out: ListedModel) -> str:
+    """The reason without the model's name, and without the details after the first colon."""
     return left_out.reason.removeprefix(f"model {left_out.name!r}: ").partition(": ")[0]
 
 
 def _for_drawings(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """The models of drawings, because the page is there to draw on; all models if none is of drawings."""
+    """The models of drawings, as the page is made for drawing; all models if there is no model of drawings."""
     of_ink = [model for model in models if model.preprocessing == "ink"]
     return of_ink or list(models)

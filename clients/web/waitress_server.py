@@ -1,6 +1,6 @@
-"""Serves the application by waitress, with bounded threads and connections.
+"""Serves the application by waitress, with limits for threads, connections and sizes.
 
-It does not end slow senders from other machines: the proxy does (`vitbn proxy --page`).
+waitress does not end the connections of slow senders; the proxy does (`vitbn proxy --page`).
 """
 
 import ipaddress
@@ -14,17 +14,17 @@ from waitress.server import create_server
 from clients.errors import CannotListen
 
 THREADS, CONNECTIONS = 4, 600
-IDLE_S = 30  # a connection without a byte for so long is closed
-HEADER_BYTES, LARGEST_BODY = 32_768, 50_000_000  # waitress refuses larger bodies; the application does so before
-BACKLOG = 1024  # unaccepted connections
+IDLE_S = 30  # a connection that has sent no byte for so long is closed
+HEADER_BYTES, LARGEST_BODY = 32_768, 50_000_000  # waitress refuses larger bodies; the application's own limit is lower
+BACKLOG = 1024  # connections that wait to be accepted
 
 
 def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) -> Any:
-    """Listens on the first address of `host` and `port` (0: a free port). Raises CannotListen.
+    """Listens on the first address of `host`, at `port` (0: a free port). Raises CannotListen.
 
-    `behind_proxy`: the client's address is read from the proxy's header X-Forwarded-For.
+    behind_proxy: the client's address is read from the proxy's header X-Forwarded-For.
     """
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # else it warns of waiting requests, which are normal
     trusted: dict[str, Any] = {"trusted_proxy": "*", "trusted_proxy_headers": {"x-forwarded-for"}}
     return create_server(
         app,
@@ -37,7 +37,7 @@ def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) ->
         asyncore_use_poll=True,  # select() ends at 1,024 descriptors
         max_request_header_size=HEADER_BYTES,
         max_request_body_size=LARGEST_BODY,
-        log_socket_errors=False,  # clients come and go
+        log_socket_errors=False,  # else it logs clients that disconnect
         ident=None,
         **(trusted if behind_proxy else {}),
     )

@@ -57,7 +57,7 @@ def test_a_mode_without_grey_is_refused():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38])
-def test_floats_that_are_no_numbers(value):
+def test_nan_and_infinity_are_blank(value):
     values = np.zeros((40, 40), dtype=np.float32)
     values[5, 5] = value
     with pytest.raises(BlankImage):

@@ -74,7 +74,7 @@ def test_the_models_of_a_server(live_server, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_model_that_is_not_there(live_server, protocol):
+def test_a_missing_model_names_the_models_that_are_served(live_server, protocol):
     for name in ("resnet", "", "vitbn/versions/1", "..", "vitbn?", "vit bn"):
         with pytest.raises(ModelNotFound, match="there: vitbn"):
             Classifier(Options(url_of(live_server, protocol), protocol), name)

@@ -36,7 +36,7 @@ def run(script, *arguments, options=("-W", "error")):
     return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
 
-def test_a_closed_client_says_so(server):
+def test_a_closed_classifier_raises(server):
     server.go_on.set()
     classifier = Classifier(server.options())
     assert len(classifier.classify(IMAGES)) == 8
@@ -50,7 +50,7 @@ def test_a_closed_client_says_so(server):
     assert not client_threads()
 
 
-def test_a_client_that_is_not_opened_says_so():
+def test_an_unopened_classifier_raises():
     asking = AsyncClassifier(Options("127.0.0.1:1")).models()
     with pytest.raises(RuntimeError, match="not opened"):
         asking.send(None)
@@ -125,7 +125,7 @@ with Classifier(Options(sys.argv[1])) as classifier:
 
 
 @pytest.mark.slow
-def test_a_forked_child_is_told(server):
+def test_a_classifier_in_a_forked_child_raises(server):
     server.go_on.set()
     done = run(FORK, server.url, options=())  # Python 3.12 warns of any fork beside a thread
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ def test_a_server_that_is_not_triton(protocol, sent):
 
 
 @pytest.mark.parametrize("body", [b"{}", b"7", b"null", b'["net"]', b'[{"state": "READY"}]', b'[{"name": 7}]'])
-def test_another_json_than_tritons(body):
+def test_json_that_is_not_tritons_is_refused(body):
     with sending(reply(body)) as options, pytest.raises(ServerUnavailable, match="no Triton server answers"):
         list_models(options())
 
@@ -182,7 +182,7 @@ def test_a_server_that_starts_late_is_waited_for(protocol):
         {"headers": {"Transfer-Encoding": "chunked"}},
     ],
 )
-def test_options_that_cannot_be(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         Classifier(Options("127.0.0.1:1", **options))
 

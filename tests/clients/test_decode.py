@@ -96,13 +96,13 @@ def test_png_of_any_size_and_kind(width, height, depth, colour):
 
 
 @pytest.mark.parametrize("source", [b"\x89PNG", 7, None, ["a.png"], np.zeros((28, 28))], ids=lambda s: type(s).__name__)
-def test_neither_a_path_nor_a_file(source):
+def test_a_source_that_is_neither_path_nor_file_is_refused(source):
     with pytest.raises(InvalidImage, match=f"open binary file, found {type(source).__name__}"):
         read_image(source)
 
 
 @pytest.mark.parametrize("content", ["text", 7])
-def test_a_file_that_is_not_binary(content):
+def test_a_text_file_is_refused(content):
     class Odd(io.StringIO):
         def read(self, *_):
             return content

@@ -32,7 +32,7 @@ def read(path, content, dimensions=2):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("portion", [1, 30, 100, 1 << 18])
-def test_items_come_whole_and_in_order(path, pack, portion, monkeypatch):
+def test_idx_items_are_complete_and_in_order(path, pack, portion, monkeypatch):
     monkeypatch.setattr(module, "_PORTION", portion)
     count, shape, items = read(path, pack(WHOLE))
     assert (count, shape) == (11, (6, 5))
@@ -65,7 +65,7 @@ def test_items_come_whole_and_in_order(path, pack, portion, monkeypatch):
         (b"\x1f\x8b", "found unreadable data"),
     ],
 )
-def test_what_is_wrong_is_named(path, content, message):
+def test_an_error_in_an_idx_file_is_named(path, content, message):
     with pytest.raises(InvalidImage, match=message) as raised:
         read(path, content)
     assert str(raised.value).startswith(f"{path}: expected ")
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named(path, content, message):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize(("start", "found"), [(0, "10 and 0"), (9, "10 and 0"), (10, "at most 10"), (50, "at most 50")])
-def test_a_part_beyond_the_end(path, pack, start, found):
+def test_rows_beyond_the_end_of_an_idx_file_are_refused(path, pack, start, found):
     path.write_bytes(pack(struct.pack(">IIII", 0x803, 100, 6, 5) + bytes(300)))
     with IdxFile(str(path), 2) as file, pytest.raises(InvalidImage, match=f"100 items of 30 bytes, found {found}"):
         list(file.blocks(start, 100, 300))
@@ -97,7 +97,7 @@ def test_other_formats_are_not_taken_for_idx(path, head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_claims_cost_no_memory(path, pack):
+def test_huge_counts_in_an_idx_header_cost_no_memory(path, pack):
     """A header claims 4 billion images of 64 MiB; a file unpacks to 100 MB."""
     path.write_bytes(pack(struct.pack(">IIII", 0x803, 0xFFFFFFFF, 8192, 8192) + b"x" * 1000))
     tracemalloc.start()

@@ -21,7 +21,7 @@ LIBRARIES = ("ssl:default", "Connect call", "SETTINGS", "ServerDisconnectedError
         ("no.such.host.invalid:80", ["Name or service not known", "Temporary failure in name resolution"]),  # offline
     ],
 )
-def test_nobody_there(protocol, address, reasons):
+def test_an_absent_server_is_named_with_the_reason(protocol, address, reasons):
     code, lines, (error,) = run(DIGIT, "--url", address, "--protocol", protocol)
     assert (code, lines) == (3, [])
     starts = [f"Error: no Triton server answers at {address} over {protocol} ({reason})" for reason in reasons]

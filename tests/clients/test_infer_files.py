@@ -140,7 +140,7 @@ def test_what_has_no_images_is_named(run, draw, tmp_path):
     ]
 
 
-def test_bad_ones_among_good_are_named_and_the_others_answered(run, draw, tmp_path):
+def test_unreadable_pictures_are_named_and_the_others_answered(run, draw, tmp_path):
     for name in ("1.png", "3.png", "5.png"):
         draw(name)
     (tmp_path / "2.png").write_bytes((tmp_path / "1.png").read_bytes()[:90])
@@ -197,7 +197,7 @@ def test_a_pipe(run, draw, tmp_path):
     assert (code, names(lines), errors) == (0, ["pipe"], [])
 
 
-def test_a_stream_without_end(run):
+def test_an_endless_file_is_refused(run):
     assert run("/dev/zero") == (1, [], ["Error: /dev/zero: expected a picture of at most 134217728 bytes, found more"])
 
 

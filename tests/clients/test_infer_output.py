@@ -131,7 +131,7 @@ def test_a_reader_that_goes_away_is_no_error(server, images):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
-def test_a_full_disk_is_one_line(server):
+def test_a_full_disk_is_reported_in_a_line(server):
     with Path("/dev/full").open("wb") as full:
         process = start(server, DIGIT, stdout=full)
     _, errors = process.communicate(timeout=WITHIN_S)
@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_line(server):
 
 
 @pytest.mark.slow
-def test_a_bar_is_shown_in_a_terminal_alone(server, images):
+def test_a_progress_bar_is_shown_only_in_a_terminal(server, images):
     server.before = lambda number: time.sleep(0.05)
     arguments = [images(40), "missing.png", "--batch-size", "1", "--concurrency", "1"]
     shown, terminal = pty.openpty()

@@ -53,7 +53,7 @@ def test_paper_follows_the_edge_of_a_shadow():
     assert np.abs(paper[:, 50:] - 130).max() < 1
 
 
-def test_a_hard_shadow_is_no_ink_and_leaves_the_ink_as_dark(digit):
+def test_a_hard_shadow_is_not_ink_and_does_not_weaken_ink(digit):
     light = np.where(np.add.outer(np.arange(400), 3 * np.arange(400)) < 820, 1.0, 0.5)  # across the digit
     assert difference(light * sheet(digit), digit) < 1.5 * CLOSE
     shaded = to_model_input(Image.fromarray((light * sheet(digit)).astype(np.uint8)))[0]

@@ -74,7 +74,7 @@ def test_every_mode(mode: str, channels: int) -> None:
     assert (found.shape, found.dtype) == ((channels, 32, 32), np.uint8)
 
 
-def test_what_is_transparent_is_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     picture = Image.new("RGBA", (32, 32), (255, 0, 0, 0))
     picture.paste((0, 0, 200, 255), (0, 0, 16, 32))
     found = photo_to_model_input(picture, (3, 32, 32))
@@ -87,14 +87,14 @@ def test_pictures_of_odd_sizes(size: tuple[int, int]) -> None:
     assert {tuple(pixel) for pixel in found.reshape(3, -1).T.tolist()} == {(9, 8, 7)}
 
 
-def test_what_cannot_be_prepared_is_named() -> None:
+def test_an_error_of_preparation_names_the_picture() -> None:
     with pytest.raises(InvalidImage, match=r"^image: expected grey or colour, found the mode La"):
         photo_to_model_input(Image.new("La", (30, 30)), (1, 32, 32))
     with pytest.raises(InvalidImage, match=r"expected a model of 1 or 3 channels, found 4"):
         photo_to_model_input(Image.new("RGB", (30, 30)), (4, 32, 32))
 
 
-def test_the_model_says_which_way(digit: np.ndarray) -> None:
+def test_the_preprocessing_of_the_model_is_used(digit: np.ndarray) -> None:
     dark_on_light = Image.fromarray(255 - digit).resize((140, 140))
     assert prepare(dark_on_light, (1, 28, 28), "ink")[0, 0, 0] == 0
     assert prepare(dark_on_light, (1, 28, 28), "photo")[0, 0, 0] == 255
@@ -130,13 +130,13 @@ def test_a_thing_on_the_other_background_is_inverted(channels: int) -> None:
 
 
 @pytest.mark.parametrize("pixels", [thing(0, 215, 1), thing(128, 255, 3)], ids=["alike", "neither dark nor light"])
-def test_another_thing_is_left(pixels: np.ndarray) -> None:
+def test_a_photo_with_the_usual_background_stays_unchanged(pixels: np.ndarray) -> None:
     found, note, suits = check_photo(pixels, Looks("dark", 0.9))
     np.testing.assert_array_equal(found, pixels)
     assert (note, suits) == ("", True)
 
 
-def test_a_model_that_says_nothing_of_its_pictures() -> None:
+def test_without_looks_a_photo_stays_unchanged() -> None:
     found, note, suits = check_photo(thing(255, 40, 5), None)
     np.testing.assert_array_equal(found, thing(255, 40, 5))
     assert (note, suits) == ("", True)
@@ -209,7 +209,7 @@ def test_a_photo_has_no_shapes_to_split(garments: StandIn) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"background": "green"}, {"fill": 2}, {"fill": "much"}])
-def test_looks_that_are_none(garments: StandIn, wrong: dict[str, object]) -> None:
+def test_an_invalid_background_or_fill_is_refused(garments: StandIn, wrong: dict[str, object]) -> None:
     described = {**json.loads(garments.parameters["model_config"]), **wrong}
     garments.parameters = {"model_config": json.dumps(described)}
     code, _, errors = ask(garments, DIGIT_PNG)

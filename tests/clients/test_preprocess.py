@@ -40,7 +40,7 @@ def test_mnist_images_pass_nearly_unchanged(mnist):
     assert np.mean(differences < 1) > 0.98  # the others move by one pixel
 
 
-def test_what_came_out_goes_through_unchanged(digit):
+def test_preprocessing_its_own_output_changes_nothing(digit):
     assert difference(Image.fromarray(digit), digit) == 0
 
 

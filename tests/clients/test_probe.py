@@ -63,7 +63,7 @@ def test_the_command_answers_within_a_second_with_json_and_an_exit_code(live_ser
     assert version["max_abs_error"] <= 1e-4
 
 
-def test_a_server_that_is_away_fails_the_probe() -> None:
+def test_an_absent_server_fails_the_probe() -> None:
     code, printed = told(probe, "--url", "127.0.0.1:1")
     found = json.loads(printed)
     assert (code, found["ok"]) == (1, False)

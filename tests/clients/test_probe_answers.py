@@ -128,7 +128,7 @@ def test_names_that_fit_no_address_fail() -> None:
     assert "InvalidURL" in found.versions[0].reason
 
 
-def test_a_client_that_asks_nothing_is_no_error_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_connection_without_a_request_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     """The next test would have the error in its output."""
     with raw_server.answering(lambda path: []) as url:
         host, port = url.split(":")

@@ -49,5 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "words", "code", "said"), ROWS)
-def test_one_line_and_nothing_written(place: Path, command: click.Command, words: str, code: int, said: str) -> None:
+def test_a_refusal_is_a_line_and_writes_nothing(
+    place: Path, command: click.Command, words: str, code: int, said: str
+) -> None:
     check_refused(place, command, f"{USUAL[command]} {words}", code, said)

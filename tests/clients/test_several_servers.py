@@ -17,7 +17,7 @@ NOBODY = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_next_is_asked_when_one_is_away(protocol):
+def test_the_next_server_is_asked_when_a_server_is_absent(protocol):
     with StandIn().serving(protocol) as server:
         url = f"{NOBODY}, {server.url}"
         assert [each.name for each in list_models(Options(url, protocol, retry_s=0))] == ["net"]
@@ -26,7 +26,7 @@ def test_the_next_is_asked_when_one_is_away(protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_one_goes_away_in_the_middle(protocol):
+def test_requests_go_to_the_second_server_when_the_first_ends(protocol):
     with ExitStack() as stack:
         first = StandIn()
         leaving = stack.enter_context(ExitStack())
@@ -58,7 +58,7 @@ def test_a_busy_one_passes_the_request_on(protocol):
         assert (len(busy.batches), len(idle.batches)) == (1, 3)
 
 
-def test_a_silent_one_leaves_time_for_the_next():
+def test_a_silent_server_leaves_time_for_the_next_server():
     with socket.create_server(("127.0.0.1", 0)) as silent, StandIn().serving("http") as server:
         url = f"127.0.0.1:{silent.getsockname()[1]},{server.url}"
         with Classifier(Options(url, timeout_s=4, retry_s=0)) as classifier:
@@ -83,7 +83,7 @@ def test_all_away():
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_busy_server_is_told_from_one_that_is_away(protocol):
+def test_a_busy_server_and_an_absent_server_raise_different_errors(protocol):
     with ExitStack() as stack:
         server = stack.enter_context(StandIn(lambda number: "Exceeds maximum queue size").serving(protocol))
         classifier = stack.enter_context(Classifier(server.options(retry_s=0)))
@@ -95,7 +95,7 @@ def test_a_busy_server_is_told_from_one_that_is_away(protocol):
     assert not isinstance(raised.value, ServerBusy)
 
 
-def test_a_busy_server_meets_no_storm():
+def test_retries_at_a_busy_server_are_limited():
     """40 requests share 10 retries."""
     with StandIn(lambda number: "too busy").serving("http") as server:
         failures = []

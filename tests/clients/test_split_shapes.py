@@ -36,7 +36,7 @@ ONE = [(300, 20), (300, 170)]
         ([[(40, 20), (60, 180), (100, 100), (160, 180), (180, 20)]], 1),  # touching digits
     ],
 )
-def test_count(lines, count):
+def test_shapes_are_counted(lines, count):
     assert shapes(drawn(*lines))[1] == count
 
 
@@ -46,14 +46,14 @@ def test_each_shape_is_what_its_own_picture_gives():
         assert np.abs(image.astype(int) - to_model_input(drawn(line))).mean() < 12
 
 
-def test_one_shape_is_what_it_was(digit):
+def test_a_single_shape_is_the_same_with_split(digit):
     picture = Image.fromarray(255 - digit).resize((200, 200))
     split, count = shapes(picture)
     assert count == 1
     np.testing.assert_array_equal(split[0], to_model_input(picture))
 
 
-def test_a_page_of_text_is_bounded():
+def test_scattered_ink_gives_a_bounded_number_of_shapes():
     mask = np.random.default_rng(0).random((300, 500)) < 0.03
     picture = Image.fromarray(np.where(mask, 0, 255).astype(np.uint8)).resize((1500, 900), Image.Resampling.NEAREST)
     inputs, count = shapes(picture)

@@ -43,13 +43,13 @@ def test_any_portions_become_batches_of_one_size(lengths, size, chance):
     assert all(0 < len(batch) <= size for batch in batches)
 
 
-def test_a_mask_changes_no_pixels(server):
+def test_a_masked_array_is_sent_with_its_own_pixels(server):
     with connect(server) as classifier:
         masked = np.ma.masked_array(IMAGES, IMAGES > 99)
         np.testing.assert_array_equal(classifier.logits(masked), expected_logits(IMAGES))
 
 
-def test_an_array_that_its_owner_fills_again_is_copied():
+def test_gathered_images_are_copied():
     def refilled():
         buffer = np.empty(SHAPE, np.uint8)
         for image in IMAGES:
@@ -70,7 +70,7 @@ def test_an_array_that_its_owner_fills_again_is_copied():
         b"7" * 784,
     ],
 )
-def test_what_is_no_image_is_refused_where_it_comes(wrong):
+def test_a_wrong_array_in_a_stream_is_refused_after_the_images_before_it(wrong):
     batches = gather([IMAGES[:2], wrong], SHAPE, 2)
     np.testing.assert_array_equal(next(batches), IMAGES[:2])
     with pytest.raises(InvalidImage, match=r"expected uint8 \(n, 1, 28, 28\), found"):
@@ -143,7 +143,7 @@ def test_no_more_is_read_than_may_be_held(server, kind):
     assert 2 * 3 < most <= 4 * 3
 
 
-def test_an_error_of_the_source_passes_and_the_client_goes_on(server):
+def test_an_error_of_the_image_source_reaches_the_caller_and_the_client_still_works(server):
     def broken():
         yield from IMAGES[:40]
         raise KeyError("the camera")
@@ -154,7 +154,7 @@ def test_an_error_of_the_source_passes_and_the_client_goes_on(server):
         assert len(classifier.classify(IMAGES)) == 90
 
 
-def test_a_stream_may_be_left(server):
+def test_a_classifier_works_after_an_abandoned_stream(server):
     async def leave():
         async with connect(server, AsyncClassifier) as classifier:
             async for _ in classifier.stream(IMAGES):

@@ -30,7 +30,7 @@ def connect(server, **files):
     return Classifier(server.options(retry_s=0, tls=Tls(**files)))
 
 
-def test_both_sides_show_who_they_are(server, certificates):
+def test_client_and_server_verify_each_others_certificate(server, certificates):
     files = {"ca_file": certificates.certificate, "certificate_file": certificates.certificate}
     with connect(server, **files, key_file=certificates.key) as classifier:
         assert len(classifier.classify(IMAGES)) == 9
@@ -39,7 +39,7 @@ def test_both_sides_show_who_they_are(server, certificates):
     assert list_models(server.options(tls=tls))[0].model
 
 
-def test_who_is_not_trusted_is_not_talked_to(server, certificates):
+def test_an_untrusted_or_unencrypted_connection_is_refused(server, certificates):
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
         connect(server)  # unknown authority
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
@@ -48,7 +48,7 @@ def test_who_is_not_trusted_is_not_talked_to(server, certificates):
         Classifier(server.options(retry_s=0))  # not encrypted
 
 
-def test_files_that_are_none(tmp_path, certificates):
+def test_invalid_tls_files_are_refused(tmp_path, certificates):
     with pytest.raises(ValueError, match="certificate and its key, found one without"):
         Tls(certificate_file=certificates.certificate)
     (tmp_path / "empty.pem").write_text("seven")

@@ -114,7 +114,7 @@ def test_the_served_version_answers(tmp_path, network):
 
 
 @pytest.mark.parametrize("config", [{"preprocessing": "sound"}, {"temperature": "0"}, {"temperature": "nan"}])
-def test_a_network_that_cannot_be_right_is_refused(tmp_path, config):
+def test_an_invalid_temperature_or_preprocessing_is_refused(tmp_path, config):
     file = write_network(tmp_path / "x.onnx", **config)
     with pytest.raises(ModelMismatch, match=r"of the exporter, found the (temperature|preprocessing)"):
         Network(find_model(file))

@@ -39,7 +39,7 @@ def test_pixels_without_ink_are_errors_and_ink_anywhere_is_not(tmp_path, network
     assert [error is not None for error in table["error"].to_pylist()] == [False, True, False, False]
 
 
-def test_a_damaged_shard_costs_its_end(tmp_path, digits, network):
+def test_a_damaged_shard_loses_only_what_follows_the_damage(tmp_path, digits, network):
     shard = write_tar(tmp_path / "x.tar", {f"{number}.png": png(digits[39]) for number in range(9)})
     shard.write_bytes(shard.read_bytes()[:5000])
     (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(digits))[:-200])
@@ -60,7 +60,7 @@ def test_a_damaged_shard_costs_its_end(tmp_path, digits, network):
         (lambda shard: shard[:4100] + b"x" + shard[4101:], "bad checksum at byte 4096"),
     ],
 )
-def test_a_damaged_header_is_no_end_of_a_shard(tmp_path, digits, network, damage, reason):
+def test_a_damaged_tar_header_is_an_error(tmp_path, digits, network, damage, reason):
     shard = write_tar(tmp_path / "x.tar", {f"{number}.png": png(digits[39]) for number in range(9)})
     shard.write_bytes(damage(shard.read_bytes()))
     errors = run([shard], tmp_path / "out", network)["error"].to_pylist()

@@ -67,7 +67,7 @@ def test_the_same_pictures_at_every_call(inks):
         assert np.array_equal(np.asarray(first), np.asarray(second))
 
 
-def test_a_wrong_judgement_shows(inks):
+def test_mirrored_digits_lower_the_measured_accuracy(inks):
     images, labels = inks["strokes"]
     mirrored = seen(pictures("plain", images[:, :, ::-1]))
     assert 100 * right(mirrored, labels).mean() < LEAST["strokes"] - 20

@@ -47,7 +47,7 @@ def test_an_image_is_answered_as_by_the_library(
     assert 0 < answer["preparation_ms"] < 1e4
 
 
-def test_many_at_once(address: str) -> None:
+def test_simultaneous_requests_are_answered(address: str) -> None:
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda number: classify(address, DIGIT), range(16)))
     assert [(status, answer["label"]) for status, answer in answers] == [(200, "3")] * 16
@@ -93,7 +93,7 @@ def test_what_is_no_image(address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "image/svg+xml", "application/x-www-form-urlencoded", "image/png2"])
-def test_a_type_that_is_none_of_ours(address: str, kind: str) -> None:
+def test_another_content_type_is_refused(address: str, kind: str) -> None:
     answer = ask(address, "POST", "/api/classify", DIGIT, {"Content-Type": kind})
     assert answer[0] == 415
     assert f"found {kind!r}" in check_refusal(*answer)
@@ -186,7 +186,9 @@ def test_no_triton_server() -> None:
             assert NOBODY in check_refusal(*answer)
 
 
-def test_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_answered_as_json(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(triton_requests.Triton, "models", lambda self: 1 / 0)
     with listening(NOBODY) as where:
         status, headers, content = ask(where, "GET", "/api/models")
@@ -196,7 +198,7 @@ def test_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_preferred_model_that_is_not_there(triton: Triton) -> None:
+def test_the_page_answers_without_its_preferred_model(triton: Triton) -> None:
     with listening(triton.url, model="resnet") as where:
         assert ask(where, "GET", "/api/models")[0] == 404
         assert classify(where, DIGIT, "?model=vitbn")[0] == 200

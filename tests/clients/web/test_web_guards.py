@@ -23,7 +23,7 @@ def test_a_burst_then_a_steady_rate() -> None:
     assert [rate.wait_s("a") for _ in range(4)] == [0, 0, 0, 0.5]
 
 
-def test_work_that_was_done_is_a_debt() -> None:
+def test_charged_work_becomes_a_debt() -> None:
     clock = Clock()
     rate = RateLimit(rate_hz=2, burst=3, clock_s=clock)
     assert [rate.wait_s("a", 0), rate.wait_s("a")] == [0, 0]

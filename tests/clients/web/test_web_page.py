@@ -76,7 +76,7 @@ def test_a_star_is_not_a_digit(page: Page) -> None:
     expect_digit(page, "4")
 
 
-def test_what_is_shown_of_an_answer(page: Page) -> None:
+def test_the_page_shows_probabilities_version_and_latencies(page: Page) -> None:
     draw(page, FORMS[4][0])
     expect_digit(page, "4")
     rows = page.locator("#bars li")

@@ -1,6 +1,7 @@
 """What clients need to know of a picture network of another origin, in place of a `ModelConfig`.
 
-In: keyword arguments or JSON. Out: a checked `PictureConfig`. clients/images/resize_and_crop.py crops pictures by its framing.
+In: keyword arguments or JSON. Out: a checked `PictureConfig`, by whose framing
+clients/images/resize_and_crop.py crops pictures.
 """
 
 from __future__ import annotations

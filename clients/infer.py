@@ -22,6 +22,7 @@ import click
 from clients.connection_options import FILE, connection_options, parse_options
 from clients.errors import ClientError, InvalidImage
 from clients.options import DEFAULTS, Options
+from common.plurals import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,7 +178,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
     except InvalidImage as error:
         raise click.UsageError(f"--labels: {error}") from error
     if len(truths) != expected:
-        raise click.UsageError(f"--labels {labels}: expected {expected} labels, found {len(truths)}")
+        raise click.UsageError(f"--labels {labels}: expected {counted(expected, 'label')}, found {len(truths)}")
     return truths
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.plurals import counted
 from export.compiler.proof.tolerances import WORST, allowed, largest_error, relative_error
 from export.errors import ExportError
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
@@ -79,7 +80,7 @@ def compare(
     for size in batch_sizes:
         batch = images[:size]
         if len(batch) < size or size < 1:
-            raise EquivalenceError(f"{stages}: expected {size} images to compare, found {len(batch)}")
+            raise EquivalenceError(f"{stages}: expected {counted(size, 'image')} to compare, found {len(batch)}")
         want, have = expected(batch), actual(batch)
         _check_form(stages, want, have, f" at batch {size}")
         answers.append((size, want if exact is None else exact(batch), want, have))

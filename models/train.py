@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
 from common.files import check_writable, naming
+from common.plurals import counted
 from models.catalog import NameChoice
 from models.checkpoints import metrics
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
@@ -256,7 +257,8 @@ def _say_accuracy(output: Path, data: Dataset) -> None:
     low, high = (f"{100 * bound:.0f}" for bound in wilson(share, count))
     largest, most = Counter(data.test_labels.tolist()).most_common(1)[0]
     always = f"; always {data.labels[largest]}: {100 * most / count:.0f} %" if most > LARGE_CLASS * count else ""
-    click.echo(f"Test part: {count} pictures: {100 * share:.0f} %, {low} to {high} (95 % interval){always}; {kept}")
+    accuracy = f"{100 * share:.0f} %, {low} to {high} (95 % interval)"
+    click.echo(f"Test part: {counted(count, 'picture')}: {accuracy}{always}; {kept}")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from clients.errors import ClientError
 from common.files import atomic_file, write_atomically
+from common.plurals import counted
 
 JOB_FILE = "_job.json"
 
@@ -190,4 +191,4 @@ def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Pa
             if number % count == index and number not in finished:
                 yield Part.from_line(line.decode())
     if number + 1 != job.parts:
-        raise JobMismatch(f"{output.path}/{job.parts_file}: expected {job.parts} parts, found {number + 1}")
+        raise JobMismatch(f"{output.path}/{job.parts_file}: expected {counted(job.parts, 'part')}, found {number + 1}")

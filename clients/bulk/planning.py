@@ -22,6 +22,7 @@ from clients.bulk.job import JobMismatch, Kind, Part
 from clients.errors import InvalidImage
 from clients.images.idx import IdxFile
 from clients.images.paths import has_image_suffix
+from common.plurals import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +83,7 @@ class Planner:
             total, zipped = images.count, images.is_zipped
             expected = 16 + total * math.prod(images.item_shape)
         if not zipped and size != expected:
-            raise InvalidImage(f"{path}: expected {expected} bytes for {total} images, found {size}")
+            raise InvalidImage(f"{path}: expected {expected} bytes for {counted(total, 'image')}, found {size}")
         step = total if zipped else self.part_rows or PART_ROWS
         for start in range(0, total, max(1, step)):
             stop = min(start + step, total)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import click
 
 from clients.bulk.scoring import Outcome
+from common.plurals import counted
 
 _EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
 
@@ -49,10 +50,12 @@ class Progress:
         share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)
         unfinished = self.done < self.parts and share > 0
         duration = f"{_clock(seconds * (1 - share) / share)} left" if unfinished else f"{_clock(seconds)} taken"
-        total = f" of {self.rows:,}" if self.rows is not None else ""
+        done = counted(self.rows_done, "row", ",")
+        rows = done if self.rows is None else f"{self.rows_done:,} of {counted(self.rows, 'row', ',')}"
+        parts = f"{self.done:,} of {counted(self.parts, 'part', ',')}"
         errors = f", {self.errors:,} with errors" if self.errors else ""
         rate = f"{self.rows_done / seconds:,.0f} rows/s"
-        return f"{self.rows_done:,}{total} rows{errors}, {self.done:,} of {self.parts:,} parts, {rate}, {duration}"
+        return f"{rows}{errors}, {parts}, {rate}, {duration}"
 
     def end(self) -> None:
         self._clear()

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from common.plurals import counted
 from export.compiler.errors import NotSupported
 from export.compiler.graph.files import save_model
 from export.compiler.proof.compare import Errors, Proved, prove
@@ -52,13 +53,12 @@ class Source:
         alone: Arrays = []
         for size in BATCHES:
             images = drawn_pictures((self.network.channels, *self.processor.size), size)
-            say(f"the original, {size} pictures")
+            say(f"the original, {counted(size, 'picture')}")
             try:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]
             except NotSupported as error:
-                raise PublishError(
-                    f"{self.original.path}: expected a network that takes {size} pictures at once: {error}"
-                ) from error
+                expected = f"a network that takes {counted(size, 'picture')} at once"
+                raise PublishError(f"{self.original.path}: expected {expected}: {error}") from error
             alone = alone or [answers]
             if answers.shape[:1] != (size,) or not relative_error(alone[0][:1], answers[:1]) <= ALONE:
                 expected = "answers that do not depend on the other pictures of a batch"
@@ -66,7 +66,7 @@ class Source:
                     f"{self.original.path}: expected {expected}, found others; was it exported in eval mode?"
                 )
             exact = double_answers(self._scores, self._feeds(images, np.float64)) if double else None
-            yield Round(f"{size} drawn pictures", {INPUT_NAME: images}, [answers], exact)
+            yield Round(counted(size, "drawn picture"), {INPUT_NAME: images}, [answers], exact)
 
     def _feeds(self, images: Images, dtype: type[np.floating[Any]]) -> Feeds:
         """What the original reads for `images`, normalised in `dtype`."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from common.picture_formats import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
+from common.plurals import counted
 from models.data.dataset import DataError, Dataset
 from models.data.picture_files import PictureFile, find_files, left_out, pictures, shown
 from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
@@ -68,7 +69,8 @@ def load_folder(
 
 def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
     first = shown(str(several[0].relative_to(folder))) if several else ""
-    return (f"Read of several frames or pages, the first: {len(several)} pictures, such as {first}",) * bool(several)
+    number = counted(len(several), "picture")
+    return (f"Read of several frames or pages, the first: {number}, such as {first}",) * bool(several)
 
 
 def _copies(record: Record) -> tuple[str, ...]:
@@ -78,7 +80,8 @@ def _copies(record: Record) -> tuple[str, ...]:
         fact = f"{count} of {tested} test pictures are copies of pictures to train on"
         notes.append(f"{fact}: the accuracy is too high; remove the copies")
     if several := of_several_classes(record):
-        fact = f"{len(several)} pictures are in several classes, such as in {' and '.join(min(several))}"
+        verb = "is" if len(several) == 1 else "are"
+        fact = f"{counted(len(several), 'picture')} {verb} in several classes, such as in {' and '.join(min(several))}"
         notes.append(f"{fact}: no model can tell which is right; keep each in one class")
     return tuple(notes)
 

@@ -15,6 +15,7 @@ from unicodedata import normalize
 
 from common.files import sha256
 from common.picture_formats import SUFFIXES
+from common.plurals import counted
 from models.data.dataset import DataError
 
 TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")
@@ -85,7 +86,7 @@ def _hint(folder: Path) -> str:
     if sub_folders:
         return f"; name {inner}, which holds {len(sub_folders)} folders"
     files = sorted(_files(folder, recursive=False))
-    return f" and {len(files)} files, such as {shown(files[0].name)}" if files else ""
+    return f" and {counted(len(files), 'file')}, such as {shown(files[0].name)}" if files else ""
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -196,7 +197,8 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     notes += _note_of_suffixes(path for _, path in files)
     if outside := list(_files(folder, recursive=False)):
         first = shown(outside[0].name)
-        notes.append(f"Left out, as they are in no class: {len(outside)} files beside the classes, such as {first}")
+        number = counted(len(outside), "file")
+        notes.append(f"Left out, as they are in no class: {number} beside the classes, such as {first}")
     if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_hidden(path)):
         notes.append(f"Left out, as hidden: {', '.join(map(shown, hidden))}")
     if linked := sorted(link for place in places for link in _links(place)):
@@ -204,7 +206,8 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         notes.append(f"Left out, as links to folders: {len(linked)} in the classes, such as {first}")
     if deeper:
         first = shown(str(min(deeper).relative_to(folder)))
-        notes.append(f"Read from sub-folders of classes: {deeper.total()} pictures in {len(deeper)}, such as {first}")
+        number = counted(deeper.total(), "picture")
+        notes.append(f"Read from sub-folders of classes: {number} in {len(deeper)}, such as {first}")
     return tuple(notes)
 
 
@@ -238,7 +241,7 @@ def _other_suffixes(paths: Iterable[Path]) -> str:
     """The number of files that are no pictures, by suffix, such as "3 files (.txt 3)"; empty if there are none."""
     others = Counter(path.suffix.lower() or "no suffix" for path in paths if not _is_picture(path))
     kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
-    return f"{others.total()} files ({kinds})" if others else ""
+    return f"{counted(others.total(), 'file')} ({kinds})" if others else ""
 
 
 def shown(name: str) -> str:

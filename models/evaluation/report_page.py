@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from common.plurals import counted
 from models.evaluation.report import Mistake, Result
 from models.networks.config import TRANSFORMER_NAMES
 
@@ -85,7 +86,7 @@ def page(result: Result) -> str:
 def _verdict(result: Result) -> list[str]:
     low, high = (f"{100 * bound:.1f}" for bound in result.interval)
     share = f"{_percent(result.right, result.pictures)} right ({low} to {high}, 95 % interval)"
-    told = f"<p class=result>Test part: {result.pictures:,} pictures, {share}.</p>"
+    told = f"<p class=result>Test part: {counted(result.pictures, 'picture', ',')}, {share}.</p>"
     return [told, f"<p class=quiet>Epoch {result.about['kept_epoch']} of {result.about['epochs']} is kept.</p>"]
 
 

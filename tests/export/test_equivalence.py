@@ -97,7 +97,7 @@ def test_a_tie_is_no_difference() -> None:
 
 
 def test_nothing_compared_is_an_error() -> None:
-    with pytest.raises(EquivalenceError, match="expected 1 images to compare, found 0"):
+    with pytest.raises(EquivalenceError, match="expected 1 image to compare, found 0"):
         check(right, images=IMAGES[:0])
     with pytest.raises(EquivalenceError, match="expected images to compare, found none"):
         compare("nothing", right, right, IMAGES, 1e-4, [])

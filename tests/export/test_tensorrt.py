@@ -69,7 +69,7 @@ def test_what_float16_cannot_tell_apart_is_left_out() -> None:
     images = IMAGES.copy()
     images[::2, 0, 0, 0], images[1::2, 0, 0, 0] = 255, 0
     assert compare_engine(two_classes(1.01), two_classes(0.99), images, FP16).max_abs_error == 0
-    with pytest.raises(EquivalenceError, match="expected 1 images to compare, found 0"):
+    with pytest.raises(EquivalenceError, match="expected 1 image to compare, found 0"):
         compare_engine(two_classes(1.01), two_classes(0.99), images[1::2], FP16)
 
 

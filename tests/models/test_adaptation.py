@@ -138,9 +138,9 @@ def test_what_is_left_out_is_said(saved, tmp_path):
     (folder / "notes.txt").write_text("none")
     (folder / "more").mkdir()
     told = run(saved, folder, "--output", tmp_path / "adapted.safetensors").output
-    assert "suffix is of no picture that is read here: 1 files (.txt 1)\n" in told
+    assert "suffix is of no picture that is read here: 1 file (.txt 1)\n" in told
     assert "Left out, as folders: 1, such as more\n" in told
-    assert "Read of several frames or pages, the first: 1 pictures, such as 0.png\n" in told
+    assert "Read of several frames or pages, the first: 1 picture, such as 0.png\n" in told
 
 
 def test_the_option_of_a_training_is_no_longer_shown():

@@ -95,10 +95,10 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
         63,
         (
             "Left out, as their suffix is of no picture that is read here: 4 files (.heic 1, .txt 3)",
-            "Left out, as they are in no class: 1 files beside the classes, such as labels.csv",
+            "Left out, as they are in no class: 1 file beside the classes, such as labels.csv",
             "Left out, as hidden: .hidden",
-            "Read from sub-folders of classes: 1 pictures in 1, such as stripes/2024/may",
-            "Read of several frames or pages, the first: 1 pictures, such as stripes/moving.gif",
+            "Read from sub-folders of classes: 1 picture in 1, such as stripes/2024/may",
+            "Read of several frames or pages, the first: 1 picture, such as stripes/moving.gif",
         ),
     )
     told = ok(train, "--dataset", folder, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "x.safetensors")

@@ -191,9 +191,8 @@ class Classifier:
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
         self._async_classifier = AsyncClassifier(options, model)
         self._thread = LoopThread("classifier")
-        self._close = weakref.finalize(
-            self, self._thread.stop, self._async_classifier.close
-        )  # also at the end of the process
+        # The end of the process closes, too.
+        self._close = weakref.finalize(self, self._thread.stop, self._async_classifier.close)
         try:
             self._thread.run(self._async_classifier.open())
         except BaseException:

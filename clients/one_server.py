@@ -43,9 +43,8 @@ class Server:
         self._connection_errors, self._format_errors = _error_types(self._is_http)
         module = import_module(f"tritonclient.{options.protocol}.aio")
         try:
-            context = _tls_context(
-                options.tls
-            )  # also for gRPC, which would report unreadable files as an absent server
+            # Also for gRPC, which itself would report unreadable files as an absent server.
+            context = _tls_context(options.tls)
             settings = self._http_settings(context) if self._is_http else self._grpc_settings()
             self._client = module.InferenceServerClient(address, **settings)
             if self._is_http:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.drills.hostile_requests import LENGTH
 from benchmarks.measure.run import Record, Row
-from clients import samples
+from clients.probing.stored_samples import parse_outputs
 
 MOST = 100_000  # requests of an open loop
 TOLERANCE = 1e-3
@@ -223,7 +223,7 @@ class Asker:
                     verdicts.refused.append(seconds)
                 elif answer.status != 200:
                     verdicts.failed += 1
-                elif question.is_right(samples.outputs(content, int(answer.headers[LENGTH]))):
+                elif question.is_right(parse_outputs(content, int(answer.headers[LENGTH]))):
                     verdicts.right.append((started, seconds))
                 else:
                     verdicts.wrong += 1

@@ -17,7 +17,7 @@ def label(mask: Mask) -> tuple[Parts, int]:
     no number changes (Shiloach and Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
     """
     height, width = mask.shape
-    stride = width + 2  # a run ends with its row
+    stride = width + 2  # a margin on both sides, so that no run continues in the next row
     padded = np.zeros((height, stride), dtype=np.int8)
     padded[:, 1:-1] = mask
     steps = np.diff(padded.ravel())
@@ -28,7 +28,7 @@ def label(mask: Mask) -> tuple[Parts, int]:
     # Each pair of touching runs: `above` and `below` are the numbers of its runs.
     above = np.repeat(np.arange(len(starts)), touching)
     below = np.arange(len(above)) - np.repeat(np.cumsum(touching) - touching, touching) + np.repeat(first, touching)
-    root = np.arange(len(starts))
+    root = np.arange(len(starts))  # of each run: the smallest number of a run that is known to be connected to it
     while True:
         lower = np.minimum(root[above], root[below])
         joined = root.copy()
@@ -38,7 +38,7 @@ def label(mask: Mask) -> tuple[Parts, int]:
         if np.array_equal(joined, root):
             break
         root = joined
-    numbers = np.unique(root, return_inverse=True)[1] + 1
+    numbers = np.unique(root, return_inverse=True)[1] + 1  # the part of each run
     changes = np.zeros(height * stride + 1, dtype=np.intp)
     changes[starts] += numbers
     changes[ends] -= numbers

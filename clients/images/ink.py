@@ -24,10 +24,8 @@ LEAST_PART = 0.05  # of the ink of the heaviest connected component; lighter com
 _WORKING_SIDE = 512  # pixels; larger pictures are reduced for the search
 _BLURRED_FROM = 256  # pixels of a side; in smaller pictures blur would erase strokes
 _PAPER_SIDE = 32  # pixels of the reduced picture from which paper is estimated: light changes slowly
-_PAPER_WINDOW = (
-    25  # of its pixels; so large a window is mostly paper; every second pixel counts, 13 a side, which is odd
-)
-_SHADOW = 2.5  # times darker than most of the paper, at most
+_PAPER_WINDOW = 25  # of its pixels; so large a window is mostly paper; the median takes every second pixel, 13 a side
+_SHADOW = 2.5  # times darker than most of the paper; deeper shadows are undone only so far
 _NOISE_MARGIN = 6.0  # standard deviations; a megapixel of Gaussian noise stays below 5.5
 _STRONG = 0.4  # of the darkest ink; every stroke reaches it somewhere
 _LEAST_SIDE = 6  # pixels of the ink's longer side

@@ -18,7 +18,7 @@ _THICK = 0.2  # of the part's shorter side; a thicker line is a stroke
 _THIN = 0.09  # of the part's longer side; the lines of an empty frame are thinner
 _STRAY = 0.05  # of the pixels of an empty frame's lines; the part has fewer pixels that are not lines
 CERTAIN = 60.0  # grey levels; ink of less contrast may be the fill of a zero that looks like a frame
-_MARGIN = 1 / 170  # of the picture's longer side; the soft edge of a frame's lines, which is erase_lines too
+_MARGIN = 1 / 170  # of the picture's longer side; the soft edge of a frame's lines, which is erased too
 _BORDER = 40.0  # grey levels between paper and the lines at a picture's border
 _BORDER_SHARE = 0.12  # of a picture's shorter side; lines at the border are thinner
 
@@ -80,9 +80,8 @@ def _sides(part: Mask) -> Mask | None:
         straight = side.any(axis=0) & (first <= reach)
         if straight.mean() < _STRAIGHT:
             return None
-        ends = np.where(side, False, np.arange(len(side))[:, None] > first).argmax(
-            axis=0
-        )  # of the filled rows from `first`
+        # In each column, the end of the filled rows from `first`.
+        ends = np.where(side, False, np.arange(len(side))[:, None] > first).argmax(axis=0)
         ends[ends == 0] = len(side)
         width = int(np.median((ends - first)[straight]))
         if width > _THICK * min(part.shape):

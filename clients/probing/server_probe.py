@@ -36,7 +36,7 @@ def probe_server(
 ) -> Probe:
     """Asks every served version of `models`, by default of all models.
 
-    url: HOST:PORT. timeout_s: seconds for the whole probe. repositories: folders with the models' samples.
+    url: HOST:PORT. timeout_s: seconds for the complete probe. repositories: folders with the models' samples.
     """
     started_s = time.monotonic()
     server = DeadlineServer(url, headers or {}, started_s + timeout_s)

@@ -1,33 +1,34 @@
-// Strokes or a picture in, the server's answer out.
+// In: strokes or a picture. Out: the server's answer on the page.
 //
-// The sheet is a list of strokes or one picture; every change makes a new question. `settle` asks the newest, one request
-// at a time. `look` asks for the models every few seconds, and so notices when the server goes and comes back.
+// The sheet holds strokes or a picture. Every change makes a new question, of a sheet and a model. `askNewest` sends the
+// newest question; a single request is under way at a time. `refreshModels` asks for the models every few seconds, so the
+// page notices when the server goes and when it comes back.
 
 const DEBOUNCE_MS = 120;
-const PATIENCE_MS = 15000; // longer than this page's server waits for Triton
-const CALM_MS = 5000; // between two looks at the server
-const TROUBLED_MS = 1500;
-const HISTORY = 100; // states of the sheet
+const TIMEOUT_MS = 15000; // longer than this page's server waits for Triton
+const REFRESH_MS = 5000; // between two requests for the models
+const RETRY_MS = 1500; // after a request without an answer
+const HISTORY = 100; // states of the sheet that undo can reach
 const PEN = 0.07; // width of a stroke; lengths on the sheet are shares of its side
-const SENT_SIDE = 280; // pixels
-const KEPT_SIDE = 1024; // pixels of the longer side of a picture on the sheet
+const SENT_SIDE = 280; // pixels of the image that is sent
+const COPY_SIDE = 1024; // pixels of the longer side of a picture on the sheet
 
-const at = (id) => document.getElementById(id);
-const paper = at("paper");
+const byId = (id) => document.getElementById(id);
+const paper = byId("paper");
 
-class Trouble extends Error {} // may pass: no server, no model, too many requests
-class Refusal extends Error {} // the picture's fault
+class Trouble extends Error {} // temporary: no server, no model, too many requests
+class Refusal extends Error {} // the picture cannot be read
 
 // The sheet
 
 const EMPTY = { strokes: [], picture: null };
 let history = [EMPTY];
 let pen = null; // the stroke being drawn, with the pointer that draws it
-let painting = false;
+let paintScheduled = false;
 
 const current = () => history[history.length - 1];
-const ofPhotos = () => document.body.classList.contains("photos");
-const shownOf = (sheet) => (ofPhotos() && sheet.picture === null ? EMPTY : sheet); // strokes are no photo
+const isForPhotos = () => document.body.classList.contains("photos");
+const visible = (sheet) => (isForPhotos() && sheet.picture === null ? EMPTY : sheet); // strokes are no photo
 const isEmpty = (sheet) => sheet.strokes.length === 0 && sheet.picture === null;
 
 function change(sheet) {
@@ -47,11 +48,11 @@ function clear() {
 }
 
 function changed(delay_ms) {
-  note("");
-  at("undo").setAttribute("aria-disabled", history.length === 1);
-  at("clear").setAttribute("aria-disabled", isEmpty(current()));
+  showNote("");
+  byId("undo").setAttribute("aria-disabled", history.length === 1);
+  byId("clear").setAttribute("aria-disabled", isEmpty(current()));
   paint();
-  pose(delay_ms);
+  scheduleQuestion(delay_ms);
 }
 
 function pointOf(event) {
@@ -65,14 +66,14 @@ function pointOf(event) {
 }
 
 function startStroke(event) {
-  if (pen || event.button !== 0 || ofPhotos()) return;
+  if (pen || event.button !== 0 || isForPhotos()) return;
   event.preventDefault();
   paper.setPointerCapture(event.pointerId);
   pen = { pointer: event.pointerId, points: [pointOf(event)] };
   paint();
 }
 
-function goOn(event) {
+function continueStroke(event) {
   if (event.pointerId !== pen?.pointer) return;
   const events = event.getCoalescedEvents?.() ?? [];
   pen.points.push(...(events.length ? events : [event]).map(pointOf));
@@ -86,27 +87,27 @@ function endStroke(event) {
   change({ strokes: [...current().strokes, points], picture: null });
 }
 
-function dropStroke(event) {
+function cancelStroke(event) {
   if (event.pointerId !== pen?.pointer) return;
   pen = null;
   paint();
 }
 
 function paint() {
-  if (painting) return;
-  painting = true;
+  if (paintScheduled) return;
+  paintScheduled = true;
   requestAnimationFrame(() => {
-    painting = false;
+    paintScheduled = false;
     const side = Math.round(paper.clientWidth * devicePixelRatio);
     if (paper.width !== side) paper.width = paper.height = side;
     const context = paper.getContext("2d");
     context.clearRect(0, 0, side, side);
-    const { strokes, picture } = shownOf(current());
+    const { strokes, picture } = visible(current());
     if (picture && !pen) paintPicture(context, picture, side);
     const ink = getComputedStyle(paper).getPropertyValue("--ink");
     for (const points of pen ? [...strokes, pen.points] : strokes) paintStroke(context, points, side, ink);
-    at("invitation").textContent = ofPhotos() ? "Upload a picture" : "Draw here";
-    at("invitation").hidden = pen !== null || !isEmpty(shownOf(current()));
+    byId("invitation").textContent = isForPhotos() ? "Upload a picture" : "Draw here";
+    byId("invitation").hidden = pen !== null || !isEmpty(visible(current()));
   });
 }
 
@@ -116,10 +117,10 @@ function paintStroke(context, points, side, ink) {
   context.lineCap = "round";
   let from = scaled[0];
   context.beginPath();
-  context.arc(from.x, from.y, from.width / 2, 0, 2 * Math.PI); // a line of no length is invisible
+  context.arc(from.x, from.y, from.width / 2, 0, 2 * Math.PI); // a line without length would be invisible
   context.fill();
   for (const [index, point] of scaled.entries()) {
-    // From the middle of a pair of points to the middle of the next pair, bent towards the point between them.
+    // A curve from the middle of a pair of points to the middle of the next pair, bent towards the point they share.
     const next = scaled[index + 1] ?? point;
     const to = { x: (point.x + next.x) / 2, y: (point.y + next.y) / 2 };
     context.lineWidth = point.width;
@@ -149,30 +150,30 @@ function paintPicture(context, { shown, paper: ground, name }, side) {
   context.fillText(name, side / 2, side / 2, 0.9 * side);
 }
 
-async function receive(file) {
+async function receiveFile(file) {
   if (!file) return;
   const refusal = refusalOf(file);
-  if (refusal) return note(`${file.name}: ${refusal}`);
+  if (refusal) return showNote(`${file.name}: ${refusal}`);
   const shown = await smallCopy(file);
-  change({ strokes: [], picture: { file, name: file.name, shown, paper: shown && paperOf(shown) } });
+  change({ strokes: [], picture: { file, name: file.name, shown, paper: shown && paperColour(shown) } });
 }
 
 function refusalOf({ type, size }) {
-  if (accepted === null) return null; // the server has not told them yet, and refuses other files itself
-  if (!accepted.types.includes(type)) return `expected ${listed(accepted.types)}, found ${type || "no picture"}`;
+  if (accepted === null) return null; // not yet known; the server refuses other files itself
+  if (!accepted.types.includes(type)) return `expected ${typeNames(accepted.types)}, found ${type || "no picture"}`;
   if (size > accepted.bytes) return `expected at most ${megabytes(accepted.bytes)}, found ${megabytes(size)}`;
   return null;
 }
 
-function note(text) {
-  at("note").textContent = text;
-  at("note").hidden = text === "";
+function showNote(text) {
+  byId("note").textContent = text;
+  byId("note").hidden = text === "";
 }
 
 async function smallCopy(file) {
-  const bitmap = await createImageBitmap(file).catch(() => null); // the server may read it
+  const bitmap = await createImageBitmap(file).catch(() => null); // the server may be able to read it
   if (!bitmap) return null;
-  const scale = Math.min(1, KEPT_SIDE / Math.max(bitmap.width, bitmap.height));
+  const scale = Math.min(1, COPY_SIDE / Math.max(bitmap.width, bitmap.height));
   const copy = document.createElement("canvas");
   copy.width = Math.max(1, Math.round(bitmap.width * scale));
   copy.height = Math.max(1, Math.round(bitmap.height * scale));
@@ -183,12 +184,12 @@ async function smallCopy(file) {
 
 // Like the server, the sheet shows a transparent picture on white paper, or on black where its ink is light.
 
-function paperOf(copy) {
+function paperColour(copy) {
   const { data } = copy.getContext("2d").getImageData(0, 0, copy.width, copy.height);
   let [light, weight, opaque] = [0, 0, true];
-  for (let at = 0; at < data.length; at += 4) {
-    const alpha = data[at + 3];
-    light += alpha * (0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2]);
+  for (let byte = 0; byte < data.length; byte += 4) {
+    const alpha = data[byte + 3];
+    light += alpha * (0.299 * data[byte] + 0.587 * data[byte + 1] + 0.114 * data[byte + 2]);
     weight += alpha;
     opaque = opaque && alpha === 255;
   }
@@ -197,7 +198,7 @@ function paperOf(copy) {
 }
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
-const listed = (types) => types.map((type) => type.replace("image/", "").toUpperCase()).join(", ");
+const typeNames = (types) => types.map((type) => type.replace("image/", "").toUpperCase()).join(", ");
 
 // Sends the unchanged file, or the strokes in black on white, whatever the colours of the screen.
 
@@ -215,43 +216,45 @@ function encoded({ strokes, picture }) {
 
 // The question
 
-let accepted = null; // the types and bytes of files, once the server has said
-let question = { sheet: EMPTY, model: "" };
-let settled = question; // the answered question
-let asking = false;
-let posing = 0;
+let accepted = null; // the accepted types and size of files; null until the server has answered
+let newest = { sheet: EMPTY, model: "" }; // the newest question
+let answered = newest; // the question whose answer is shown
+let isAsking = false;
+let questionTimer = 0;
 
-function pose(delay_ms) {
-  clearTimeout(posing);
-  posing = setTimeout(() => {
-    question = { sheet: shownOf(current()), model: at("model").value };
-    settle();
+function scheduleQuestion(delay_ms) {
+  clearTimeout(questionTimer);
+  questionTimer = setTimeout(() => {
+    newest = { sheet: visible(current()), model: byId("model").value };
+    askNewest();
   }, delay_ms);
 }
 
-async function settle() {
-  if (asking) return;
-  asking = true;
+async function askNewest() {
+  if (isAsking) return;
+  isAsking = true;
   try {
-    while (question !== settled) {
-      const asked = question;
-      const show = await answerTo(asked);
-      if (asked !== question) continue;
+    while (newest !== answered) {
+      const question = newest;
+      const show = await answerTo(question);
+      if (question !== newest) continue;
       show();
-      settled = asked;
+      answered = question;
     }
   } catch (error) {
     if (!(error instanceof Trouble)) throw error;
-    if (at("answer").classList.contains("nothing")) showNothing("Waiting for the server");
-    report(error.message);
-    lookAfter(TROUBLED_MS);
+    if (byId("answer").classList.contains("nothing")) showNothing("Waiting for the server");
+    showTrouble(error.message);
+    refreshAfter(RETRY_MS);
   } finally {
-    asking = false;
+    isAsking = false;
   }
 }
 
+// Returns a function that shows the answer.
+
 async function answerTo({ sheet, model }) {
-  if (isEmpty(sheet)) return () => showNothing(ofPhotos() ? "No picture yet" : "Nothing drawn yet");
+  if (isEmpty(sheet)) return () => showNothing(isForPhotos() ? "No picture yet" : "Nothing drawn yet");
   const body = encoded(sheet);
   const start_ms = performance.now();
   try {
@@ -271,14 +274,14 @@ async function answerTo({ sheet, model }) {
 async function call(path, options = {}) {
   let reply, content;
   try {
-    reply = await fetch(path, { ...options, signal: AbortSignal.timeout(PATIENCE_MS) });
+    reply = await fetch(path, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) });
     content = await reply.json();
   } catch (error) {
     throw new Trouble(`${location.host}: ${error.message}`);
   }
   if (reply.ok) return content;
-  const ofThePicture = [400, 413, 415, 422].includes(reply.status);
-  throw new (ofThePicture ? Refusal : Trouble)(content.error);
+  const isRefusal = [400, 413, 415, 422].includes(reply.status);
+  throw new (isRefusal ? Refusal : Trouble)(content.error);
 }
 
 // The answer
@@ -289,69 +292,69 @@ function showAnswer(answer, roundTrip_ms) {
   const verdict = !answer.rejected ? answer.label : digits ? "not a digit" : "none of these";
   const nearest = answer.rejected ? `most like ${answer.label}, ` : "";
   const share = nearest + percent(answer.probability) + crowd;
-  note((answer.notes ?? []).join("; "));
-  at("answer").classList.remove("nothing");
-  at("digit").textContent = verdict;
-  at("digit").classList.toggle("words", verdict.length > 2);
-  at("remark").textContent = share;
-  at("spoken").textContent = `${verdict}, ${answer.rejected ? "" : "with "}${share}, says ${answer.model}`;
+  showNote((answer.notes ?? []).join("; "));
+  byId("answer").classList.remove("nothing");
+  byId("digit").textContent = verdict;
+  byId("digit").classList.toggle("words", verdict.length > 2);
+  byId("remark").textContent = share;
+  byId("spoken").textContent = `${verdict}, ${answer.rejected ? "" : "with "}${share}, says ${answer.model}`;
   showBars(answer.labels, answer.probabilities);
   showSeen(answer.image);
-  at("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of pixels`);
-  at("model-version").textContent = `${answer.model}, version ${answer.version}`;
-  at("inference").textContent = milliseconds(answer.inference_ms);
-  at("preparation").textContent = milliseconds(answer.preparation_ms);
-  at("round-trip").textContent = milliseconds(roundTrip_ms);
-  report(null);
+  byId("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of pixels`);
+  byId("model-version").textContent = `${answer.model}, version ${answer.version}`;
+  byId("inference").textContent = milliseconds(answer.inference_ms);
+  byId("preparation").textContent = milliseconds(answer.preparation_ms);
+  byId("round-trip").textContent = milliseconds(roundTrip_ms);
+  showTrouble(null);
 }
 
 function showNothing(remark) {
-  at("answer").classList.add("nothing");
-  at("answer").classList.remove("stale");
-  at("digit").textContent = "?";
-  at("digit").classList.remove("words");
-  at("remark").textContent = remark;
-  at("spoken").textContent = remark;
-  const labels = [...at("bars").children].map((row) => row.querySelector(".label").textContent);
+  byId("answer").classList.add("nothing");
+  byId("answer").classList.remove("stale");
+  byId("digit").textContent = "?";
+  byId("digit").classList.remove("words");
+  byId("remark").textContent = remark;
+  byId("spoken").textContent = remark;
+  const labels = [...byId("bars").children].map((row) => row.querySelector(".label").textContent);
   showBars(labels, labels.map(() => 0));
   showSeen(null);
-  at("seen").setAttribute("aria-label", "What the model saw: nothing yet");
-  for (const id of ["model-version", "inference", "preparation", "round-trip"]) at(id).textContent = "–";
+  byId("seen").setAttribute("aria-label", "What the model saw: nothing yet");
+  for (const id of ["model-version", "inference", "preparation", "round-trip"]) byId(id).textContent = "–";
 }
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const milliseconds = (ms) => `${ms.toFixed(1)} ms`;
 
 function showBars(labels, probabilities) {
-  const bars = at("bars");
+  const bars = byId("bars");
   while (bars.children.length > labels.length) bars.lastChild.remove();
   while (bars.children.length < labels.length) bars.append(newBar());
-  const most = Math.max(...probabilities);
+  const largest = Math.max(...probabilities);
   for (const [index, row] of [...bars.children].entries()) {
     const share = probabilities[index];
-    row.classList.toggle("best", share === most && most > 0);
+    row.classList.toggle("best", share === largest && largest > 0);
     row.querySelector(".label").textContent = labels[index];
     row.querySelector(".fill").style.transform = `translateX(${100 * share - 100}%)`;
-    row.querySelector(".share").textContent = most > 0 ? percent(share) : "–";
+    row.querySelector(".share").textContent = largest > 0 ? percent(share) : "–";
   }
 }
 
 function newBar() {
   const row = document.createElement("li");
-  const track = element("track");
-  track.append(element("fill"));
-  row.append(element("label"), track, element("share"));
+  const track = div("track");
+  track.append(div("fill"));
+  row.append(div("label"), track, div("share"));
   return row;
 }
 
-function element(name) {
-  const made = document.createElement("div");
-  made.className = name;
-  return made;
+function div(className) {
+  const element = document.createElement("div");
+  element.className = className;
+  return element;
 }
 
 function showSeen(rows) {
-  const canvas = at("seen");
+  const canvas = byId("seen");
   const context = canvas.getContext("2d");
   if (!rows) return context.clearRect(0, 0, canvas.width, canvas.height);
   [canvas.width, canvas.height] = [rows[0].length, rows.length];
@@ -361,54 +364,54 @@ function showSeen(rows) {
 
 // The server
 
-let photos = new Set(); // names of the models of photos
-let looking = false;
-let nextLook = 0;
+let photoModels = new Set(); // names of the models of photos
+let isRefreshing = false;
+let refreshTimer = 0;
 
-async function look() {
-  if (looking) return;
-  looking = true;
-  let calm = false;
+async function refreshModels() {
+  if (isRefreshing) return;
+  isRefreshing = true;
+  let isAnswered = false;
   try {
     const { models, preferred, left_out: leftOut = [], accepts } = await call("api/models");
     accepted = accepts;
-    at("file").accept = accepts.types.join(",");
-    offer(models, preferred);
-    tell(leftOut);
-    if (question === settled) report(null);
-    settle();
-    calm = true;
+    byId("file").accept = accepts.types.join(",");
+    listModels(models, preferred);
+    showLeftOut(leftOut);
+    if (newest === answered) showTrouble(null);
+    askNewest();
+    isAnswered = true;
   } catch (error) {
     if (!(error instanceof Trouble)) throw error;
-    report(error.message);
+    showTrouble(error.message);
   } finally {
-    looking = false;
-    lookAfter(calm ? CALM_MS : TROUBLED_MS);
+    isRefreshing = false;
+    refreshAfter(isAnswered ? REFRESH_MS : RETRY_MS);
   }
 }
 
-function lookAfter(delay_ms) {
-  clearTimeout(nextLook);
-  if (!document.hidden) nextLook = setTimeout(look, delay_ms);
+function refreshAfter(delay_ms) {
+  clearTimeout(refreshTimer);
+  if (!document.hidden) refreshTimer = setTimeout(refreshModels, delay_ms);
 }
 
-function tell(leftOut) {
+function showLeftOut(leftOut) {
   const text = leftOut.map(({ name, reason }) => `${name}: ${reason}`).join("; ");
-  at("left-out").hidden = text === "";
-  if (at("left-out").textContent !== text) at("left-out").textContent = text;
+  byId("left-out").hidden = text === "";
+  if (byId("left-out").textContent !== text) byId("left-out").textContent = text;
 }
 
 // Models of photos take no strokes.
 
-function chosen() {
-  document.body.classList.toggle("photos", photos.has(at("model").value));
+function modelChanged() {
+  document.body.classList.toggle("photos", photoModels.has(byId("model").value));
   paint();
-  pose(0);
+  scheduleQuestion(0);
 }
 
-function offer(models, preferred) {
-  photos = new Set(models.filter(({ preprocessing }) => preprocessing === "photo").map(({ name }) => name));
-  const select = at("model");
+function listModels(models, preferred) {
+  photoModels = new Set(models.filter(({ preprocessing }) => preprocessing === "photo").map(({ name }) => name));
+  const select = byId("model");
   const texts = models.map(({ name, test_accuracy: accuracy }) =>
     accuracy === null ? name : `${name} · ${percent(accuracy)} of test images`,
   );
@@ -416,34 +419,34 @@ function offer(models, preferred) {
   const before = select.value;
   select.replaceChildren(...models.map(({ name }, index) => new Option(texts[index], name)));
   select.value = models.some(({ name }) => name === before) ? before : preferred;
-  if (at("bars").children.length === 0) {
+  if (byId("bars").children.length === 0) {
     const { labels } = models.find(({ name }) => name === select.value);
     showBars(labels, labels.map(() => 0));
   }
-  if (select.value !== before) chosen();
+  if (select.value !== before) modelChanged();
 }
 
-function report(reason) {
-  at("answer").classList.toggle("stale", reason !== null && !isEmpty(current()));
-  at("trouble").hidden = reason === null;
-  if (at("reason").textContent !== (reason ?? "")) at("reason").textContent = reason ?? "";
+function showTrouble(reason) {
+  byId("answer").classList.toggle("stale", reason !== null && !isEmpty(current()));
+  byId("trouble").hidden = reason === null;
+  if (byId("reason").textContent !== (reason ?? "")) byId("reason").textContent = reason ?? "";
 }
 
 // The controls
 
 paper.addEventListener("pointerdown", startStroke);
-paper.addEventListener("pointermove", goOn);
+paper.addEventListener("pointermove", continueStroke);
 paper.addEventListener("pointerup", endStroke);
-paper.addEventListener("pointercancel", dropStroke);
-paper.addEventListener("lostpointercapture", dropStroke);
+paper.addEventListener("pointercancel", cancelStroke);
+paper.addEventListener("lostpointercapture", cancelStroke);
 
-at("undo").addEventListener("click", undo);
-at("clear").addEventListener("click", clear);
-at("model").addEventListener("change", chosen);
-at("upload").addEventListener("click", () => at("file").click());
-at("file").addEventListener("change", ({ target }) => {
-  receive(target.files[0]);
-  target.value = ""; // else the browser tells nothing when the same file is chosen again
+byId("undo").addEventListener("click", undo);
+byId("clear").addEventListener("click", clear);
+byId("model").addEventListener("change", modelChanged);
+byId("upload").addEventListener("click", () => byId("file").click());
+byId("file").addEventListener("change", ({ target }) => {
+  receiveFile(target.files[0]);
+  target.value = ""; // else choosing the same file again is no change for the browser
 });
 
 document.addEventListener("keydown", (event) => {
@@ -452,9 +455,9 @@ document.addEventListener("keydown", (event) => {
     undo();
   }
 });
-document.addEventListener("paste", ({ clipboardData }) => receive(clipboardData.files[0]));
+document.addEventListener("paste", ({ clipboardData }) => receiveFile(clipboardData.files[0]));
 
-const sheet = at("sheet");
+const sheet = byId("sheet");
 document.addEventListener("dragover", (event) => {
   event.preventDefault(); // otherwise the browser opens the picture instead of the page
   sheet.classList.add("dropping");
@@ -465,13 +468,13 @@ document.addEventListener("dragleave", ({ relatedTarget }) => {
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   sheet.classList.remove("dropping");
-  receive(event.dataTransfer.files[0]);
+  receiveFile(event.dataTransfer.files[0]);
 });
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
 new ResizeObserver(paint).observe(paper);
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(nextLook) : look()));
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(refreshTimer) : refreshModels()));
 
 showNothing("Nothing drawn yet");
 changed(0);
-look();
+refreshModels();

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -182,7 +182,8 @@ def _files(inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[st
     """
     for path_or_pattern in inputs:
         filesystem, inner = url_to_fs(path_or_pattern)
-        full = _full_name(filesystem)
+        # The path itself, or with the protocol of remote storage.
+        full: Callable[[str], str] = str if isinstance(filesystem, LocalFileSystem) else filesystem.unstrip_protocol
         matches = sorted(filesystem.glob(inner)) if filesystem.exists(inner) is False else [inner]
         if not matches:
             raise InvalidImage(f"{path_or_pattern}: expected a file, a folder or a pattern that matches, found none")
@@ -212,13 +213,6 @@ def _files(inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[st
 
 def _raise(error: OSError) -> NoReturn:
     raise error
-
-
-def _full_name(filesystem: Any) -> Callable[[str], str]:
-    """A function that adds the protocol of a remote file system to a path."""
-    if isinstance(filesystem, LocalFileSystem):
-        return lambda path: path
-    return lambda path: cast(str, filesystem.unstrip_protocol(path))
 
 
 def _walk(filesystem: Any, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -16,11 +16,11 @@ from clients.images.printed_frames import CERTAIN, TAKEN_AWAY, TAKEN_FOR_INK, er
 Pixels = NDArray[np.float32]
 Box = tuple[int, int, int, int]  # left, top, right, bottom, the last two exclusive
 
-MOST_FRAMES = 2  # in a picture, one inside the other
 LEAST_CONTRAST = 20.0  # grey levels
 FAINT = 0.1  # of the darkest ink; what is fainter comes from compression or shadow
 LEAST_PART = 0.05  # of the ink of the heaviest connected component; lighter components are specks
 
+_MOST_FRAMES = 2  # in a picture, a frame inside the other
 _WORKING_SIDE = 512  # pixels; larger pictures are reduced for the search
 _BLURRED_FROM = 256  # pixels of a side; in smaller pictures blur would erase strokes
 _PAPER_SIDE = 32  # pixels of the reduced picture from which paper is estimated: light changes slowly
@@ -61,7 +61,7 @@ def find_ink(grey: Image.Image) -> tuple[Pixels, tuple[str, ...]]:
     inside = without_border(grey)
     notes = {TAKEN_AWAY: inside is not grey}
     separated, view = _separate_closely(inside)
-    for _ in range(MOST_FRAMES):
+    for _ in range(_MOST_FRAMES):
         frames = find_frames(separated.strokes)
         if frames is None:
             break

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
@@ -25,17 +25,17 @@ class DeadlineServer:
     """Sends HTTP requests to `url` (HOST:PORT). All end by `deadline_s`, in seconds of time.monotonic()."""
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    deadline_s: float = 0.0
+    headers: Mapping[str, str]
+    deadline_s: float
 
     def ask(
-        self, path: str, body: bytes | None = None, header_bytes: int = 0, until_s: float = 0.0
+        self, path: str, body: bytes | None = None, header_bytes: int = 0, until_s: float | None = None
     ) -> tuple[bytes, int]:
         """Returns the answer's body, and the length of the JSON at its start in bytes.
 
         path:         without a leading slash. body: None sends a GET, else a POST.
         header_bytes: length of the JSON at the start of `body`.
-        until_s:      replaces `deadline_s`.
+        until_s:      replaces `deadline_s` unless None.
         Raises ProbeFailed; OSError if this process has no free descriptor, which says nothing about the server.
         """
         left_s = (until_s or self.deadline_s) - time.monotonic()

@@ -122,7 +122,7 @@ class AsyncClassifier:
         return await list_all(self._open_connection())
 
     async def answer(self, batch: Images) -> Answer:
-        """uint8 (b, C, H, W), b at most `batch_size` -> the server's answer to one request."""
+        """uint8 (b, C, H, W), b at most `batch_size` -> the server's answer."""
         connection = self._open_connection()
         async with self._turns:
             start_ns = perf_counter_ns()

@@ -94,7 +94,7 @@ class _Worker:
 
 def _serve(job: Job, connection: Connection) -> None:
     """Runs in the process: classifies the parts that arrive, until the driver closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the driver ends this process
     try:
         while True:
             part: Part = connection.recv()

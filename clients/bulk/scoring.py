@@ -1,4 +1,4 @@
-"""Classifies a part and writes its answers as one Parquet file."""
+"""Classifies a part and writes its answers as a Parquet file."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from benchmarks.measure.options import (
     user_networks,
 )
 from benchmarks.measure.progress import note
-from export.equivalence import in_parts
+from export.compare_logits import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.reference import Reference
-    from export.equivalence import Classifier, Images, Logits
+    from export.compare_logits import Classifier, Images, Logits
     from models.checkpoints.checkpoint import Checkpoint
     from models.data import Dataset
 
@@ -164,7 +164,7 @@ def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str
     import numpy as np
 
     from benchmarks.measure.difficult_pictures import DIGITS, NOT_DIGITS, pictures
-    from common.evidence import evidence
+    from common.energy_score import evidence
     from models.checkpoints.checkpoint import load
 
     _check_digits("--brought", networks, data)
@@ -221,7 +221,7 @@ def _adapted(checkpoint: Checkpoint, images: Images) -> Classifier | None:
 def _rewritten_classifier(path: Path) -> Classifier:
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
-    from export.equivalence import onnx_classifier
+    from export.compare_logits import onnx_classifier
 
     return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from common.evidence import evidence
+from common.energy_score import evidence
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Prediction:
     """The most probable label of an image, with its probability (0 to 1) and its index in `labels`.
 
     probabilities: of all `labels`, in their order; they sum to 1.
-    evidence:      low for pictures that show none of the labels (common/evidence.py).
+    evidence:      low for pictures that show none of the labels (common/energy_score.py).
     version:       of the model that answered.
     latency_ms:    of the request that held the image, retries included.
     """

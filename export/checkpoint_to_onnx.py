@@ -18,13 +18,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from export.compiler.graph.inline_functions import without_functions
-from export.compiler.operators.costs import Work
-from export.compiler.passes import PASSES
-from export.compiler.pipeline import Rewritten, Step, optimise
-from export.compiler.proof.tolerances import TOLERANCES
-from export.engines.fuse_attention import fuse_attention
-from export.equivalence import (
+from export.compare_logits import (
     Comparison,
     EquivalenceError,
     compare,
@@ -33,6 +27,12 @@ from export.equivalence import (
     onnx_classifier,
     torch_classifier,
 )
+from export.compiler.graph.inline_functions import without_functions
+from export.compiler.operators.costs import Work
+from export.compiler.passes import PASSES
+from export.compiler.pipeline import Rewritten, Step, optimise
+from export.compiler.proof.tolerances import TOLERANCES
+from export.engines.fuse_attention import fuse_attention
 from export.errors import RewriteError
 from export.publishing.artifact import Artifact, onnx_artifact
 from export.publishing.manifest import Network, Origin

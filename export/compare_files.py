@@ -15,7 +15,7 @@ from export.compiler.pipeline import cost_sizes, drawable
 from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import rounds
-from export.compiler.proof.shared_axes import share_names
+from export.compiler.proof.unify_dimension_names import share_names
 from export.rewrite_file import Request, plan_proof
 from export.time_files import BATCHES, Timed, time_both
 

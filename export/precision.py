@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from export.equivalence import Classifier, Images, in_parts, onnx_classifier
+from export.compare_logits import Classifier, Images, in_parts, onnx_classifier
 from export.errors import ExportError
 from export.precision_table import Precision
 from export.publishing.artifact import Artifact, onnx_artifact

@@ -29,7 +29,7 @@ from export.compiler.proof.inputs import read_inputs
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner
-from export.compiler.proof.shared_axes import share_names
+from export.compiler.proof.unify_dimension_names import share_names
 from export.publishing.foreign_artifact import session_artifact
 from export.publishing.manifest import Origin
 from export.publishing.sidecar import staged, write_contents

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from export.equivalence import Images
+from export.compare_logits import Images
 from models.data import DataError, Dataset, load_again, load_digits
 from models.networks.config import ModelConfig
 

@@ -94,8 +94,8 @@ def _quick_drawings(made_once: Callable[[str, Callable[[Path], object]], Path]) 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """ONNX Runtime's threads wait busily for one another."""
-    if "export.equivalence" in sys.modules:
-        sys.modules["export.equivalence"].onnx_classifier.__defaults__ = (1,)
+    if "export.compare_logits" in sys.modules:
+        sys.modules["export.compare_logits"].onnx_classifier.__defaults__ = (1,)
 
 
 @pytest.fixture(scope="module", autouse=True)

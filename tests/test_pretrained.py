@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
-from export.equivalence import onnx_classifier
+from export.compare_logits import onnx_classifier
 from models.calibrate import measure
 from models.catalog import OF_DIGITS, OF_GARMENTS, PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoints.checkpoint import load

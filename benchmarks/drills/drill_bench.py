@@ -69,7 +69,7 @@ def publish_shipped(model: str, repository: Path, versions: int = 1) -> tuple[ND
     Returns images uint8 (BATCH, 1, 28, 28) and their logits float32 (BATCH, classes).
     """
     from export.checkpoint_to_onnx import Form, export
-    from export.equivalence import onnx_classifier
+    from export.compare_logits import onnx_classifier
     from export.publishing.publish import publish
     from export.sample_images import embedded_sample
     from models.catalog import shipped

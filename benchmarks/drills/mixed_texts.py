@@ -25,7 +25,7 @@ from benchmarks.drills.drill_bench import (
     wait_until,
     wait_until_right,
 )
-from benchmarks.drills.small_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
+from benchmarks.drills.random_text_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
 from benchmarks.measure.run import Row
 from serving.local_server import Server, running_server
 

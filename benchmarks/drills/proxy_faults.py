@@ -21,7 +21,7 @@ import psutil
 from benchmarks.drills import hostile_requests
 from benchmarks.drills.checked_requests import Asker, Verdicts, after, image_question, is_close, meanwhile
 from benchmarks.drills.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, publish_shipped, wait_until
-from benchmarks.drills.fleets import RunningFleet, running_fleet
+from benchmarks.drills.running_fleet import RunningFleet, running_fleet
 from benchmarks.measure.run import Row
 from clients.errors import ClientError
 from serving.control import Control

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.measure.candidate import Candidate
-    from export.equivalence import Images
+    from export.compare_logits import Images
     from serving.local_server import Server
 
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"

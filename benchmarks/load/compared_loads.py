@@ -26,7 +26,7 @@ from benchmarks.measure.workload import IN_PROCESS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row
-    from export.equivalence import Logits
+    from export.compare_logits import Logits
     from serving.local_server import Server
 
 Cell = tuple[Candidate, Workload]

@@ -15,7 +15,7 @@ from benchmarks.measure.workload import Workload
 if TYPE_CHECKING:
     from benchmarks.load.published_candidates import Published
     from benchmarks.measure.candidate import Classify
-    from export.equivalence import Images, Logits
+    from export.compare_logits import Images, Logits
     from export.precision_table import Device
 
 
@@ -29,14 +29,14 @@ class Instance:
 
     def logits(self, images: Images, batch: int) -> Logits:
         """float32 (n, classes) of images uint8 (n, C, H, W), both in the host's memory."""
-        from benchmarks.measure.device_calls import classify
+        from benchmarks.measure.timed_calls import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
         """A function that classifies `images`. On a GPU it copies images to the device and logits back, as a server."""
-        from benchmarks.measure.device_calls import Calls
+        from benchmarks.measure.timed_calls import Calls
 
         call = Calls(self.run, images, len(images), self.device)
         if self.device == "cpu":

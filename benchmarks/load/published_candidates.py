@@ -16,7 +16,7 @@ from benchmarks.measure.candidate import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 
 if TYPE_CHECKING:
-    from export.equivalence import Logits
+    from export.compare_logits import Logits
     from export.precision_table import Device, Precision
     from export.publishing.artifact import Artifact
 
@@ -121,9 +121,9 @@ def check(name: object, logits: Logits, expected: Logits, precision: Precision =
 
     `name`: of the server's model or transport, for the message.
     """
-    from export import equivalence
+    from export import compare_logits
 
     try:
-        equivalence.check(f"{name}", expected, logits, PRECISIONS[precision].tolerance)
-    except equivalence.EquivalenceError as error:
+        compare_logits.check(f"{name}", expected, logits, PRECISIONS[precision].tolerance)
+    except compare_logits.EquivalenceError as error:
         raise WrongAnswer(f"{error}, beside the logits in process") from error

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
-from benchmarks.measure.device_calls import BUFFERS, Calls, classify
 from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start, why_not
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.reference import Reference, make_reference, program
+from benchmarks.measure.timed_calls import BUFFERS, Calls, classify
 from benchmarks.measure.workload import Workload
-from export.equivalence import EquivalenceError, Images
+from export.compare_logits import EquivalenceError, Images
 from export.errors import Unavailable
 from export.precision_table import Device
 

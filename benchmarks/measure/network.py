@@ -16,7 +16,7 @@ from models.catalog import matching, shipped
 from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
-    from export.equivalence import Images
+    from export.compare_logits import Images
     from models.data import Dataset
 
 

@@ -17,9 +17,9 @@ from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.network import Network
 from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Uint8Network, cleaned_proto, rewrite, to_onnx
+from export.compare_logits import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier
 from export.compiler.pipeline import optimise
 from export.compiler.proof.tolerances import allowed
-from export.equivalence import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier
 from export.errors import Unavailable
 from export.precision import lowered
 from export.precision_table import PRECISIONS, EngineKind, Precision, file_precision

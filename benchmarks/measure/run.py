@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.command_line import command
-from models.training.environment import commit, describe
+from models.training.machine_description import commit, describe
 from vitbn_packages import one_line_errors
 
 Row = Mapping[str, Any]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clients.options import Protocol
-    from export.equivalence import Images
+    from export.compare_logits import Images
     from serving.local_server import Server
 
 IN_PROCESS: Literal["in process"] = "in process"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.run import Record
     from benchmarks.measure.timing import Durations
     from clients.classifier import Classifier
-    from export.equivalence import Images
+    from export.compare_logits import Images
 
 CHECKED = 1000  # images whose logits are compared
 STREAM_STEPS = 10  # readings of the memory while images are streamed

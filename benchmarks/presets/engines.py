@@ -17,7 +17,7 @@ from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
-    from export.equivalence import Classifier, Images
+    from export.compare_logits import Classifier, Images
     from serving.backends.batching import Array
     from serving.backends.config_check import Tensor
 

@@ -21,7 +21,7 @@ from benchmarks.reporting.recorded_command import recorded
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
-    from export.equivalence import Images
+    from export.compare_logits import Images
 
 
 BATCH, CALLS = 64, 100  # images a call, timed calls

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from benchmarks.measure.timing import Protocol, time_interleaved
 from benchmarks.studies import study_files
 from benchmarks.studies.study_files import StudyError
-from export import equivalence
-from export.equivalence import EquivalenceError
+from export import compare_logits
+from export.compare_logits import EquivalenceError
 from models.networks.config import INPUT_SCALE, ModelName
 from models.networks.norms import TokenBatchNorm
 from models.networks.registry import build
@@ -84,7 +84,7 @@ def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> N
     with torch.no_grad():
         our_logits, published_logits = (network(images).numpy() for network in (ours, published))
     try:
-        equivalence.check(f"{name}, both layouts", our_logits, published_logits, TOLERANCE)
+        compare_logits.check(f"{name}, both layouts", our_logits, published_logits, TOLERANCE)
     except EquivalenceError as error:
         raise StudyError(str(error)) from error
 

@@ -109,7 +109,7 @@ def _carry_out(
     **chosen: Sequence[str],
 ) -> None:
     """`chosen`: option of an axis -> names of choices; empty for all."""
-    from benchmarks.studies import study_runs, summary
+    from benchmarks.studies import study_report, study_runs
     from models.data import load_dataset
     from models.training import tracking
     from models.training.recipe import choose_device
@@ -133,7 +133,7 @@ def _carry_out(
         click.echo("Interrupted: finished epochs are kept, the same command goes on")
         raise SystemExit(130) from None
     result = study_runs.result_of(name, grid, scope, command(MACHINE_OPTIONS), trained)
-    _print_written(summary.write(output, result))
+    _print_written(study_report.write(output, result))
 
 
 def _axis_of_searches(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:

@@ -59,7 +59,7 @@ def result(
     """The content of the JSON file. `timing`: what the measured times include, as a text."""
     import torch
 
-    from models.training.environment import commit, describe
+    from models.training.machine_description import commit, describe
 
     return {
         "study": study,

@@ -165,7 +165,7 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
     """A row for each batch and form of the network: quality, times, and speed relative to the export."""
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
-    from export.equivalence import in_parts
+    from export.compare_logits import in_parts
 
     file = export(model, folder)
     candidates = classifiers(model, file, publish(file, data.labels, folder / "repository"))

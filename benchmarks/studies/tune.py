@@ -196,7 +196,7 @@ def run_trials(
     """
     import torch
 
-    from models.training.environment import commit, describe
+    from models.training.machine_description import commit, describe
 
     trials, environment = list(earlier), describe(torch.get_num_threads(), device) | {"commit": commit()}
     if len(trials) < count:

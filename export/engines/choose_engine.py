@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+from export.compare_logits import Classifier, Images, onnx_classifier
 from export.engines.openvino_engine import has_bfloat16, openvino_classifier
-from export.equivalence import Classifier, Images, onnx_classifier
 from export.errors import ExportError, Unavailable
 from export.interleaved import Schedule, interleaved, shared, time_ns
 from export.intervals import ratio_of_rounds

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from export.equivalence import Classifier, Logits
+from export.compare_logits import Classifier, Logits
 from export.errors import Unavailable
 from export.precision import Accuracies, engine_accuracy
 from models.data import Dataset

@@ -23,8 +23,8 @@ from onnx import shape_inference
 
 from common.repository import ONNX_FILE, PLAN_FILE
 from common.sample import Sample
+from export.compare_logits import BATCH_SIZES, Classifier, Comparison, Images, compare, in_parts, onnx_classifier
 from export.engines.gpu import Gpu
-from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, in_parts, onnx_classifier
 from export.errors import ExportError
 from export.precision import Accuracies, engine_accuracy
 from export.precision_table import PRECISIONS, Precision

@@ -22,7 +22,7 @@ from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 if TYPE_CHECKING:
     import onnx
 
-    from export.equivalence import Images
+    from export.compare_logits import Images
 
 Content = bytes | Path
 
@@ -112,7 +112,7 @@ def onnx_artifact(proto: onnx.ModelProto, image: Images, network: Network, origi
 
     `image`: uint8 (1, C, H, W), the input of the sample.
     """
-    from export.equivalence import onnx_classifier
+    from export.compare_logits import onnx_classifier
 
     for key, value in replace(origin, network=network).to_json().items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))

@@ -1,6 +1,6 @@
 """Fits the evidence below which a model rejects a picture as none of its classes.
 
-In: logits of held-out pictures and of drawings of something else. Out: a threshold on `common.evidence`.
+In: logits of held-out pictures and of drawings of something else. Out: a threshold on `common.energy_score`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from common.evidence import evidence
+from common.energy_score import evidence
 
 MOST_LOST = 0.03  # of the held-out pictures
 DRAWINGS = 2000

@@ -14,18 +14,18 @@ from benchmarks.latency import latency
 from benchmarks.measure import devices, latency_rows
 from benchmarks.measure import reference as module
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.device_calls import BUFFERS, Calls
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
 from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.network import Network
 from benchmarks.measure.reference import make_reference
 from benchmarks.measure.run_torch import channels_last
+from benchmarks.measure.timed_calls import BUFFERS, Calls
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
 from benchmarks.reporting.tables.timed_calls import closing_lines
+from export.compare_logits import EquivalenceError
 from export.compiler.pipeline import Rewritten
 from export.engines.gpu import Gpu
-from export.equivalence import EquivalenceError
 from export.precision_table import PRECISIONS
 from models.networks.config import ModelConfig
 

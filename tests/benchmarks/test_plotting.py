@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.reporting import plotting
-from benchmarks.studies import summary
+from benchmarks.studies import study_report
 
 STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
 
@@ -55,5 +55,5 @@ def test_every_committed_picture_has_three_ticks_an_axis(name):
     committed = [json.loads(path.read_bytes()) for path in STUDIES.glob(f"*/{name}.json")]
     assert committed
     for result in committed:
-        for shown, picture in summary.pictures(result).items():
+        for shown, picture in study_report.pictures(result).items():
             assert all(min(visible_ticks(axes)) >= 3 for axes in picture.draw().axes), (result["study"], shown)

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from perf_analyzer_windows import without_gaps
 
-from benchmarks.drills.small_encoder import POOLED, WORDS, write_encoder
+from benchmarks.drills.random_text_encoder import POOLED, WORDS, write_encoder
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.measure.padded_texts import (
     CUT,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from export.equivalence import Images, Logits
+from export.compare_logits import Images, Logits
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
 WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from export.checkpoint_to_onnx import Form, Uint8Network, cleaned_proto, rewrite, to_onnx
+from export.compare_logits import double_classifier
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.tolerances import relative_error
-from export.equivalence import double_classifier
 from export.sample_images import embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, ModelConfig

@@ -13,10 +13,10 @@ from torch import nn
 
 from export import checkpoint_to_onnx
 from export.checkpoint_to_onnx import Exported, Form, check_interface, export
+from export.compare_logits import EquivalenceError, onnx_classifier
 from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
 from export.compiler.proof.runner import Runner, answers_apart
-from export.equivalence import EquivalenceError, onnx_classifier
 from export.sample_images import embedded_sample
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from commands import ok
 
+from export.compare_logits import Classifier
 from export.engines import choose_engine
 from export.engines.choose_engine import Row, Setting, choose
-from export.equivalence import Classifier
 from export.errors import Unavailable
 from export.precision import AccuracyError
 from export.publishing.artifact import read_version

@@ -6,9 +6,9 @@ import pytest
 
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
+from export.compare_logits import Classifier, Images, Logits, compare, onnx_classifier
 from export.engines import openvino_engine
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_classifier
-from export.equivalence import Classifier, Images, Logits, compare, onnx_classifier
 from export.errors import Unavailable
 from export.precision import AccuracyError, accuracy
 from models.data import Dataset

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from export import precision
 from export.checkpoint_to_onnx import Exported, Form
 from export.checkpoint_to_version import export_checkpoint
-from export.equivalence import onnx_classifier
+from export.compare_logits import onnx_classifier
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoints.checkpoint import load

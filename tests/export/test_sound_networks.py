@@ -12,9 +12,9 @@ from onnx import ModelProto, numpy_helper
 
 from export import checkpoint_to_onnx
 from export.checkpoint_to_onnx import Exported, Form, export
+from export.compare_logits import Classifier, EquivalenceError
 from export.compiler.graph.constants import EXACT, doubles
 from export.compiler.pipeline import Rewritten
-from export.equivalence import Classifier, EquivalenceError
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import load_digits
 

@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from tensorrt_operators import prepared_and_checked
 
 from export.checkpoint_to_onnx import Form, export
-from export.equivalence import onnx_classifier
+from export.compare_logits import onnx_classifier
 from export.precision import lowered
 from models.catalog import shipped
 from models.checkpoints.checkpoint import load

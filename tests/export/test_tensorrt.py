@@ -14,10 +14,10 @@ from linear import IMAGES, LARGEST, right
 
 from export import to_tensorrt
 from export.checkpoint_to_version import export_engine
+from export.compare_logits import EquivalenceError, Images, Logits, in_parts
 from export.engines import gpu
 from export.engines.gpu import find_gpu, require
 from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, check_layers, compare_engine
-from export.equivalence import EquivalenceError, Images, Logits, in_parts
 from export.errors import ExportError, PublishError, Unavailable
 from export.publishing.manifest import Plan, Profile
 from export.publishing.sidecar import write_with_sidecars

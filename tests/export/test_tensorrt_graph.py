@@ -9,8 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tensorrt_operators import check, prepared_and_checked
 
 from export.checkpoint_to_onnx import Form
+from export.compare_logits import onnx_classifier
 from export.engines.tensorrt_engine import EngineError, prepare
-from export.equivalence import onnx_classifier
 from export.precision import to_fp16, to_int8
 from export.sample_images import embedded_sample
 from models.data import load_digits

@@ -77,8 +77,8 @@ def stub(folder: Path) -> None:
     from benchmarks.measure.timing import ON_A_GPU, ROUNDS_VARIABLE
     from benchmarks.studies.batch_norm_layout import measure
     from export.checkpoint_to_version import export_checkpoint
+    from export.compare_logits import onnx_classifier
     from export.engines.tensorrt_engine import build
-    from export.equivalence import onnx_classifier
     from export.precision import _gate
     from models.data import load_digits
 

@@ -235,7 +235,7 @@ def classifier(data: bytes) -> Any:
     """A function from images to logits. ONNX's evaluator runs bfloat16, for which ONNX Runtime has no CPU kernels."""
     from onnx.reference import ReferenceEvaluator
 
-    from export.equivalence import onnx_classifier
+    from export.compare_logits import onnx_classifier
 
     proto = onnx.load_from_string(data)
     if onnx.TensorProto.BFLOAT16 not in element_types(proto).values():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clients.prediction import Answer, predictions
-from common.evidence import evidence
+from common.energy_score import evidence
 from models.catalog import SHIPPED, describe, shipped
 from models.checkpoints.checkpoint import load
 from models.checkpoints.metrics import MetricsError, to_json

@@ -13,8 +13,8 @@ from models.networks.norms import (
     UnifiedNorm,
     anneal,
 )
+from models.networks.per_token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 from models.networks.registry import build, randomise_norms
-from models.networks.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
 EPS = 1e-5
 AFFINE = [TokenBatchNorm, RepBN, UnifiedNorm, DynamicFeatureNorm, lambda features: ProgressiveRepBN(6, features)]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from background import running
 
-from benchmarks.drills.fleets import RunningFleet
+from benchmarks.drills.running_fleet import RunningFleet
 from serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2] / "deploy"

@@ -19,8 +19,8 @@ from waiting import wait_until
 
 from benchmarks.drills import control_calls
 from benchmarks.drills.checked_requests import Asker, Verdicts, image_question, meanwhile
-from benchmarks.drills.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.drills.hostile_requests import good, send
+from benchmarks.drills.running_fleet import RunningFleet, _free_block, running_fleet
 from clients.probing.server_probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share

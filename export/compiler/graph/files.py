@@ -20,7 +20,7 @@ from onnx_ir.serde import SerdeError
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.check_proto import check_proto
 from export.compiler.graph.constants import FLOATS
-from export.compiler.graph.inline_weights import LARGE, InsideTensor, join, outline
+from export.compiler.graph.embedded_weights import LARGE, InsideTensor, join, outline
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
 
 LARGEST_INSIDE = 1_500_000_000  # bytes of weights in the model's own file; protobuf's limit for a file is 2 GB

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from export.compiler.graph.embedded_weights import LARGE
 from export.compiler.graph.files import dtype_of, read_model, weight_files
 from export.compiler.graph.inline_functions import without_functions
-from export.compiler.graph.inline_weights import LARGE
 from export.compiler.proof.runner import Runner
 
 

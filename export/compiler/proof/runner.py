@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from export.compiler.errors import NoReference, NotSupported, ProcessEnded
 from export.compiler.graph.constants import Array
-from export.compiler.graph.inline_weights import LARGE, outline
+from export.compiler.graph.embedded_weights import LARGE, outline
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 

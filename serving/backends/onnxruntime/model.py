@@ -17,7 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
-from serving.backends.python_backend import PythonBackend, in_utf8
+from serving.backends.engine_backend import PythonBackend, in_utf8
 
 # ONNX Runtime's errors have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = tuple(

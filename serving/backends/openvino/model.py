@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.backends.batching import Array, RunFailed
 from serving.backends.config_check import Config, ModelRefused, Tensor, parameter
-from serving.backends.python_backend import PythonBackend, in_utf8
+from serving.backends.engine_backend import PythonBackend, in_utf8
 
 if TYPE_CHECKING:
     import openvino as ov

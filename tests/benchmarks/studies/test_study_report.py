@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from study_runs import rows_of
 
-from benchmarks.studies import study_files, summary
+from benchmarks.studies import study_files, study_report
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.study_files import StudyError
 from benchmarks.studies.study_runs import images_and_scope, result_of, runs
@@ -72,12 +72,12 @@ def test_choices_leave_the_others_out_and_keep_the_order():
 def test_held_out_images_are_at_most_a_twelfth():
     (run, *_), _ = planned("designed")
     assert (run.options.hold_out, run.options.teacher) == (100, "models/pretrained/cnn.safetensors")
-    (row,) = summary.summary(result_with("designed", [trained(run)])).rows
+    (row,) = study_report.summary(result_with("designed", [trained(run)])).rows
     assert list(row.items())[3:5] == [("held-out images right %", "94.00"), ("test images right %", "50.00")]
 
 
 def test_times_compare_with_the_reference_at_both_readings_of_the_depth(result):
-    for row in summary.summary(result).rows:
+    for row in study_report.summary(result).rows:
         shallower = 1 if row["depth"] == "6" else 6
         faster = 1 if row["model"] == "vit" else 1.25
         assert row["reference's training time over it"] == f"{faster * shallower:.2f}"
@@ -88,11 +88,11 @@ def test_seeds_share_a_row_with_their_range():
     (first, second), _ = planned("dnn", {"rate": ("0.01",), "model": ("dnn",)}, seeds=2)
     ended = [trained(first, 1.0), trained(second, 3.0)]
     ended[1]["series"][-1]["test_accuracy"] = 0.5
-    (row,) = summary.summary(result_with("dnn", ended, seeds=2)).rows
+    (row,) = study_report.summary(result_with("dnn", ended, seeds=2)).rows
     assert list(row.values())[:3] == ["0.01", "dnn", "2"]
     assert list(row.values())[4:6] == ["85.00 (50.00 to 120.00)", "68.0"]
     assert row["training an epoch, s"] == "2.00"
-    (row,) = summary.summary(result_with("dnn", [trained(first), trained(second, epochs=3)], seeds=2)).rows
+    (row,) = study_report.summary(result_with("dnn", [trained(first), trained(second, epochs=3)], seeds=2)).rows
     assert list(row.values())[2:5] == ["2", "1", "120.00"], "a diverged seed has no accuracy"
 
 
@@ -101,19 +101,19 @@ def test_seeds_share_a_row_with_their_range():
 @pytest.mark.parametrize("name", ["learning-rates", "depths", "dnn", "norms", "six-blocks"])
 def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(name, every, tmp_path):
     ended = [trained(run, epochs=0 if every or number == 0 else None) for number, run in enumerate(planned(name)[0])]
-    summary.write(tmp_path, result_with(name, ended))
+    study_report.write(tmp_path, result_with(name, ended))
     first, *others = rows_of(tmp_path, name)
     assert (first["diverged"], first["test images right %"], first["test, s"]) == ("1", "-", "-")
     assert all((row["test images right %"] == "-") == every for row in others)
 
 
 def test_the_page_comes_from_the_json(tmp_path, result):
-    paths = summary.write(tmp_path, result)
+    paths = study_report.write(tmp_path, result)
     assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}
     written = json.loads((tmp_path / "learning-rates.json").read_text())
     assert written == json.loads(json.dumps(result))
     before = {path.name: path.read_bytes() for path in paths}
-    summary.write(tmp_path, written)
+    study_report.write(tmp_path, written)
     assert {path.name: path.read_bytes() for path in paths} == before
     shown = rows_of(tmp_path, "learning-rates")
     assert len(shown) == 18
@@ -125,7 +125,7 @@ def test_the_page_comes_from_the_json(tmp_path, result):
 
 
 def test_pictures_show_every_line(result):
-    drawn = summary.pictures(result)
+    drawn = study_report.pictures(result)
     assert list(drawn) == ["accuracy", "loss"]
     assert list(drawn["accuracy"].panels) == ["rate 0.0005", "rate 0.005", "rate 0.01"]
     labels = [f"{name}, depth {depth}" for depth in (6, 1) for name in ("ViT", "ViTBNFFN", "ViTBN")]
@@ -139,7 +139,7 @@ def test_pictures_show_every_line(result):
 
 def test_depths_are_drawn_along_the_depth():
     ended = [trained(run, epochs=1 if run.label == "vit-depth-3-rate-0.003" else None) for run in planned("depths")[0]]
-    (picture,) = summary.pictures(result_with("depths", ended)).values()
+    (picture,) = study_report.pictures(result_with("depths", ended)).values()
     vit, vitbnffn = picture.panels["rate 0.003"]
     assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
 
@@ -178,5 +178,5 @@ def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
 
     monkeypatch.setattr(study_files, "png", broken)
     with pytest.raises(OSError, match="no space left"):
-        summary.write(tmp_path, result)
+        study_report.write(tmp_path, result)
     assert list(tmp_path.iterdir()) == []

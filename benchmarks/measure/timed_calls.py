@@ -11,7 +11,7 @@ from export.precision_table import Device
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Classify
-    from export.equivalence import Images, Logits
+    from export.compare_logits import Images, Logits
 
 BUFFERS = 4
 

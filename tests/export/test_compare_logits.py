@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from linear import IMAGES, LARGEST, right
 
-from export.equivalence import Comparison, EquivalenceError, compare, float32_error
+from export.compare_logits import Comparison, EquivalenceError, compare, float32_error
 
 
 def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:

@@ -1,7 +1,7 @@
 """Folds affine maps into the linear layers beside them.
 
 In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv,
-behind a ConvTranspose, or before a norm, also through Transpose, Reshape, Slice and means. `affine` and `neighbours`
+behind a ConvTranspose, or before a norm, also through Transpose, Reshape, Slice and means. `affine` and `layer_changes`
 have the equations. Maps that cannot be folded stay.
 """
 

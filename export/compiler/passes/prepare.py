@@ -24,9 +24,9 @@ from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
-from export.compiler.passes.decide_sizes import decide_sizes
 from export.compiler.passes.drop_copies import drop_copies
 from export.compiler.passes.drop_unread import drop_unread
+from export.compiler.passes.fold_size_conditions import fold_size_conditions
 from export.compiler.passes.open_scatters import open_scatters
 from export.compiler.passes.take_branches import take_branches
 from export.compiler.passes.unflatten import unflatten
@@ -91,7 +91,7 @@ def _fold_known(model: ir.Model) -> None:
 
 
 def _evaluate(graph: ir.Graph) -> bool:
-    return _fold_constants(graph) or decide_sizes(graph)
+    return _fold_constants(graph) or fold_size_conditions(graph)
 
 
 def _check_opset(graph: ir.Graph) -> None:

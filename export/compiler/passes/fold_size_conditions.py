@@ -18,7 +18,7 @@ from export.compiler.graph.node_builder import nodes_before
 from export.compiler.operators.shape_inference import elements_of
 
 
-def decide_sizes(graph: ir.Graph) -> bool:
+def fold_size_conditions(graph: ir.Graph) -> bool:
     constants, sizes, changed = Constants(graph), _sizes(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None

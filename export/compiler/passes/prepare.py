@@ -24,7 +24,7 @@ from export.compiler.graph.shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
-from export.compiler.passes.drop_copies import drop_copies
+from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.fold_size_conditions import fold_size_conditions
 from export.compiler.passes.open_scatters import open_scatters
@@ -54,7 +54,7 @@ def prepare(model: ir.Model) -> None:
     fold_constants(model)
     _check_norms(model.graph)
     open_scatters(model.graph)
-    drop_copies(model.graph)
+    drop_no_ops(model.graph)
     _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)
     _join_reshapes(model.graph)

@@ -13,7 +13,7 @@ from export.compiler.graph.def_use import made_by
 from export.compiler.graph.shapes import Shapes, same_shape
 
 
-def drop_copies(graph: ir.Graph) -> None:
+def drop_no_ops(graph: ir.Graph) -> None:
     """In place; the operators stay unread."""
     shapes = Shapes(graph)
     for node in list(graph):

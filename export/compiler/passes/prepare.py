@@ -27,8 +27,8 @@ from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_
 from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.fold_size_conditions import fold_size_conditions
+from export.compiler.passes.inline_branches import inline_branches
 from export.compiler.passes.open_scatters import open_scatters
-from export.compiler.passes.take_branches import take_branches
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -44,7 +44,7 @@ def prepare(model: ir.Model) -> None:
     """In place and idempotent. Raises NotSupported."""
     inline_functions(model)
     _check_opset(model.graph)
-    take_branches(model, _fold_known)
+    inline_branches(model, _fold_known)
     _check_supported(model.graph)
     _drop_dropout(model.graph)
     _drop_statistics(model.graph)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.graph.inline_functions import without_functions
-from export.compiler.passes import take_branches
+from export.compiler.passes import inline_branches
 from export.compiler.pipeline import prepared
 from export.rewrite_file import Request, rewrite_file
 
@@ -89,7 +89,7 @@ def test_an_if_that_an_input_decides_is_refused() -> None:
 
 
 def test_the_wrong_branch_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(take_branches, "branch_of", lambda node: node.attributes["else_branch"].as_graph())
+    monkeypatch.setattr(inline_branches, "branch_of", lambda node: node.attributes["else_branch"].as_graph())
     ir.save(network(then="b = MatMul(x, square)", other="a = MatMul(x, square) b = Neg(a)"), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))

@@ -14,7 +14,7 @@ from export.compiler.graph.constants import Constants, constant
 from export.compiler.graph.inline_functions import inline_functions
 
 
-def take_branches(model: ir.Model, fold: Callable[[ir.Model], None]) -> None:
+def inline_branches(model: ir.Model, fold: Callable[[ir.Model], None]) -> None:
     """`fold`: makes constants of what does not depend on the inputs."""
     while any(map(_is_if, model.graph)):
         fold(model)

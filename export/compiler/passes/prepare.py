@@ -28,7 +28,7 @@ from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.fold_size_conditions import fold_size_conditions
 from export.compiler.passes.inline_branches import inline_branches
-from export.compiler.passes.open_scatters import open_scatters
+from export.compiler.passes.replace_scatters import replace_scatters
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -53,7 +53,7 @@ def prepare(model: ir.Model) -> None:
     name_free_dimensions(model.graph)
     fold_constants(model)
     _check_norms(model.graph)
-    open_scatters(model.graph)
+    replace_scatters(model.graph)
     drop_no_ops(model.graph)
     _drop_empty_parts(model.graph)
     _expand_tiles(model.graph)

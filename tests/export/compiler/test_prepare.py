@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate_node
-from export.compiler.passes import open_scatters, prepare
+from export.compiler.passes import prepare, replace_scatters
 from export.compiler.pipeline import prepared
 from export.rewrite_file import Request, rewrite_file
 
@@ -122,11 +122,11 @@ def test_a_norm_in_training_is_refused_where_it_is_computed(opset: int) -> None:
 
 
 def test_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def another(node: ir.Node, true: Any = open_scatters._number) -> Array | None:
+    def another(node: ir.Node, true: Any = replace_scatters._number) -> Array | None:
         number = true(node)
         return None if number is None else -number
 
-    monkeypatch.setattr(open_scatters, "_number", another)
+    monkeypatch.setattr(replace_scatters, "_number", another)
     ir.save(put(""), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
@@ -180,11 +180,11 @@ def test_of_such_features_each_is_of_its_own_row(other: dict[str, Any]) -> None:
 
 
 def test_features_of_another_place_fail_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def others(shapes: Shapes, node: ir.Node, true: Any = open_scatters._features) -> list[int] | None:
+    def others(shapes: Shapes, node: ir.Node, true: Any = replace_scatters._features) -> list[int] | None:
         features = true(shapes, node)
         return None if features is None else features[::-1]
 
-    monkeypatch.setattr(open_scatters, "_features", others)
+    monkeypatch.setattr(replace_scatters, "_features", others)
     onnx.save(export(Interleaved(slice(1, 12, 3))), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))

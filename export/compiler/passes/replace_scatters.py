@@ -22,7 +22,7 @@ from export.compiler.graph.shapes import Shapes, same_shape
 from export.compiler.operators.table import RESHAPES
 
 
-def open_scatters(graph: ir.Graph) -> None:
+def replace_scatters(graph: ir.Graph) -> None:
     shapes, constants = Shapes(graph), Constants(graph)
     for node in list(graph):
         out = node.outputs[0]

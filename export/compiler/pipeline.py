@@ -22,7 +22,7 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.contrib_rules import node_without_reference
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes import MOVING, PASSES, QUICKER
-from export.compiler.passes.open_fused import open_fused
+from export.compiler.passes.decompose_fused import decompose_fused
 from export.compiler.passes.outcome import Pass
 from export.compiler.passes.pack import pack
 from export.compiler.passes.prepare import fold_constants, prepare, settle
@@ -139,7 +139,7 @@ def optimise(
             settle(copy, norms_gone=any(site.operator == NORM for site in outcome.sites))
         steps.append(Step(name, model_work(copy, sizes), outcome.sites, outcome.refusals))
     if packed is not None:
-        open_fused(copy, lambda node: True)
+        decompose_fused(copy, lambda node: True)
         mask = mask_input(copy.graph, packed)
         work = model_work(copy, sizes)
         outcome = pack(copy, mask, masked_feeds(copy.graph, mask))  # last: no other pass reads a loop

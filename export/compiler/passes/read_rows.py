@@ -21,9 +21,9 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.operators.table import demand_of
+from export.compiler.passes.decompose_fused import decompose_fused
 from export.compiler.passes.materialise import Materialiser
 from export.compiler.passes.move_choices import move_choices
-from export.compiler.passes.open_fused import open_fused
 from export.compiler.passes.outcome import Outcome
 
 
@@ -31,7 +31,7 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     moved = move_choices(model, sizes)
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
-    open_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0]))
+    decompose_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0]))
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
     sites = (*moved, *_sites(shapes, demands))

@@ -12,7 +12,7 @@ from foreign_networks import parse, session_of
 from numpy.typing import NDArray
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import open_fused, packed_texts
+from export.compiler.passes import decompose_fused, packed_texts
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import KINDS, draw_masks
 from export.rewrite_file import Request, rewrite_file
@@ -100,9 +100,8 @@ def network(form: tuple[str, str], read: str = CLS) -> ir.Model:
 
 
 def fused(model: ir.Model) -> list[str]:
-    return [
-        node.op_type for node in model.graph.all_nodes() if node.op_type in {*open_fused.INPUTS, open_fused.EMBEDDING}
-    ]
+    operators = {*decompose_fused.INPUTS, decompose_fused.EMBEDDING}
+    return [node.op_type for node in model.graph.all_nodes() if node.op_type in operators]
 
 
 def check(before: ir.Model, after: ir.Model, shown: bool = False) -> None:
@@ -160,12 +159,12 @@ def test_what_is_causal_or_of_another_form_stays_fused(attention: str) -> None:
 
 
 def forget_filter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(open_fused, "FILTER", -1.0)
+    patch.setattr(decompose_fused, "FILTER", -1.0)
 
 
 def forget_scale(patch: pytest.MonkeyPatch) -> None:
     factors = {"scale": 1.0, "alpha": 1.0}
-    patch.setattr(open_fused, "attribute_float", lambda node, name, default: factors.get(name, default))
+    patch.setattr(decompose_fused, "attribute_float", lambda node, name, default: factors.get(name, default))
 
 
 def forget_others(patch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ INPUTS = {
 }
 
 
-def open_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
+def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
     """Attention with a past, a causal mask or a mask of another form stays fused."""
     shapes, constants, filters = Shapes(model.graph), Constants(model.graph), dict[ir.Value, ir.Value]()
     embeddings = [node for node in _of(model.graph, {EMBEDDING}) if wanted(node) and _is_readable(shapes, node)]

@@ -33,7 +33,7 @@ ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand without
 Place = tuple[int, int]  # of a value: the axis of its rows, and of its batch
 
 
-def move_choices(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
+def hoist_gathers(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
     """The multiplications that are computed for the chosen rows alone, of a choice that is smaller than its source."""
     if model.graph.opset_imports.get("", 0) < OLDEST_OPSET:
         return []

@@ -13,7 +13,7 @@ from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.shape_inference import infer_new
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 
 
 def refresh(model: ir.Model) -> None:

@@ -5,7 +5,7 @@ projection, FFN and norms are computed for that row; keys and values need every 
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-`demand` goes backward, `materialise` forward. `hoist_gathers` first moves the choice of a row at run time.
+`demand` goes backward, `materialise_parts` forward. `hoist_gathers` first moves the choice of a row at run time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.operators.table import demand_of
 from export.compiler.passes.decompose_fused import decompose_fused
 from export.compiler.passes.hoist_gathers import hoist_gathers
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
 
 

@@ -23,7 +23,7 @@ from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending
 from export.compiler.operators.table import VIEWS, demand_of
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
 
 SEPARATING = frozenset({"Split", "Gather", "Slice"})

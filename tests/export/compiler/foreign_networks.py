@@ -27,7 +27,7 @@ from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.output_slices import parse_read
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.prepare import prepare
 from export.compiler.proof.compare import Errors, Proof
 from export.compiler.proof.inputs import draw as draw_feeds

@@ -22,7 +22,7 @@ from export.compiler.errors import ForeignError
 from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.output_slices import Read, apply_reads
 from export.compiler.graph.shapes import Shapes
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.prepare import prepare
 
 Array = NDArray[Any]

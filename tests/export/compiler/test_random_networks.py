@@ -18,7 +18,7 @@ from test_onnx_operators import runner
 
 from export.compiler.operators.boxes import Box
 from export.compiler.passes import carry_biases
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.pipeline import PASSES, optimise
 
 WIDE, HEADS, INNER = 8, 2, 16

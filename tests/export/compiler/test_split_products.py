@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from foreign_networks import apart, parse
 
-from export.compiler.passes.materialise import Materialiser
+from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.pipeline import Rewritten, optimise, rewrite
 
 ATTENTION = "k2 = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, k2) p = Softmax<axis = -1>(s) y = MatMul(p, v)"

@@ -7,7 +7,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
-    (x P) W = x (P W)                                  for the order P of a patch's features, see `order_patches`
+    (x P) W = x (P W)                                  for the order P of a patch's features, see `reorder_patch_features`
 
 `RULES` has the rules by the operator that they end at. A rule that does not apply leaves its node.
 """
@@ -29,8 +29,8 @@ from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
-from export.compiler.passes.order_patches import patches_in_order
 from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.reorder_patch_features import reorder_patch_features
 from export.compiler.passes.single_row import taken_of_one
 
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
@@ -226,7 +226,7 @@ Rule = Callable[[Tidying, ir.Node], ir.Value | None]
 
 
 def _patches_in_order(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    return patches_in_order(tidying.shapes, tidying.constants, node)
+    return reorder_patch_features(tidying.shapes, tidying.constants, node)
 
 
 RULES: Mapping[str, Mapping[str, Rule]] = {

@@ -27,7 +27,7 @@ LARGEST = 1 << 24  # elements of a weight whose rows change places
 Held = tuple[ir.Node, int, int]  # a node, the place of its constant, the constant's axis of features
 
 
-def patches_in_order(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.Value | None:
+def reorder_patch_features(shapes: Shapes, constants: Constants, node: ir.Node) -> ir.Value | None:
     """What takes the place of the Reshape `node`, whose readers' constants change; None if it stays."""
     turned = given(node, 0)
     turn = made_by(turned, "Transpose")

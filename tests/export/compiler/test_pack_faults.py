@@ -14,7 +14,7 @@ from packed_graphs import of_heads, repeated
 
 from export.compiler.analyses import masked_entries, token_axes, token_mixing
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import pack, packed_body, packed_texts
+from export.compiler.passes import pack, packed_loop_body, packed_texts
 from export.compiler.pipeline import rewrite
 from export.rewrite_file import Request, rewrite_file
 
@@ -41,7 +41,7 @@ def trust_sums(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packed_body.Body, "hides", lambda self, value: False)
+    patch.setattr(packed_loop_body.Body, "hides", lambda self, value: False)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
     of_a_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def of_others(
-        body: packed_body.Body, value: ir.Value, axis: int, heads: int, sizes: list[int | ir.Value]
+        body: packed_loop_body.Body, value: ir.Value, axis: int, heads: int, sizes: list[int | ir.Value]
     ) -> ir.Value:
         shape = [1] * (len(sizes) + 1)
         shape[axis] = heads
@@ -83,7 +83,7 @@ def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
         return body.nodes.reshape(each, sizes)
 
     onnx.save(export(Disentangled()) if of_a_table else ir.to_proto(of_heads()), tmp_path / "in.onnx")
-    monkeypatch.setattr(packed_body.Body, "_for_heads", of_others)
+    monkeypatch.setattr(packed_loop_body.Body, "_for_heads", of_others)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
 

@@ -16,7 +16,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, q
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import packed_body
+from export.compiler.passes import packed_loop_body
 from export.compiler.proof.masks import SEEN, draw_masks
 from export.compiler.proof.runner import AS_WRITTEN, Runner
 from export.rewrite_file import Request, rewrite_file
@@ -70,7 +70,7 @@ def test_a_file_of_fixed_scales_is_packed_to_the_bit(plain: Path) -> None:
 def test_hidden_tokens_that_keep_an_integer_fail_the_proof(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 of a quantised value is its zero point. The error names what helps if a step of rounding is the cause."""
     path = with_fixed_scales(plain)
-    monkeypatch.setattr(packed_body.Body, "hides", lambda self, value: False)
+    monkeypatch.setattr(packed_loop_body.Body, "hides", lambda self, value: False)
     with pytest.raises(ProofFailed, match="rewrite the float file and quantise the result"):
         rewrite_file(path, plain.with_name("out.onnx"), Request(packed=MASK))
 

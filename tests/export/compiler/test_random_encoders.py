@@ -16,7 +16,7 @@ from test_onnx_operators import runner
 
 from export.compiler.analyses.token_mixing import OF_ANOTHER
 from export.compiler.errors import NothingToRewrite
-from export.compiler.passes import PASSES, packed_body, packed_texts
+from export.compiler.passes import PASSES, packed_loop_body, packed_texts
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import MANY, draw_masks
 
@@ -358,13 +358,13 @@ def test_no_random_encoder_answers_otherwise() -> None:
 
 
 def join_all_texts(patch: pytest.MonkeyPatch) -> None:
-    right = packed_body.Body.__init__
+    right = packed_loop_body.Body.__init__
 
-    def wrong(self: packed_body.Body, *given: Any) -> None:
+    def wrong(self: packed_loop_body.Body, *given: Any) -> None:
         right(self, *given)
         self.tokens.joining.clear()
 
-    patch.setattr(packed_body.Body, "__init__", wrong)
+    patch.setattr(packed_loop_body.Body, "__init__", wrong)
 
 
 def forget_picked_tokens(patch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def forget_picked_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packed_body.Body, "hides", lambda self, value: False)
+    patch.setattr(packed_loop_body.Body, "hides", lambda self, value: False)
 
 
 @pytest.mark.slow

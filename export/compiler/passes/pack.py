@@ -28,8 +28,8 @@ from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.outcome import Outcome
+from export.compiler.passes.packed_indices import Part, number_part, number_texts, unsorted
 from export.compiler.passes.packed_loop_body import Body
-from export.compiler.passes.packed_texts import Part, number_part, number_texts, unsorted
 
 OLDEST_OPSET = 11  # TopK of the smallest, Range, CumSum
 

@@ -21,7 +21,7 @@ from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import Dim, same
 from export.compiler.operators.table import BROADCASTING, REPEATING, RESIZING, Trait, operator_of
-from export.compiler.passes.packed_texts import Part, Texts
+from export.compiler.passes.packed_indices import Part, Texts
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
 ALLOWS_ZERO = 14  # before, a Reshape to no tokens copies the size of another axis

@@ -12,7 +12,7 @@ from foreign_networks import parse, session_of
 from numpy.typing import NDArray
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import decompose_fused, packed_texts
+from export.compiler.passes import decompose_fused, packed_indices
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import KINDS, draw_masks
 from export.rewrite_file import Request, rewrite_file
@@ -168,11 +168,11 @@ def forget_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_others(patch: pytest.MonkeyPatch) -> None:
-    def none(nodes: Any, seen: ir.Value, numbers: ir.Value, true: Any = packed_texts._hides_others) -> ir.Value:
+    def none(nodes: Any, seen: ir.Value, numbers: ir.Value, true: Any = packed_indices._hides_others) -> ir.Value:
         hides: ir.Value = true(nodes, seen, numbers)
         return nodes.add("And", [hides, nodes.add("Not", [hides], hides.dtype)], hides.dtype)  # type: ignore[no-any-return]
 
-    patch.setattr(packed_texts, "_hides_others", none)
+    patch.setattr(packed_indices, "_hides_others", none)
 
 
 @pytest.mark.parametrize(

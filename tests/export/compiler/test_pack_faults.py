@@ -14,13 +14,15 @@ from packed_graphs import of_heads, repeated
 
 from export.compiler.analyses import masked_entries, token_axes, token_mixing
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes import pack, packed_loop_body, packed_texts
+from export.compiler.passes import pack, packed_indices, packed_loop_body
 from export.compiler.pipeline import rewrite
 from export.rewrite_file import Request, rewrite_file
 
 
 def forget_first_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packed_texts, "_whole", lambda nodes, seen, places, true=packed_texts._whole: true(nodes, seen, []))
+    patch.setattr(
+        packed_indices, "_whole", lambda nodes, seen, places, true=packed_indices._whole: true(nodes, seen, [])
+    )
 
 
 def believe_weights(patch: pytest.MonkeyPatch) -> None:

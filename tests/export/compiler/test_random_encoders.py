@@ -16,7 +16,7 @@ from test_onnx_operators import runner
 
 from export.compiler.analyses.token_mixing import OF_ANOTHER
 from export.compiler.errors import NothingToRewrite
-from export.compiler.passes import PASSES, packed_loop_body, packed_texts
+from export.compiler.passes import PASSES, packed_indices, packed_loop_body
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import MANY, draw_masks
 
@@ -368,8 +368,8 @@ def join_all_texts(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_picked_tokens(patch: pytest.MonkeyPatch) -> None:
-    right = packed_texts._whole
-    patch.setattr(packed_texts, "_whole", lambda nodes, seen, places: right(nodes, seen, []))
+    right = packed_indices._whole
+    patch.setattr(packed_indices, "_whole", lambda nodes, seen, places: right(nodes, seen, []))
 
 
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.reorder_patch_features import reorder_patch_features
-from export.compiler.passes.single_row import taken_of_one
+from export.compiler.passes.squeeze_single_row import squeeze_single_row
 
 LARGEST_TABLE = 1 << 20  # elements of a sum of constants
 PADS_AS_INPUT = 11  # opset
@@ -245,7 +245,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "padded and summed with the tokens that all share": _class_row,
     },
     "Gather": {
-        "computed as the only row": lambda tidying, node: taken_of_one(tidying.shapes, node),
+        "computed as the only row": lambda tidying, node: squeeze_single_row(tidying.shapes, node),
         "is the only row": _only_row,
     },
 }

@@ -18,7 +18,7 @@ from export.compiler.operators.table import ELEMENTWISE
 ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}
 
 
-def taken_of_one(shapes: Shapes, node: ir.Node) -> ir.Value | None:
+def squeeze_single_row(shapes: Shapes, node: ir.Node) -> ir.Value | None:
     """The row, computed on two axes; None if `node` takes no such row, or no product would change."""
     source, index = given(node, 0), given(node, 1)
     row = is_constant(index) and shapes.rank(index) == 0 and attribute_int(node, "axis", 0) == 1

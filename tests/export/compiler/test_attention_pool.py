@@ -15,7 +15,7 @@ from foreign_networks import DIM, Encoder, Vision, draw, export, model, proved
 from torch import Tensor, nn
 
 from export.compiler.errors import NothingToRewrite, ProofFailed
-from export.compiler.passes.absorbed_heads import Absorber
+from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.runner import Runner

@@ -7,7 +7,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
-    (x P) W = x (P W)                                  for the order P of a patch's features, see `reorder_patch_features`
+    (x P) W = x (P W)                                  for an order P of features, see `reorder_patch_features`
 
 `RULES` has the rules by the operator that they end at. A rule that does not apply leaves its node.
 """

@@ -1,12 +1,18 @@
-"""Patches serve as keys and values where the only query is a constant: the layer that makes tokens of them goes.
+"""Absorbs the patch embedding into an attention with a constant query: patches serve as its keys and values.
 
-In: a graph after `absorb_queries`, with tokens X = pad(P W) + T that one attention reads, and its constant query. Out:
-the same outputs. For the weight Q of the scores, and the weights V_h of the values and the output:
+In: a graph after `absorb_queries`. Out: the same outputs without the linear layer W that makes tokens of patches P.
+T holds what is added to the tokens: class token, positions and bias. For the weight Q of the scores, the attention
+weights A_h of a head, and the product V_h of the head's value weight and output weight:
 
+    X = pad(P W) + T
     X Q = pad(P (W Q)) + T Q
-    sum_h A_h X V_h = sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h),    A_h' the columns of the patches
+    sum_h A_h X V_h = sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h),    A_h' the columns of A_h for the patches
 
-Done where that multiplies less. Rows that all images share, as a class token's for the residual, become constants.
+Reads the Softmax, its MatMuls, and the tokens X (batch, tokens, features). Other readers of X may only compute what is
+the same for every image, as the class token's row in the residual stream; that becomes a constant.
+
+Refuses, by the name of the Softmax or of the node in the way: a query that differs between images; scores, weights or
+heads with other readers; tokens that are no patch embedding, or that other nodes read; more multiplications.
 """
 
 from __future__ import annotations
@@ -33,27 +39,30 @@ OLDEST_OPSET = 11  # pads as an input
 
 
 @dataclass(frozen=True)
-class OneAttention:
-    """scores: X Q. pooled: A X. output: the product with the weights V_h, of (batch, queries, heads * features)."""
+class PatchAttention:
+    """The only attention that reads the embedded tokens.
+
+    scores: the MatMul X Q. pooled: the MatMul A X. output: the MatMul of (batch, queries, heads * features) by V_h.
+    """
 
     tokens: PatchEmbedding
     scores: ir.Node
     pooled: ir.Node
     output: ir.Node
-    shared: tuple[ir.Value, ...]  # rows of X that all images share
+    shared: tuple[ir.Value, ...]  # values made of X that are the same for every image
     queries: int
     heads: int
 
     def macs(self) -> tuple[int, int]:
-        """Of an image, before and after."""
-        patches, features = self.tokens.weight.shape
-        rows, all_rows, asked = self.tokens.rows, len(self.tokens.table), self.queries * self.heads
+        """Multiply-accumulates an image, before and after."""
+        pixels, features = self.tokens.weight.shape
+        patches, tokens, score_columns = self.tokens.rows, len(self.tokens.table), self.queries * self.heads
         columns = self.queries * self.weights().shape[2]
-        before = rows * patches * features + 2 * all_rows * features * asked + self.heads * features * columns
-        return before, 2 * rows * patches * asked + self.heads * (patches + all_rows) * columns
+        before = patches * pixels * features + 2 * tokens * features * score_columns + self.heads * features * columns
+        return before, 2 * patches * pixels * score_columns + self.heads * (pixels + tokens) * columns
 
     def weights(self) -> Array:
-        """V_h, (heads, features, columns)."""
+        """V_h of every head, (heads, features, columns)."""
         weight = weight_of(self.output)
         return weight.reshape(self.heads, -1, weight.shape[1])
 
@@ -78,8 +87,8 @@ def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     return Outcome(tuple(sites), tuple(refusals))
 
 
-def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
-    """Raises Refused."""
+def _attention(shapes: Shapes, softmax: ir.Node) -> PatchAttention:
+    """The attention around a Softmax. Raises Refused as in the module's docstring."""
     weights, name = softmax.outputs[0], softmax.outputs[0].name or ""
     scores = _scores(shapes, softmax)
     tokens = given(scores, 0)
@@ -92,10 +101,10 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
     output = _only_reader(joined.outputs[0])
     if output.op_type != "MatMul" or constant(output.inputs[1]) is None:
         raise Refused(name, output.op_type, "expected the product with a weight behind the heads")
-    made = patch_embedding(shapes, tokens)
-    queries, wide = shapes.static(joined.outputs[0], 1), shapes.static(joined.outputs[0], 2)
-    rows = shapes.static(weights, 1)
-    if queries is None or wide is None or rows is None or rows * made.weight.shape[1] != queries * wide:
+    embedding = patch_embedding(shapes, tokens)
+    queries, width = shapes.static(joined.outputs[0], 1), shapes.static(joined.outputs[0], 2)
+    rows = shapes.static(weights, 1)  # queries * heads
+    if queries is None or width is None or rows is None or rows * embedding.weight.shape[1] != queries * width:
         raise Refused(name, joined.op_type, "expected heads that are joined")
     others = [node for node in readers(tokens) if node not in (scores, pooled)]
     shared = tuple(node.outputs[0] for node in others)
@@ -104,26 +113,27 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> OneAttention:
             raise Refused(tokens.name or "", node.op_type, "reads the tokens, too")
     if tokens.is_graph_output() or opset(softmax) < OLDEST_OPSET:
         raise Refused(tokens.name or "", "graph output", "its tokens are read by the graph's user")
-    return OneAttention(made, scores, pooled, output, shared, queries, rows // queries)
+    return PatchAttention(embedding, scores, pooled, output, shared, queries, rows // queries)
 
 
 def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
-    """The product of the tokens with a constant query, behind whose Transpose the Softmax stands."""
-    turned = given(softmax, 0)
-    turn = made_by(turned, "Transpose")
-    last = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
-    scores = made_by(turn.inputs[0], "MatMul") if turn and last and permutation(turn, 3) == [0, 2, 1] else None
+    """The MatMul of X and a constant query in Softmax(Transpose(MatMul(X, Q))). Raises Refused."""
+    operand = given(softmax, 0)
+    transpose = made_by(operand, "Transpose")
+    over_tokens = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
+    is_swap = transpose is not None and over_tokens and permutation(transpose, 3) == [0, 2, 1]
+    scores = made_by(transpose.inputs[0], "MatMul") if transpose is not None and is_swap else None
     query = constant(scores.inputs[1]) if scores is not None else None
-    if turn is None or scores is None or query is None or query.ndim != 2:
-        what = "expected scores of a query that all images share"
-        raise Refused(softmax.outputs[0].name or "", operator(turned), what)
-    alone = _only_reader(scores.outputs[0]) is turn and _only_reader(turn.outputs[0]) is softmax
-    if not alone:
+    if transpose is None or scores is None or query is None or query.ndim != 2:
+        reason = "expected scores of a query that all images share"
+        raise Refused(softmax.outputs[0].name or "", operator(operand), reason)
+    if _only_reader(scores.outputs[0]) is not transpose or _only_reader(transpose.outputs[0]) is not softmax:
         raise Refused.at(softmax, "expected scores that it alone reads")
     return scores
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
+    """Raises Refused unless a single node reads the value."""
     reader = only_reader(value)
     if reader is None:
         raise Refused(value.name or "", "Softmax", f"expected one reader, found {len(readers(value))}")
@@ -131,13 +141,13 @@ def _only_reader(value: ir.Value) -> ir.Node:
 
 
 class _Builder:
-    def __init__(self, graph: ir.Graph, attention: OneAttention) -> None:
+    def __init__(self, graph: ir.Graph, attention: PatchAttention) -> None:
         self.graph, self.attention, self.constants = graph, attention, Constants(graph)
         self.nodes = Nodes(self.constants, attention.output.outputs[0].name or "", graph.append)
         self.shapes = Shapes(graph)
 
     def run(self) -> None:
-        """The caller removes unused nodes and sorts the graph."""
+        """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         for value in self.attention.shared:
             array = batch_invariant(self.shapes, value)
             if array is not None:
@@ -150,27 +160,28 @@ class _Builder:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
         tokens, query = self.attention.tokens, weight_of(self.attention.scores)
         scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
-        around = tokens.start, len(tokens.table) - tokens.start - tokens.rows
-        if any(around):
-            scores = self._node("Pad", scores, self.nodes.integers([0, around[0], 0, 0, around[1], 0]))
+        before, after = tokens.start, len(tokens.table) - tokens.start - tokens.rows
+        if before or after:
+            scores = self._node("Pad", scores, self.nodes.integers([0, before, 0, 0, after, 0]))
         return self._node("Add", scores, self._constant(tokens.table @ query, "table"))
 
     def _output(self) -> ir.Value:
         """sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h), (batch, queries, columns)."""
         attention, tokens, weights = self.attention, self.attention.tokens, given(self.attention.pooled, 0)
-        seen = weights
+        patch_weights = weights
         if tokens.rows < len(tokens.table):
-            start, end = (self.nodes.integers([place]) for place in (tokens.start, tokens.start + tokens.rows))
-            seen = self.nodes.cut(weights, start, end, 2)
+            start, end = (self.nodes.integers([row]) for row in (tokens.start, tokens.start + tokens.rows))
+            patch_weights = self.nodes.cut(weights, start, end, 2)
         values = attention.weights()
-        patches = self._joined(self._node("MatMul", seen, tokens.patches), tokens.weight @ values, "patches")
-        return self._node("Add", patches, self._joined(weights, tokens.table @ values, "tables"))
+        pooled = self._node("MatMul", patch_weights, tokens.patches)
+        patches = self._sum_over_heads(pooled, tokens.weight @ values, "patches")
+        return self._node("Add", patches, self._sum_over_heads(weights, tokens.table @ values, "tables"))
 
-    def _joined(self, by_head: ir.Value, weights: Array, name: str) -> ir.Value:
-        """(batch, queries * heads, wide) by (heads, wide, columns), summed over the heads."""
-        heads, wide, columns = weights.shape
-        joined = self.nodes.reshape(by_head, [0, self.attention.queries, heads * wide])
-        return self._node("MatMul", joined, self._constant(weights.reshape(heads * wide, columns), name))
+    def _sum_over_heads(self, by_head: ir.Value, weights: Array, name: str) -> ir.Value:
+        """(batch, queries * heads, width) by (heads, width, columns), summed over the heads."""
+        heads, width, columns = weights.shape
+        joined = self.nodes.reshape(by_head, [0, self.attention.queries, heads * width])
+        return self._node("MatMul", joined, self._constant(weights.reshape(heads * width, columns), name))
 
     def _node(self, operator: str, *inputs: ir.Value) -> ir.Value:
         return self.nodes.add(operator, inputs, self.attention.tokens.patches.dtype)

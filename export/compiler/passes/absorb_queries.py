@@ -1,15 +1,20 @@
-"""An attention absorbs the projections of its keys and values, where that saves multiplications.
+"""Absorbs the projections of keys and values into an attention of few queries: tokens serve as its keys and values.
 
-In: a graph, after `read_rows` with few queries in its last block. Out: the same outputs. For a head with keys
-K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
+In: a graph with a known number of queries, as the last block's after `read_rows`. Out: the same outputs. For a head
+with keys K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and attention weights A:
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
-The softmax ignores q bk', the same for every token. A 1 = 1, except after a guard that sets a row to zero, and over no
-token, where A 1 = 0. The products grow from E to D features a head. The new factors merge with their neighbours where
-that costs less:
+The softmax ignores q bk', which is the same for every token. A row of A sums to 1, except after a guard that sets rows
+to zero, and over no token, where it sums to 0. The products grow from E to D features a head. The new factors merge
+with the projections before and after them where that costs less:
 
     q Wk' = x (Wq Wk') + bq Wk'       sum_h A_h V_h Wo_h = sum_h (A_h X) (Wv_h Wo_h) + sum_h bv_h Wo_h
+
+Reads a Softmax over the last axis of 3 or 4, with the MatMuls before and after it, or the operator Attention.
+
+Refuses, by the name of the Softmax or of the node in the way: scores of another form; an unknown number of queries;
+keys and values of different tokens or with other readers (see `absorption_plan`); more multiplications.
 """
 
 from __future__ import annotations
@@ -49,17 +54,17 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             refusals.append(refused.refusal)
             continue
         Absorber(model.graph, site).run()
-        refresh(model)  # the next attention may be read by what is now unread
+        refresh(model)  # else the next attention could seem to have a reader that is unused by now
         queries = "1 query absorbs" if site.parts.queries == 1 else f"{site.parts.queries} queries absorb"
         change = f"{queries} keys and values, {site.before:,} -> {site.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
-    if sites:
-        Materialiser(shapes, analyse(shapes)).run()  # cuts columns of keys and values off a MatMul with the queries'
+    if sites:  # of a MatMul that made queries, keys and values, only the queries' columns are read now
+        Materialiser(shapes, analyse(shapes)).run()
     return Outcome(tuple(sites), tuple(refusals))
 
 
 def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
-    """Raises Refused if absorption costs more."""
+    """The plan for a Softmax or Attention. Raises Refused if absorption is impossible or costs more."""
     site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
     if site.after >= site.before:
         reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
@@ -68,6 +73,7 @@ def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
 
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
+    """The parts of an attention in single operators, from its Softmax. Raises Refused."""
     dims = shapes.dims(softmax.outputs[0])
     rank, joined = len(dims), len(dims) == 3
     if rank not in (3, 4) or mixed_axes(softmax, rank) != range(rank - 1, rank):
@@ -85,5 +91,6 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
+    """The same of the operator Attention."""
     values = given(node, 0), given(node, 1), given(node, 2), node.outputs[0]
     return Parts(*values, frozenset({node}), 2, *attention_sizes(shapes, node))

@@ -1,7 +1,13 @@
-"""Builds an attention whose keys and values are the tokens themselves.
+"""Builds the attention that has absorbed its projections: its keys and values are the tokens themselves.
 
-In: the plan of `absorption_plan`. Out: the same answers. `absorb_queries` has the equations. Without a mask or a bias
-between scores and weights the rows stay in the order (query, head), in which the products need no Transpose.
+In: the plan of `absorption_plan`. Out: the new nodes, in place of the attention. `absorb_queries` has the equations.
+Shapes in comments: B batch, H heads, Q queries, N tokens, D features of a token, E features of a head.
+
+There are two forms. The plain form needs that nothing stands between scores and weights but the Softmax: its rows keep
+the order (query, head), in which the products need no Transpose. The general form replaces the scores and the pooled
+values each in their own place, so that a mask or a bias between them stays.
+
+Refuses, by name, an attention that lacks a MatMul that the plan relies on.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from export.compiler.graph.node_builder import BOOL, Nodes
 
 
 class Absorber:
+    """Call `run` once."""
+
     def __init__(self, graph: ir.Graph, site: AbsorptionPlan) -> None:
         self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
@@ -25,60 +33,64 @@ class Absorber:
         self.rows = self.parts.heads * self.parts.queries
 
     def run(self) -> None:
+        """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
         pooled = self.parts.pooled.producer() if self.site.output is None else self.site.output
         weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
         if pooled is None or weights is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
         if self._is_plain(scores, weights):
-            old, new = pooled.outputs[0], self._plain()
+            new = self._plain()
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
-            old, new = pooled.outputs[0], self._pooled(weights)
-        self.constants.replace(old, new, "absorbed")
+            new = self._pooled(weights)
+        self.constants.replace(pooled.outputs[0], new, "absorbed")
 
     def _is_plain(self, scores: ir.Node, weights: ir.Value) -> bool:
-        """Whether queries and keys have merged, nothing but the Softmax stands between the products, and the order of
-        the rows is free.
+        """Whether the plain form applies.
+
+        The projections of queries and keys must merge, only the Softmax stand between the products, and no node
+        depend on the order of the rows: the output projection merges, too, or there is one query.
         """
-        alone = made_of(weights, "Softmax") is scores.outputs[0]
-        return alone and self.site.query is not None and (self.site.output is not None or self.parts.queries == 1)
+        if self.site.query is None or made_of(weights, "Softmax") is not scores.outputs[0]:
+            return False
+        return self.site.output is not None or self.parts.queries == 1
 
     def _plain(self) -> ir.Value:
-        """Rows have the order (query, head): a Reshape makes (batch, rows, D) of (batch, queries, heads * D)."""
-        site, queries, wide = self.site, self.parts.queries, self.parts.heads * self.site.features
+        """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
+        site, queries, width = self.site, self.parts.queries, self.parts.heads * self.site.features
         if site.shared_queries is not None:
             weight = (site.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
-            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))
+            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            asked = self.nodes.reshape(self._query_keys(), [0, self.rows, site.features])
-            scores = self._node("MatMul", asked, self.nodes.transpose(self.tokens, [0, 2, 1]))
+            rows = self.nodes.reshape(self._query_keys(), [0, self.rows, site.features])  # (B, Q H, D)
+            scores = self._node("MatMul", rows, self.nodes.transpose(self.tokens, [0, 2, 1]))
         pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
         if site.output is not None:
-            return self._projected(self.nodes.reshape(pooled, [0, queries, wide]))
+            return self._projected(self.nodes.reshape(pooled, [0, queries, width]))
         return self._values_of_one_query(pooled)
 
     def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
-        """(batch, heads, D) -> (batch, heads, 1, width): the batches of each head in one product."""
+        """A X Wv + bv, (B, H, D) -> (B, H, 1, E), with the axes of the original's heads."""
         site, heads = self.site, self.parts.heads
-        apart = self.nodes.reshape(pooled, [0, heads, 1, site.features])
-        made = self._by_head(apart, head_weights(site.values, heads), "values")
+        weights = head_weights(site.values, heads)
+        values = self._by_head(self.nodes.reshape(pooled, [0, heads, 1, site.features]), weights, "values")
         if site.values.shift.any():
-            made = self._node("Add", made, self._value_bias(site.values.shift.reshape(heads, 1, -1), "value_bias"))
-        return self._joined(made, head_weights(site.values, heads).shape[2])
+            values = self._node("Add", values, self._value_bias(site.values.shift.reshape(heads, 1, -1), "value_bias"))
+        return self._with_original_axes(values, weights.shape[2])
 
-    def _joined(self, made: ir.Value, width: int) -> ir.Value:
-        """(batch, heads, queries, width) with the axes of the original's heads."""
-        return self.nodes.reshape(made, [-1, self.parts.queries, width]) if self.parts.joined else made
+    def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
+        """(B, H, Q, width), or (B H, Q, width) where the original joins batch and heads."""
+        return self.nodes.reshape(value, [-1, self.parts.queries, width]) if self.parts.joined else value
 
-    def _apart(self, value: ir.Value, width: int) -> ir.Value:
-        """A value of the original as (batch, heads, queries, width)."""
+    def _with_head_axis(self, value: ir.Value, width: int) -> ir.Value:
+        """A value of the original as (B, H, Q, width)."""
         sizes = -1, self.parts.heads, self.parts.queries, width
         return self.nodes.reshape(value, sizes) if self.parts.joined else value
 
     def _scores(self) -> ir.Value:
-        """(q Wk') X', (batch, heads, queries, tokens) or (batch * heads, queries, tokens)."""
+        """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if site.shared_queries is not None:
             weight = (site.shared_queries @ self._keys()).reshape(self.rows, site.features).T
@@ -90,7 +102,7 @@ class Absorber:
                 scores = self.nodes.reshape(scores, [0, 0, heads, queries])
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
-            scores = self._node("MatMul", self._asked(), self.nodes.transpose(self.alone, [0, 1, 3, 2]))
+            scores = self._node("MatMul", self._query_rows(), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2]))
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [-1, queries, 0])
             else:
@@ -98,45 +110,45 @@ class Absorber:
         bias = site.keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
-        query = self._apart(self.parts.query, bias.shape[1])
-        return self._node("Add", scores, self._joined(self._by_head(query, bias, "key_bias"), 1))
+        query = self._with_head_axis(self.parts.query, bias.shape[1])
+        return self._node("Add", scores, self._with_original_axes(self._by_head(query, bias, "key_bias"), 1))
 
     def _keys(self) -> Array:
-        """Wk' of each head, (H, E, D)."""
+        """Wk' of every head, (H, E, D)."""
         return head_weights(self.site.keys, self.parts.heads).transpose(0, 2, 1)
 
-    def _asked(self) -> ir.Value:
-        """q Wk', (batch, 1, heads * queries, features)."""
+    def _query_rows(self) -> ir.Value:
+        """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if site.query is None:
             keys = self._keys()
-            asked = self._by_head(self._apart(self.parts.query, keys.shape[1]), keys, "keys")
-            return self.nodes.reshape(asked, [-1, 1, self.rows, site.features])
-        asked = self._query_keys()
-        if queries > 1:
-            asked = self.nodes.reshape(asked, [-1, queries, heads, site.features])
-            asked = self.nodes.transpose(asked, [0, 2, 1, 3])
-        return self.nodes.reshape(asked, [-1, 1, self.rows, site.features])
+            rows = self._by_head(self._with_head_axis(self.parts.query, keys.shape[1]), keys, "keys")
+        else:
+            rows = self._query_keys()
+            if queries > 1:
+                rows = self.nodes.reshape(rows, [-1, queries, heads, site.features])
+                rows = self.nodes.transpose(rows, [0, 2, 1, 3])
+        return self.nodes.reshape(rows, [-1, 1, self.rows, site.features])
 
     def _query_keys(self) -> ir.Value:
-        """q Wk' of all heads, (batch, queries, heads * features)."""
+        """q Wk' of all heads, by the merged weight Wq Wk', (B, Q, H D)."""
         query, heads = self.site.query, self.parts.heads
         if query is None:
             raise Refused(self.parts.query.name or "", "MatMul", "expected queries that merge with the keys")
         weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
-        asked = self._node("MatMul", query.tokens, self._constant(joined, "query_keys"))
-        return self._node("Add", asked, self._constant(bias, "query_keys_bias")) if bias.any() else asked
+        product = self._node("MatMul", query.tokens, self._constant(joined, "query_keys"))
+        return self._node("Add", product, self._constant(bias, "query_keys_bias")) if bias.any() else product
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
-        """(A X) Wv + (A 1) bv, as the original's heads or, behind the projection, (batch, queries, columns)."""
+        """(A X) Wv + (A 1) bv with the axes of the original's heads; behind the output projection (B, Q, columns)."""
         site, heads, queries = self.site, self.parts.heads, self.parts.queries
         if self.parts.joined:
             flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [-1, self.rows, 0]), [1])
         else:
             flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
-        pooled = self._node("MatMul", flat, self.alone)  # (B, 1, H Q, D)
+        pooled = self._node("MatMul", flat, self.tokens_4d)  # (B, 1, H Q, D)
         if site.output is not None:
             if queries > 1:
                 pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
@@ -145,49 +157,55 @@ class Absorber:
         pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
         pooled = self._by_head(pooled, head_weights(site.values, heads), "values")
         bias = site.values.shift.reshape(heads, 1, -1)
-        wide = bias.shape[2]
-        if not bias.any():
-            return self._joined(pooled, wide)
+        if bias.any():
+            pooled = self._node("Add", pooled, self._weighted_bias(weights, bias))
+        return self._with_original_axes(pooled, bias.shape[2])
+
+    def _weighted_bias(self, weights: ir.Value, bias: Array) -> ir.Value:
+        """(A 1) bv, (H, 1, E) or (B, H, Q, E)."""
         if not self.parts.guarded:
-            return self._joined(self._node("Add", pooled, self._value_bias(bias, "value_bias")), wide)
-        added = self._constant(bias, "value_bias")
-        # Of an empty batch ONNX Runtime's sum keeps all keys: the Gather takes the sum, and none of nothing.
-        shares = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
-        return self._joined(self._node("Add", pooled, self._node("Mul", self._apart(shares, 1), added)), wide)
+            return self._value_bias(bias, "value_bias")
+        constant = self._constant(bias, "value_bias")
+        # For an empty batch ONNX Runtime's sum over the keys keeps their axis as it is. The Gather makes its size 1.
+        sums = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
+        return self._node("Mul", self._with_head_axis(sums, 1), constant)
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
-        """(B, H, Q, D) by (H, D, E) of the heads, which come first: ONNX Runtime broadcasts no empty batch."""
+        """Multiplies every head by its weight: (B, H, Q, D) by (H, D, E) -> (B, H, Q, E).
+
+        The heads come first meanwhile, and B and Q are one axis: ONNX Runtime broadcasts no empty batch.
+        """
         heads, width, columns = weights.shape
         factor = self._constant(weights, name)
-        first = self.nodes.transpose(value, [1, 0, 2, 3])
-        flat = self.nodes.reshape(first, [heads, -1, width])
-        made = self.nodes.reshape(self._node("MatMul", flat, factor), [heads, -1, self.parts.queries, columns])
-        return self.nodes.transpose(made, [1, 0, 2, 3])
+        flat = self.nodes.reshape(self.nodes.transpose(value, [1, 0, 2, 3]), [heads, -1, width])
+        product = self.nodes.reshape(self._node("MatMul", flat, factor), [heads, -1, self.parts.queries, columns])
+        return self.nodes.transpose(product, [1, 0, 2, 3])
 
     def _projected(self, pooled: ir.Value) -> ir.Value:
-        """sum_h (A_h X) (Wv_h Wo_h) + bv Wo, of (batch, queries, heads * D)."""
+        """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns)."""
         site, heads, product = self.site, self.parts.heads, self.site.output
         if product is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the projection that merges with the values")
         output = weight_of(product)
         weight = head_weights(site.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
-        made = self._node("MatMul", pooled, self._constant(weight.reshape(-1, output.shape[1]), "values_output"))
+        merged = self._constant(weight.reshape(-1, output.shape[1]), "values_output")
+        sum_of_heads = self._node("MatMul", pooled, merged)
         bias: Array = site.values.shift.ravel() @ output
         if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
-            return made
-        return self._node("Add", made, self._value_bias(bias, "values_output_bias"))
+            return sum_of_heads
+        return self._node("Add", sum_of_heads, self._value_bias(bias, "values_output_bias"))
 
     def _value_bias(self, bias: Array, name: str) -> ir.Value:
-        """(A 1) bias: without a token nothing."""
-        added = self._constant(bias, name)
+        """(A 1) bias without a guard: the bias, times 0 where there is no token."""
+        constant = self._constant(bias, name)
         if not self.parts.tokenless:
-            return added
-        some = self.nodes.cast(self.nodes.sizes(self.tokens, [1]), BOOL)
-        return self._node("Mul", self.nodes.cast(some, self.tokens.dtype or ir.DataType.FLOAT), added)
+            return constant
+        has_tokens = self.nodes.cast(self.nodes.sizes(self.tokens, [1]), BOOL)
+        return self._node("Mul", self.nodes.cast(has_tokens, self.tokens.dtype or ir.DataType.FLOAT), constant)
 
     @cached_property
-    def alone(self) -> ir.Value:
-        """The tokens (B, 1, N, D): their sizes can be copied, where a -1 would need elements."""
+    def tokens_4d(self) -> ir.Value:
+        """The tokens (B, 1, N, D). Reshapes can copy their batch, even an empty one, where -1 would need elements."""
         return self.nodes.unsqueeze(self.tokens, [1])
 
     def _node(self, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:

@@ -135,14 +135,14 @@ def test_an_empty_batch_has_an_empty_answer(tmp_path: Path) -> None:
     assert Runner(out)(none)["y"].shape == Runner(path)(none)["y"].shape == (0, DIM)
 
 
-def swap_images_and_heads(self: Absorber, made: ir.Value, width: int) -> ir.Value:
-    turned = self.nodes.transpose(made, [1, 0, 2, 3])
+def swap_images_and_heads(self: Absorber, value: ir.Value, width: int) -> ir.Value:
+    turned = self.nodes.transpose(value, [1, 0, 2, 3])
     return self.nodes.reshape(turned, [-1, self.parts.queries, width])
 
 
 def test_images_and_heads_in_the_other_order_fail_the_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     onnx.save(export(PooledVision()), path := tmp_path / "in.onnx")
-    monkeypatch.setattr(Absorber, "_joined", swap_images_and_heads)
+    monkeypatch.setattr(Absorber, "_with_original_axes", swap_images_and_heads)
     with pytest.raises(ProofFailed):
         rewrite_file(path, tmp_path / "out.onnx", Request())
     assert not (tmp_path / "out.onnx").exists()

@@ -1,10 +1,17 @@
-"""Constants travel along the residual stream to layers that add them at no cost.
+"""Carries biases along the residual stream to sums with a constant, which add them at no cost.
 
-In: any graph. Out: the same outputs, with fewer sums. `shifts` has the equations. First the bias b of a layer that is
-wider than its tokens, as of queries, keys and values behind a folded norm, or of absorbed queries: where s W = -b has a
-solution, the tokens X become X - s, and (X - s) W is X W + b. Their sum before, a norm's bias or a layer's bias behind
-a residual, makes them so at no cost. Then each bias whose constant later sums take up: that of an output projection
-goes into the biases of the feed-forward layers.
+In: any graph. Out: the same outputs, with fewer sums. A bias b goes to sums before or behind its layer:
+
+    X W + b = (X - s) W,  where s W = -b has a solution      (X + b) + Y + c = X + Y + (c + b)
+
+Before: the bias of a layer with more outputs than inputs, as of queries, keys and values behind a folded norm, or of
+absorbed queries. The sum that makes X, as a norm's bias or the bias of the layer before, adds -s as well.
+Behind: every bias whose constant later sums can add. That of an output projection goes to the biases of the
+feed-forward layers. `bias_shifts` follows what changes in between.
+
+Reads Adds of a row to a value in float32 or float64. Refuses, by the name of the operator in the way: a reader that is
+not linear, an output of the graph, tokens without a sum before them, a bias that no s gives, a constant so large that
+float32 would round behind it.
 """
 
 from __future__ import annotations
@@ -24,13 +31,13 @@ from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 
 ROUNDING = 1e4 * np.finfo(np.float64).eps  # of a solution, relative to the bias
-SOME = 1e-3  # a constant that stands for any
+TRIAL_SHIFT = 1e-3  # stands for any constant
 
 
 def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     sites: list[Site] = []
     refusals: list[Site] = []
-    for attempt in (_without_wide_bias, _without_bias):
+    for attempt in (_shift_tokens_before, _shift_sums_behind):
         nodes = list(model.graph)
         for position, node in enumerate(nodes):
             shapes = Shapes(model.graph, sizes)
@@ -45,43 +52,46 @@ def carry_biases(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
                 continue
             name = node.outputs[0].name or ""
             _apply(model.graph, shifts, node)
-            sites.append(Site(name, "Add", _told(len(shifts.constants) - 1)))
+            sites.append(Site(name, "Add", _message(len(shifts.constants) - 1)))
             remove_unused(model)
     return Outcome(tuple(sites), tuple(refusals))
 
 
-def _told(sums: int) -> str:
-    """`sums`: those behind the bias that take its constant up. A softmax gives the same without that of its keys."""
+def _message(sums: int) -> str:
+    """`sums`: the number of other sums that add the constant now. A softmax needs none: it ignores its keys' bias."""
     if not sums:
         return "left out: no answer depends on it"
     return "carried to a sum that was there" if sums == 1 else f"carried to {sums} sums that were there"
 
 
 def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether it adds a row of float32 or double to a value of its shape, which is no norm in single operators."""
+    """Whether a node adds a row, in float32 or double, to a value of the sum's shape. A norm's shift is no bias."""
     if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in UNROUNDED:
         return False
     try:
         term = Shifts(shapes).term(node)
     except Refused:  # a rank is unknown
         return False
-    scaled = term[0].producer() if term is not None else None
-    if scaled is not None and any(is_normalised(value) for value in scaled.inputs if value is not None):
-        return False
+    producer = term[0].producer() if term is not None else None
+    if producer is not None and any(is_normalised(value) for value in producer.inputs if value is not None):
+        return False  # a norm that is written in single operators
     return term is not None and term[1].shape[-1] == term[1].size > 1 and not node.outputs[0].is_graph_output()
 
 
-def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
-    """None for a bias of neither a widening layer nor absorbed queries. Raises Refused."""
+def _shift_tokens_before(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
+    """The shifts that let the Add `node` go by a shift of its layer's tokens.
+
+    None if the layer neither has more outputs than inputs nor makes absorbed queries. Raises Refused.
+    """
     term = Shifts(shapes).term(node)
     product = made_by(term[0], "MatMul") if term is not None else None
     tokens, weight = (product.inputs[0], constant(product.inputs[1])) if product is not None else (None, None)
     if term is None or tokens is None or weight is None or weight.ndim != 2:
         return None
-    if weight.shape[0] >= weight.shape[1] and not _asks(node, tokens):
+    if weight.shape[0] >= weight.shape[1] and not _makes_absorbed_queries(node, tokens):
         return None
     bias = term[1].reshape(-1)
-    _shifted(shapes, tokens, np.full(weight.shape[0], SOME))  # refuses most graphs before the costly solution
+    _shifted(shapes, tokens, np.full(weight.shape[0], TRIAL_SHIFT))  # refuses most graphs before the costly solution
     shift = _solution(weight, -bias)
     if shift is None:
         raise Refused.at(node, "no constant of the tokens gives this bias")
@@ -91,38 +101,38 @@ def _without_wide_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) 
 
 
 def _shifted(shapes: Shapes, tokens: ir.Value, shift: Array) -> Shifts:
-    """What follows if the tokens lose `shift`, a constant of their features. Raises Refused."""
+    """What follows if the tokens become X - `shift`, a vector of their features. Raises Refused."""
     shifts = Shifts(shapes)
-    _take_off(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
+    _subtract(shifts, tokens, shift.reshape((1,) * (shapes.rank(tokens) - 1) + (-1,)))
     shifts.follow(shapes.graph)
     return shifts
 
 
 def _solution(weight: Array, wanted: Array) -> Array | None:
-    """s with s W = `wanted`, to double's rounding."""
+    """s (inputs) with s W = `wanted` (outputs), to double's rounding; None if there is no such s."""
     rounding, rows = ROUNDING * max(1.0, float(np.abs(wanted).max())), len(weight) + 1
-    few = np.asarray(np.linalg.qr(np.column_stack([weight.T, wanted])[:rows], mode="r"))
-    if len(few) == rows and abs(few[-1, -1]) > 2 * np.sqrt(rows) * rounding:
-        return None  # nothing solves even as many equations as there are features and one more
+    subset = np.asarray(np.linalg.qr(np.column_stack([weight.T, wanted])[:rows], mode="r"))
+    if len(subset) == rows and abs(subset[-1, -1]) > 2 * np.sqrt(rows) * rounding:
+        return None  # nothing solves even the first equations, one more than there are features
     orthogonal, triangle = np.linalg.qr(weight.T)
     if triangle.shape[0] == triangle.shape[1] and np.abs(np.diag(triangle)).min() > ROUNDING:
         shift = np.linalg.solve(triangle, orthogonal.T @ wanted)
-    else:  # as many solutions as directions that no query sees; the shortest
+    else:  # many solutions, which differ in directions that the weight maps to 0: the shortest
         shift = np.linalg.lstsq(weight.T, wanted, rcond=None)[0]
     return np.asarray(shift) if np.abs(shift @ weight - wanted).max() <= rounding else None
 
 
-def _asks(node: ir.Node, tokens: ir.Value) -> bool:
-    """Whether the sum becomes the queries of keys that are the tokens themselves."""
-    joined = [*readers(node.outputs[0])]
-    if len(joined) != 1 or joined[0].op_type not in RESHAPES:
+def _makes_absorbed_queries(node: ir.Node, tokens: ir.Value) -> bool:
+    """Whether the sum is multiplied, after a Reshape, by the transposed tokens: absorbed keys are the tokens."""
+    reshapes = readers(node.outputs[0])
+    if len(reshapes) != 1 or reshapes[0].op_type not in RESHAPES:
         return False
-    products = [use.node for use in joined[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
+    products = [use.node for use in reshapes[0].outputs[0].uses() if use.idx == 0 and use.node.op_type == "MatMul"]
     return [made_of(product.inputs[1], "Transpose") for product in products] == [tokens]
 
 
-def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
-    """Lets the sums that make `value` add `array` less; raises Refused without such a sum."""
+def _subtract(shifts: Shifts, value: ir.Value, array: Array) -> None:
+    """Lets the sum that makes `value`, or one right before it, add `array` less. Raises Refused if there is none."""
     maker = value.producer()
     if maker is None:
         raise Refused.of(value, "is given, and no sum before it takes a constant off")
@@ -133,8 +143,8 @@ def _take_off(shifts: Shifts, value: ir.Value, array: Array) -> None:
     shifts.shift(value, array)
 
 
-def _without_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
-    """Raises Refused."""
+def _shift_sums_behind(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
+    """The shifts that let the Add `node` go by later sums. Raises Refused."""
     shifts = Shifts(shapes)
     term = shifts.term(node)
     if term is None:
@@ -146,6 +156,7 @@ def _without_bias(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Sh
 
 
 def _apply(graph: ir.Graph, shifts: Shifts, dropped: ir.Node) -> None:
+    """Writes the new constants into their nodes; the readers of the Add `dropped` read its other term."""
     constants = Constants(graph)
     for node, array in shifts.constants.items():
         out = node.outputs[0]
@@ -153,14 +164,14 @@ def _apply(graph: ir.Graph, shifts: Shifts, dropped: ir.Node) -> None:
         if node is dropped and term is not None:
             ir.convenience.replace_all_uses_with(out, term)
             continue
-        place = _place(node)
+        position = _constant_position(node)
         while array.ndim > 1 and array.shape[0] == 1 and node.op_type == "Add":
             array = array[0]
-        node.replace_input_with(place, constants.add(np.asarray(array), f"{out.name}_carried", out.dtype))
+        node.replace_input_with(position, constants.add(np.asarray(array), f"{out.name}_carried", out.dtype))
 
 
-def _place(node: ir.Node) -> int:
-    """Of the constant among a node's inputs."""
+def _constant_position(node: ir.Node) -> int:
+    """Which input holds the constant of an Add, Expand, Gemm or LayerNormalization."""
     if node.op_type == "Add":
         return next(position for position, value in enumerate(node.inputs) if is_constant(value))
     if node.op_type == "Gemm" and len(node.inputs) < 3:

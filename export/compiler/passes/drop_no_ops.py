@@ -1,6 +1,10 @@
-"""Drops operators that give a value as it is, such as x * 1: no pass looks through them.
+"""Drops operators that return their input as it is: no pass looks through them.
 
-In: a graph with inferred shapes. Out: it, where their readers read the value.
+In: a graph with inferred shapes. Out: the same graph, in which the readers of such an operator read its input:
+
+    x + 0    x - 0    x * 1    x / 1    x ** 1    Sum(x)    Slice of the entire axis    Pad by 0    Expand to x's shape
+
+Reads constants, attributes and shapes. An operator stays if a shape is unknown, or if its output is the graph's.
 """
 
 from __future__ import annotations
@@ -14,23 +18,24 @@ from export.compiler.graph.shapes import Shapes, same_shape
 
 
 def drop_no_ops(graph: ir.Graph) -> None:
-    """In place; the operators stay unread."""
+    """In place; the operators stay in the graph, and nothing reads them."""
     shapes = Shapes(graph)
     for node in list(graph):
-        value, out = _copied(node), node.outputs[0]
+        value, out = _returned(node), node.outputs[0]
         if value is None or node.domain or out.is_graph_output() or None in (value.shape, out.shape):
             continue
         if same_shape(shapes.dims(value), shapes.dims(out)):
             ir.convenience.replace_all_uses_with(out, value)
 
 
-def _copied(node: ir.Node) -> ir.Value | None:
-    """What the node gives if that has the shape of its output: x * 1, or a part as long as its axis, x[:, -n:] of n
-    tokens, which no rule could place.
+def _returned(node: ir.Node) -> ir.Value | None:
+    """The input that the node returns as it is, provided that its shape is the output's; None for other nodes.
+
+    The shape decides for parts: the Slice x[:, -n:] of n tokens is x.
     """
     value, other = (optional(node, position) for position in (0, 1))
     match node.op_type:
-        case "Expand" | "Tile":  # of an input `share_names` repeats a single row
+        case "Expand" | "Tile":  # `share_names` repeats inputs that have a single row in some calls
             return None if value is None or value.is_graph_input() else value
         case "Slice":
             steps = [1] if optional(node, 4) is None else integers(optional(node, 4))
@@ -44,21 +49,22 @@ def _copied(node: ir.Node) -> ir.Value | None:
         case "Add" | "Div" | "Mul" | "Pow" | "Sub":
             return value if _is_number(other, node.op_type not in ("Add", "Sub")) else None
         case "Transpose":
-            return _turned_back(node)
+            return _untransposed(node)
     return None
 
 
 def _is_number(value: ir.Value | None, number: int) -> bool:
-    held = value.const_value if value is not None else None
-    return held is not None and held.size == 1 and bool((held.numpy() == number).all())
+    """Whether the value is a constant of one element, which is `number`."""
+    tensor = value.const_value if value is not None else None
+    return tensor is not None and tensor.size == 1 and bool((tensor.numpy() == number).all())
 
 
-def _turned_back(node: ir.Node) -> ir.Value | None:
-    """The value, one Transpose or two before, whose axes have the order of the output's."""
-    maker, rank = made_by(node.inputs[0], "Transpose"), len(node.outputs[0].shape or ())
+def _untransposed(node: ir.Node) -> ir.Value | None:
+    """The input of a Transpose that keeps the order, or of the first of two that undo each other; else None."""
+    first, rank = made_by(node.inputs[0], "Transpose"), len(node.outputs[0].shape or ())
     order = permutation(node, rank)
     if order == sorted(order):
         return node.inputs[0]
-    if maker is not None and [permutation(maker, rank)[axis] for axis in order] == sorted(order):
-        return maker.inputs[0]
+    if first is not None and [permutation(first, rank)[axis] for axis in order] == sorted(order):
+        return first.inputs[0]
     return None

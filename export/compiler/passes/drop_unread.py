@@ -1,6 +1,7 @@
-"""Removes what no output reads.
+"""Removes the nodes that no output reads.
 
-A Shape does not keep its value alive: it is rebuilt from the graph's inputs.
+In: a graph that a pass has changed. Out: the same outputs, nodes in order, and inferred shapes. A Shape does not keep
+the value alive whose shape it reads: where the sizes follow from the graph's inputs, it is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from export.compiler.passes.materialise_parts import Materialiser
 
 
 def refresh(model: ir.Model) -> None:
-    """What a pass needs between two changes: no unread nodes, nodes in order, shapes."""
+    """Restores what a pass needs between two changes: no unread nodes, nodes in order, inferred shapes."""
     remove_unused(model)
     if not _is_sorted(model.graph):
         model.graph.sort()
@@ -27,14 +28,15 @@ def refresh(model: ir.Model) -> None:
 def _is_sorted(graph: ir.Graph) -> bool:
     seen: set[ir.Node] = set()
     for node in graph:
-        makers = (value.producer() for value in node.inputs if value is not None)
-        if not all(maker is None or maker in seen for maker in makers):
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if not all(producer is None or producer in seen for producer in producers):
             return False
         seen.add(node)
     return True
 
 
 def drop_unread(model: ir.Model) -> None:
+    """In place. Also does what `refresh` does."""
     refresh(model)
     shapes = Shapes(model.graph)
     demands: Demands = {output: [WHOLE] for output in model.graph.outputs}

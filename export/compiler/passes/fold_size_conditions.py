@@ -1,8 +1,13 @@
-"""Evaluates choices in the sizes of a Reshape or an Expand.
+"""Folds conditions on sizes: Equal and Where that compute the shape for a Reshape or an Expand.
 
-In: a graph after shape inference. Out: the same without Equal and Where on vectors of sizes. The older exporter writes
-`expand(-1, ...)` as Where(Equal(sizes, -1), 1, sizes); a size is at least 1, so the answer is known. A difference of
-sizes may be less.
+In: a graph after shape inference. Out: the same graph, where the result of such a node follows without it:
+
+    Where(Equal(sizes, -1), 1, sizes) = sizes
+
+TorchScript's exporter writes this for `expand(-1, ...)`. A size counts as at least 1, so the condition is known.
+
+Reads vectors whose elements shape inference knows as numbers or expressions, as in `x.shape[0] * 2`. A node stays if an
+expression could be a difference of sizes, which may be less than 1, or if it is compared with a positive number.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from export.compiler.operators.shape_inference import elements_of
 
 
 def fold_size_conditions(graph: ir.Graph) -> bool:
+    """Changes the graph in place, and returns whether it did."""
     constants, sizes, changed = Constants(graph), _sizes(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None
@@ -26,10 +32,10 @@ def fold_size_conditions(graph: ir.Graph) -> bool:
             continue
         new = None
         if node.op_type == "Equal":
-            answer = _compare(node, sizes)
-            new = constants.add(np.array(answer), output.name or "equal") if answer is not None else None
+            result = _equal(node, sizes)
+            new = constants.add(np.array(result), output.name or "equal") if result is not None else None
         elif node.op_type == "Where":
-            new = _choose(node, constants)
+            new = _where(node, constants)
         if new is not None:
             ir.convenience.replace_all_uses_with(output, new)
             changed = True
@@ -37,35 +43,35 @@ def fold_size_conditions(graph: ir.Graph) -> bool:
 
 
 def _sizes(graph: ir.Graph) -> set[str]:
-    """The free sizes of the graph's values, as expressions."""
+    """The free sizes of the graph's values, as expressions: `batch`, `2*seq + 1`."""
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     return {str(dim) for value in values if value.shape is not None for dim in value.shape.dims}
 
 
 def _is_size(expression: str, sizes: Set[str]) -> bool:
-    """Whether it is a size, or sums and products of sizes and numbers."""
+    """Whether an expression is a size, or made of sizes and numbers by + and *: then it is at least 1."""
     parts = re.split(r"[ *+()]+", expression)
     return expression in sizes or all(not part or part.isdecimal() or part in sizes for part in parts)
 
 
-def _compare(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
-    """Whether each size equals the number opposite; None if unknown."""
-    for sizes, other in (node.inputs, reversed(node.inputs)):
-        known = elements_of(sizes) if sizes is not None else []
-        numbers = integers(other) if known else None  # only those compare with sizes: others may be infinite
+def _equal(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
+    """The result of an Equal between a vector of sizes and a constant; None if it is unknown."""
+    for vector, other in (node.inputs, reversed(node.inputs)):
+        sizes = elements_of(vector) if vector is not None else []
+        numbers = integers(other) if sizes else None  # of other vectors the constant may be infinite
         if numbers is None:
             continue
-        numbers = numbers * len(known) if len(numbers) == 1 else numbers
-        if len(known) == len(numbers) and all(
+        numbers = numbers * len(sizes) if len(numbers) == 1 else numbers
+        if len(sizes) == len(numbers) and all(
             isinstance(size, int) or (number < 1 and _is_size(str(size), known_sizes))
-            for size, number in zip(known, numbers, strict=True)
+            for size, number in zip(sizes, numbers, strict=True)
         ):
-            return [size == number for size, number in zip(known, numbers, strict=True)]
+            return [size == number for size, number in zip(sizes, numbers, strict=True)]
     return None
 
 
-def _choose(node: ir.Node, constants: Constants) -> ir.Value | None:
-    """The result of a Where on vectors with a known condition, else None."""
+def _where(node: ir.Node, constants: Constants) -> ir.Value | None:
+    """The result of a Where on vectors with a known condition: a Concat of the chosen elements. Else None."""
     condition = constant(node.inputs[0])
     choices = [value for value in node.inputs[1:] if value is not None]
     vectors = all(value.shape is not None and value.shape.rank() == 1 for value in choices)

@@ -228,9 +228,9 @@ def test_a_norm_takes_up_a_scale_as_its_epsilon(nodes: str, monkeypatch: pytest.
     folded = fold(original).model
     assert (scales(original), scales(folded)) == (1, 0)
     assert apart(original, folded, (3, 5, 6)) < 1e-13
-    right = fold_affine.Folder._normalised
+    right = fold_affine.Folder._scale_norm
     monkeypatch.setattr(
-        fold_affine.Folder, "_normalised", lambda self, norm, gamma, epsilon: right(self, norm, gamma, 1e-5)
+        fold_affine.Folder, "_scale_norm", lambda self, norm, gamma, epsilon: right(self, norm, gamma, 1e-5)
     )
     assert apart(original, fold(original).model, (3, 5, 6)) > 1e-2
 

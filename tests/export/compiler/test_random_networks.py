@@ -213,7 +213,7 @@ def test_no_random_network_answers_otherwise() -> None:
 
 def plant_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens lose a constant that no sum before them takes off."""
-    monkeypatch.setattr(carry_biases, "_take_off", lambda shifts, value, array: shifts.shift(value, array))
+    monkeypatch.setattr(carry_biases, "_subtract", lambda shifts, value, array: shifts.shift(value, array))
 
 
 def plant_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,16 @@
-"""Writes ONNX Runtime's fused embedding, products and attention in smaller operators, where a pass needs their parts.
+"""Decomposes ONNX Runtime's fused operators into operators of which other passes can compute parts.
 
-In: a prepared graph and which nodes are wanted. Out: the same answers. `MultiHeadAttention` is given queries, keys and
-values; `Attention` multiplies its input by one weight of all three. Of each head:
+In: a prepared graph, and a function that says which nodes to decompose. Out: the same outputs:
 
-    softmax(scale q k' + filter where the mask is 0 + bias) v
+    EmbedLayerNormalization    SkipLayerNormalization(words[ids] + segments[segment_ids], positions[position_ids])
+    FusedMatMul                alpha a b, where a or b may be transposed
+    Attention                  X Wq + bq, X Wk + bk, X Wv + bv, and then as MultiHeadAttention
+    MultiHeadAttention         softmax(scale q k' + filter where the mask is 0 + bias) v for every head
 
-The fused operator is faster, by 2 to 12 % of its time, but computes all rows and reads all tokens. The embedding is the
-SkipLayerNormalization of the words' and segments' rows and of the places' rows; a product is alpha a b, a and b turned.
+A fused attention takes 2 to 12 % less time, but computes all rows and reads all tokens.
+
+Refuses nothing by name. An attention stays fused if it has a past, rotary embeddings, a causal mask, a mask of another
+form or a second output; a product if it has transposed batches; an embedding if it counts tokens without a mask.
 """
 
 from __future__ import annotations
@@ -27,16 +31,16 @@ from export.compiler.operators.shape_inference import infer
 
 FILTER = -10000.0  # what ONNX Runtime adds where the mask is 0
 EMBEDDING, PRODUCT = "EmbedLayerNormalization", "FusedMatMul"
-BIAS = 5  # the place of the input that is added to the scores
+BIAS = 5  # the position of the input that is added to the scores
 
 
 class Inputs(NamedTuple):
-    """Places of an operator's inputs; with one of `others` it stays fused."""
+    """Positions of an attention's inputs."""
 
-    parts: tuple[int, ...]
+    parts: tuple[int, ...]  # the tokens, or queries, keys and values
     constants: tuple[int, ...]  # the last is the bias of queries, keys and values
     mask: int
-    others: tuple[int, ...]
+    unsupported: tuple[int, ...]  # with such an input the attention stays fused
 
 
 INPUTS = {
@@ -46,17 +50,17 @@ INPUTS = {
 
 
 def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
-    """Attention with a past, a causal mask or a mask of another form stays fused."""
+    """In place. Decomposes the nodes for which `wanted` is true and that this file can decompose."""
     shapes, constants, filters = Shapes(model.graph), Constants(model.graph), dict[ir.Value, ir.Value]()
-    embeddings = [node for node in _of(model.graph, {EMBEDDING}) if wanted(node) and _is_readable(shapes, node)]
-    attentions = [node for node in _of(model.graph, INPUTS) if wanted(node) and _is_plain(shapes, node)]
-    products = [node for node in _of(model.graph, {PRODUCT}) if wanted(node) and _is_of_matrices(shapes, node)]
+    embeddings = [node for node in _of(model.graph, {EMBEDDING}) if wanted(node) and _counts_by_mask(shapes, node)]
+    attentions = [node for node in _of(model.graph, INPUTS) if wanted(node) and _has_plain_form(shapes, node)]
+    products = [node for node in _of(model.graph, {PRODUCT}) if wanted(node) and _multiplies_matrices(shapes, node)]
     for node in embeddings:
-        _open_embedding(constants, node)
+        _decompose_embedding(constants, node)
     for node in products:
-        _open_product(shapes, constants, node)
+        _decompose_product(shapes, constants, node)
     for node in attentions:
-        _open(shapes, constants, node, filters)
+        _decompose_attention(shapes, constants, node, filters)
     if embeddings or products or attentions:
         remove_unused(model)
         infer(model)
@@ -66,41 +70,43 @@ def _of(graph: ir.Graph, operators: Container[str]) -> Iterator[ir.Node]:
     return (node for node in graph if node.domain == DOMAIN and node.op_type in operators)
 
 
-def _is_readable(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether the number of each text's tokens, if it is read, comes from a mask."""
-    ids, counted = given(node, 0), is_read(node.outputs[1])
-    return ids.shape is not None and shapes.rank(ids) == 2 and not (counted and optional(node, 7) is None)
+def _counts_by_mask(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether an embedding has ids (texts, tokens), and a mask if its second output, each text's tokens, is read."""
+    ids, is_counted = given(node, 0), is_read(node.outputs[1])
+    return ids.shape is not None and shapes.rank(ids) == 2 and not (is_counted and optional(node, 7) is None)
 
 
-def _open_embedding(constants: Constants, node: ir.Node) -> None:
+def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
     nodes, (out, counts, *sums) = nodes_before(constants, node), node.outputs
-    ids, segments, words, places, kinds = (optional(node, place) for place in range(5))
-    mask, numbers = optional(node, 7), optional(node, 8)
-    if numbers is None:
+    ids, segment_ids, words, positions, segments = (optional(node, k) for k in range(5))
+    mask, position_ids = optional(node, 7), optional(node, 8)
+    if position_ids is None:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
-        numbers = nodes.unsqueeze(nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)]), [0])
+        position_ids = nodes.unsqueeze(nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)]), [0])
     token = nodes.add("Gather", [words, ids], out.dtype)
-    if segments is not None:
-        token = nodes.add("Add", [token, nodes.add("Gather", [kinds, segments], out.dtype)], out.dtype)
-    place = nodes.add("Gather", [places, numbers], out.dtype)
+    if segment_ids is not None:
+        token = nodes.add("Add", [token, nodes.add("Gather", [segments, segment_ids], out.dtype)], out.dtype)
+    position = nodes.add("Gather", [positions, position_ids], out.dtype)
     epsilon = {"epsilon": attribute_float(node, "epsilon", 1e-12)}
-    norm = ir.node("SkipLayerNormalization", [token, place, *node.inputs[5:7]], epsilon, domain=DOMAIN, num_outputs=4)
+    terms = [token, position, *node.inputs[5:7]]
+    norm = ir.node("SkipLayerNormalization", terms, epsilon, domain=DOMAIN, num_outputs=4)
     _replace(constants, out, nodes.put(norm, f"{out.name}_norm", out.dtype))
     for embedded in filter(is_read, sums):
         of_type(norm.outputs[3], out.dtype).name = constants.name("embedded")
         _replace(constants, embedded, norm.outputs[3])
     if mask is not None and is_read(counts):
         one = constants.add(np.ones((), np.int32), "one", mask.dtype)
-        seen = nodes.cast(nodes.add("Equal", [mask, one], BOOL), ir.DataType.INT32)
-        _replace(constants, counts, nodes.sum(seen, 1, keepdims=0))
+        is_shown = nodes.cast(nodes.add("Equal", [mask, one], BOOL), ir.DataType.INT32)
+        _replace(constants, counts, nodes.sum(is_shown, 1, keepdims=0))
 
 
-def _is_of_matrices(shapes: Shapes, node: ir.Node) -> bool:
-    ranked = all(value.shape is not None and shapes.rank(value) > 1 for value in (given(node, 0), given(node, 1)))
-    return ranked and not any(attribute_int(node, name, 0) for name in ("transBatchA", "transBatchB"))
+def _multiplies_matrices(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether both factors of a FusedMatMul have known ranks from 2 on, and no transposed batch."""
+    matrices = all(value.shape is not None and shapes.rank(value) > 1 for value in (given(node, 0), given(node, 1)))
+    return matrices and not any(attribute_int(node, name, 0) for name in ("transBatchA", "transBatchB"))
 
 
-def _open_product(shapes: Shapes, constants: Constants, node: ir.Node) -> None:
+def _decompose_product(shapes: Shapes, constants: Constants, node: ir.Node) -> None:
     nodes, out, factors = nodes_before(constants, node), node.outputs[0], [given(node, 0), given(node, 1)]
     for position, name in enumerate(("transA", "transB")):
         rank = shapes.rank(factors[position])
@@ -112,43 +118,47 @@ def _open_product(shapes: Shapes, constants: Constants, node: ir.Node) -> None:
     _replace(constants, out, product)
 
 
-def _is_plain(shapes: Shapes, node: ir.Node) -> bool:
-    places, read = INPUTS[node.op_type], dict(enumerate(node.inputs))
+def _has_plain_form(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether an attention has only inputs, attributes and read outputs that the equation has."""
+    positions, operands = INPUTS[node.op_type], dict(enumerate(node.inputs))
     if any(attribute_int(node, name, 0) for name in ("unidirectional", "do_rotary")):
         return False
-    if any(read.get(place) for place in places.others) or any(map(is_read, node.outputs[1:])):
+    if any(operands.get(k) for k in positions.unsupported) or any(map(is_read, node.outputs[1:])):
         return False
-    if not all(read.get(place) is None or is_constant(read[place]) for place in places.constants):
+    if not all(operands.get(k) is None or is_constant(operands[k]) for k in positions.constants):
         return False
-    ranks = {**dict.fromkeys(places.parts, 3), BIAS: 4}
-    for place, value in read.items():
-        if value is not None and (value.shape is None or shapes.rank(value) != ranks.get(place, shapes.rank(value))):
+    ranks = {**dict.fromkeys(positions.parts, 3), BIAS: 4}
+    for k, value in operands.items():
+        if value is not None and (value.shape is None or shapes.rank(value) != ranks.get(k, shapes.rank(value))):
             return False
-    sized = node.op_type == "Attention" or all(shapes.static(given(node, place), 2) for place in places.parts)
-    return sized and _is_of_tokens(shapes, node, read.get(places.mask))
+    has_features = node.op_type == "Attention" or all(shapes.static(given(node, k), 2) for k in positions.parts)
+    return has_features and _is_token_mask(shapes, node, operands.get(positions.mask))
 
 
-def _is_of_tokens(shapes: Shapes, node: ir.Node, mask: ir.Value | None) -> bool:
-    """Whether it has a number for each token, or each query and token; that of Attention may have lengths of texts."""
+def _is_token_mask(shapes: Shapes, node: ir.Node, mask: ir.Value | None) -> bool:
+    """Whether a mask is (texts, tokens) or (texts, queries, tokens). Attention may also have the texts' lengths."""
     if mask is None or shapes.rank(mask) in (2, 3):
         return True
-    lengths = node.op_type == "Attention" and shapes.rank(mask) == 1
-    return lengths and same(shapes.dims(mask)[0], shapes.dims(given(node, 0))[0])
+    is_vector = node.op_type == "Attention" and shapes.rank(mask) == 1
+    return is_vector and same(shapes.dims(mask)[0], shapes.dims(given(node, 0))[0])
 
 
-def _open(shapes: Shapes, constants: Constants, node: ir.Node, filters: dict[ir.Value, ir.Value]) -> None:
+def _decompose_attention(
+    shapes: Shapes, constants: Constants, node: ir.Node, filters: dict[ir.Value, ir.Value]
+) -> None:
+    """`filters`: of masks that were decomposed before, what is added to the scores."""
     nodes, out, heads = nodes_before(constants, node), node.outputs[0], attribute_int(node, "num_heads", 1)
     (queries, keys, values), (size, _, features) = _parts(shapes, nodes, node)
-    number = attribute_float(node, "scale", 0) or (size // heads) ** -0.5
-    scale = constants.add(np.array(number, np.float32), "scale", out.dtype)
+    factor = attribute_float(node, "scale", 0) or (size // heads) ** -0.5
+    scale = constants.add(np.array(factor, np.float32), "scale", out.dtype)
 
     def by_heads(value: ir.Value, size: int, order: tuple[int, ...]) -> ir.Value:
         return nodes.transpose(nodes.reshape(value, [0, 0, heads, size // heads]), order)
 
-    turned = by_heads(nodes.add("Mul", [queries, scale], out.dtype), size, (0, 2, 1, 3))
-    scores = nodes.add("MatMul", [turned, by_heads(keys, size, (0, 2, 3, 1))], out.dtype)
+    scaled = by_heads(nodes.add("Mul", [queries, scale], out.dtype), size, (0, 2, 1, 3))
+    scores = nodes.add("MatMul", [scaled, by_heads(keys, size, (0, 2, 3, 1))], out.dtype)
     terms = [term for term in (_filter(nodes, node, filters), optional(node, BIAS)) if term is not None]
-    if terms:  # first their sum, as the operator does: beside a filter of -10000 the order shows
+    if terms:  # first their sum, as the operator computes it: with a filter of -10000 another order rounds otherwise
         added = terms[0] if len(terms) == 1 else nodes.add("Add", terms, out.dtype)
         scores = nodes.add("Add", [scores, added], out.dtype)
     weights = nodes.add("Softmax", [scores], out.dtype, {"axis": 3})
@@ -158,21 +168,22 @@ def _open(shapes: Shapes, constants: Constants, node: ir.Node, filters: dict[ir.
 
 
 def _replace(constants: Constants, old: ir.Value, new: ir.Value) -> None:
+    """Lets the readers of `old` read `new`, which gets its shape."""
     new.shape = old.shape
     constants.replace(old, new, "fused")
 
 
 def _parts(shapes: Shapes, nodes: Nodes, node: ir.Node) -> tuple[list[ir.Value], list[int]]:
-    """Queries, keys and values, (texts, tokens, features), and how many features each has."""
-    places, dtype = INPUTS[node.op_type], node.outputs[0].dtype
-    parts = [given(node, place) for place in places.parts]
+    """Queries, keys and values (texts, tokens, features), and the numbers of their features."""
+    positions, dtype = INPUTS[node.op_type], node.outputs[0].dtype
+    parts = [given(node, k) for k in positions.parts]
     sizes = [shapes.static(part, 2) or 0 for part in parts]
-    weight, bias = stored(node.inputs[1]), stored(optional(node, places.constants[-1]))
+    weight, bias = stored(node.inputs[1]), stored(optional(node, positions.constants[-1]))
     if node.op_type == "Attention" and weight is not None:
         sizes = attribute_ints(node, "qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
         columns = np.split(weight, np.cumsum(sizes)[:2], 1)
-        factors = [nodes.constants.add(part, "projection", dtype) for part in columns]
-        parts = [nodes.add("MatMul", [*parts, factor], dtype) for factor in factors]
+        weights = [nodes.constants.add(part, "projection", dtype) for part in columns]
+        parts = [nodes.add("MatMul", [*parts, factor], dtype) for factor in weights]
     if bias is not None:
         terms = [nodes.constants.add(part, "bias", dtype) for part in np.split(bias, np.cumsum(sizes)[:2])]
         parts = [nodes.add("Add", [part, term], dtype) for part, term in zip(parts, terms, strict=True)]
@@ -180,20 +191,24 @@ def _parts(shapes: Shapes, nodes: Nodes, node: ir.Node) -> tuple[list[ir.Value],
 
 
 def _filter(nodes: Nodes, node: ir.Node, filters: dict[ir.Value, ir.Value]) -> ir.Value | None:
-    """What is added to the scores; of a mask that several nodes read it is computed once."""
+    """What a mask adds to the scores: 0, or a large negative number where it hides. None without a mask.
+
+    A mask that several attentions read makes one such value.
+    """
     mask = optional(node, INPUTS[node.op_type].mask)
     if mask is None or mask in filters:
         return filters.get(mask) if mask is not None else None
     rank, dtype = len(mask.shape or ()), node.outputs[0].dtype
     if rank == 1:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
-        numbers = nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)])
+        positions = nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)])
         lengths = nodes.unsqueeze(nodes.cast(mask, INT64), [1])
-        seen = nodes.add("Less", [nodes.unsqueeze(numbers, [0]), lengths], BOOL)
+        is_shown = nodes.add("Less", [nodes.unsqueeze(positions, [0]), lengths], BOOL)
     else:
-        seen = nodes.add("Greater", [mask, nodes.constants.add(np.zeros((), np.int32), "nothing", mask.dtype)], BOOL)
-    number = attribute_float(node, "mask_filter_value", FILTER)
-    shown, hidden = (nodes.constants.add(np.array(each, np.float32), "filter", dtype) for each in (0, number))
-    added = nodes.add("Where", [seen, shown, hidden], dtype)
-    filters[mask] = nodes.unsqueeze(added, [1] if rank == 3 else [1, 2])
+        zero = nodes.constants.add(np.zeros((), np.int32), "nothing", mask.dtype)
+        is_shown = nodes.add("Greater", [mask, zero], BOOL)
+    lowest = attribute_float(node, "mask_filter_value", FILTER)
+    shown, hidden = (nodes.constants.add(np.array(term, np.float32), "filter", dtype) for term in (0, lowest))
+    term = nodes.add("Where", [is_shown, shown, hidden], dtype)
+    filters[mask] = nodes.unsqueeze(term, [1] if rank == 3 else [1, 2])
     return filters[mask]

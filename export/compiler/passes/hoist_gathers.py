@@ -1,7 +1,12 @@
-"""Moves the choice of rows at run time before the computation of the other rows.
+"""Hoists a Gather of rows that are chosen at run time before the operators that compute all rows.
 
-In: a prepared graph with the choices that `choices` finds. Out: the same outputs. An operator of one row of its output
-that reads the same row of its inputs is computed for the chosen rows, as far as no other reader needs all.
+In: a prepared graph, with the choices that `chosen_rows` finds. Out: the same outputs, with the operators computed for
+the chosen rows alone. For an operator f that computes a row of its output from the same row of its inputs:
+
+    gather(f(X, Y), r) = f(gather(X, r), gather(Y, r))
+
+Reads the axis maps of `input_axes`. An operator stays as it is where another reader needs more rows, or where it mixes
+rows or has no rule. Refuses nothing by name: before opset 12, whose GatherND has batch_dims, the graph stays.
 """
 
 from __future__ import annotations
@@ -27,14 +32,17 @@ from export.compiler.operators.table import BROADCASTING, RESHAPES
 from export.compiler.passes.drop_unread import refresh
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
-ATTENTION = {"Attention", "MultiHeadAttention"}  # whose rules follow no batch
-ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand without the batch serves all of it
+ATTENTION = {"Attention", "MultiHeadAttention"}  # `input_axes` has no rule for their batch: it is axis 0
+ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand may lack the batch: all of it reads the same
 
-Place = tuple[int, int]  # of a value: the axis of its rows, and of its batch
+RowAxes = tuple[int, int]  # of a value: the axis of its rows and the axis of its batch
 
 
 def hoist_gathers(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
-    """The multiplications that are computed for the chosen rows alone, of a choice that is smaller than its source."""
+    """Changes the graph in place. Returns the multiplying operators that are now computed for the chosen rows alone.
+
+    A choice of as many rows as there are, at `sizes`, stays.
+    """
     if model.graph.opset_imports.get("", 0) < OLDEST_OPSET:
         return []
     sites: list[Site] = []
@@ -42,195 +50,204 @@ def hoist_gathers(model: ir.Model, sizes: Mapping[str, int]) -> list[Site]:
         shapes = Shapes(model.graph, sizes)
         if not is_smaller(shapes, choice):
             continue
-        moved = _Moved(shapes, choice)
-        sites += moved.sites
-        if moved.sites:
-            moved.run()
+        hoisting = _Hoisting(shapes, choice)
+        sites += hoisting.sites
+        if hoisting.sites:
+            hoisting.run()
             refresh(model)
     return sites
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input that is read in one row: at `place` its own, or at axis `shared` the same rows for all of the batch.
+    """How a hoisted operator reads an input.
 
-    Else it is read whole; `texts`: the axis of its batch, if it has one.
+    - `axes`: it reads the chosen rows, which differ between texts.
+    - `shared_rows`: it reads the chosen rows along this axis of a value without a batch.
+    - Neither: it reads all rows. `batch`: the axis of the input's batch, if it has a batch.
     """
 
-    place: Place | None = None
-    shared: int | None = None
-    texts: int | None = None
+    axes: RowAxes | None = None
+    shared_rows: int | None = None
+    batch: int | None = None
 
 
-WHOLE_INPUT = Operand()
+class _Hoisting:
+    """Call `run` once, if there are `sites`."""
 
-
-class _Moved:
     def __init__(self, shapes: Shapes, choice: Choice) -> None:
         self.shapes, self.choice, self.count = shapes, choice, choice.count or 1
         self.constants = Constants(shapes.graph)
         self.nodes = Nodes(self.constants, put=shapes.graph.append)
         self.sizes = Sizes(shapes, self.nodes)
-        self.places = self._places()
-        self.built: dict[tuple[ir.Value, Place], ir.Value] = {}
+        self.hoisted = self._hoisted()
+        self.built: dict[tuple[ir.Value, RowAxes], ir.Value] = {}
         self.copies: dict[ir.Node, ir.Node] = {}
-        makers = [value.producer() for value in self.places]
+        producers = [value.producer() for value in self.hoisted]
         what = "a row that is" if self.count == 1 else f"{choice.count} rows that are"
         self.sites = [
-            Site.at(maker, f"computed only for {what} chosen at run time")
-            for maker in makers
-            if maker is not None and is_multiplying(maker)
+            Site.at(producer, f"computed only for {what} chosen at run time")
+            for producer in producers
+            if producer is not None and is_multiplying(producer)
         ]
 
     def run(self) -> None:
         """Replaces the choice's output; the caller removes unused nodes."""
         value = self.choice.node.outputs[0]
-        self.texts, self.rows = self._numbers()
-        for node in list(self.shapes.graph):  # in order: `_part` would go as deep as the graph
+        self.texts, self.rows = self._indices()
+        for node in list(self.shapes.graph):  # in order: `_chosen_rows` would recurse as deep as the graph
             for output in node.outputs:
-                if output in self.places:
-                    self._part(output, self.places[output])
-        new = self._part(self.choice.whole, (1, 0))
+                if output in self.hoisted:
+                    self._chosen_rows(output, self.hoisted[output])
+        new = self._chosen_rows(self.choice.whole, (1, 0))
         if self.choice.count is None:
             new = self.nodes.squeeze(new, [1])
         new.shape = value.shape
         self.constants.replace(value, new, "of_all")
 
-    def _places(self) -> dict[ir.Value, Place]:
-        """The values of which nobody but the choice reads more than one row."""
-        whole: set[ir.Value | None] = {*self.shapes.graph.outputs}
-        places: dict[ir.Value, Place] = {}
+    def _hoisted(self) -> dict[ir.Value, RowAxes]:
+        """The values of which only the chosen rows are read, from the choice backward."""
+        read_entirely: set[ir.Value | None] = {*self.shapes.graph.outputs}
+        row_axes: dict[ir.Value, RowAxes] = {}
         for node in reversed(self.shapes.graph):
             if node is self.choice.node:
-                places[self.choice.whole] = 1, 0
-                whole |= {*node.inputs[1:]}
+                row_axes[self.choice.whole] = 1, 0
+                read_entirely |= {*node.inputs[1:]}
                 continue
-            if node.outputs[0] is self.choice.node.inputs[0] and self._flattens(node, whole):
+            if node.outputs[0] is self.choice.node.inputs[0] and self._flattens(node, read_entirely):
                 continue
             if reads_shape_alone(node):
-                demand_shape(self.shapes, node, asked := {node.outputs[0]: [WHOLE]})
-                whole |= asked.keys() if node.outputs[0] in whole else set()
+                demand_shape(self.shapes, node, demands := {node.outputs[0]: [WHOLE]})
+                read_entirely |= demands.keys() if node.outputs[0] in read_entirely else set()
                 continue
-            wanted = [value for value in node.outputs if value in places and value not in whole]
-            reads = [self._read(node, value, places[value]) for value in wanted]
-            read = reads[0] if reads and all(each == reads[0] for each in reads) else None
-            if any(value in whole for value in node.outputs) or (wanted and read is None):
-                whole |= {*wanted, *node.inputs}
+            outputs = [value for value in node.outputs if value in row_axes and value not in read_entirely]
+            reads = [self._read(node, value, row_axes[value]) for value in outputs]
+            read = reads[0] if reads and all(other == reads[0] for other in reads) else None
+            if any(value in read_entirely for value in node.outputs) or (outputs and read is None):
+                read_entirely |= {*outputs, *node.inputs}
                 continue
             for position, operand in (read or {}).items():
                 value = node.inputs[position]
                 if value is not None and (
-                    operand.place is None or places.setdefault(value, operand.place) != operand.place
+                    operand.axes is None or row_axes.setdefault(value, operand.axes) != operand.axes
                 ):
-                    whole.add(value)
-        return {value: place for value, place in places.items() if value not in whole}
+                    read_entirely.add(value)
+        return {value: axes for value, axes in row_axes.items() if value not in read_entirely}
 
-    def _flattens(self, node: ir.Node, whole: Container[ir.Value | None]) -> bool:
-        """Whether it is the Flatten of the choice, which alone reads it."""
+    def _flattens(self, node: ir.Node, read_entirely: Container[ir.Value | None]) -> bool:
+        """Whether a node joins batch and rows for a choice of the form Gather(Flatten(x), ...), and for it alone."""
         flat = node.outputs[0]
-        return node.inputs[0] is self.choice.whole and len(flat.uses()) == 1 and flat not in whole
+        return node.inputs[0] is self.choice.whole and len(flat.uses()) == 1 and flat not in read_entirely
 
-    def _read(self, node: ir.Node, value: ir.Value, place: Place) -> dict[int, Operand] | None:
-        """What `node` reads to compute one row of `value`; None without a rule."""
-        row, batch = place
+    def _read(self, node: ir.Node, value: ir.Value, axes: RowAxes) -> dict[int, Operand] | None:
+        """How `node` reads its inputs, by position, to compute the chosen rows of its output `value`.
+
+        None if it needs other rows, or if no rule knows.
+        """
+        row, batch = axes
         rows = input_axes(self.shapes, node, value, row)
         batches = input_axes(self.shapes, node, value, batch)
         if batches is None and node.op_type in ATTENTION:
-            batches = {k: 0 for k, given in enumerate(node.inputs) if given is not None and self._has_batch(given)}
-        resized = node.op_type in RESHAPES or node.op_type == "Expand"
+            batches = {k: 0 for k, source in enumerate(node.inputs) if source is not None and self._has_batch(source)}
+        resizes = node.op_type in RESHAPES or node.op_type == "Expand"
         if rows is None or batches is None or not (rows or node.op_type == "Expand"):
             return None
-        if resized and shape_plan(self.shapes, node, value, {row: self.count}) is None:
+        if resizes and shape_plan(self.shapes, node, value, {row: self.count}) is None:
             return None
-        read = {position: WHOLE_INPUT for position, given in enumerate(node.inputs) if given is not None}
+        read = {position: Operand() for position, operand in enumerate(node.inputs) if operand is not None}
         for position, axis in rows.items():
-            given = node.inputs[position]
-            if given is not None and position in batches:
-                read[position] = Operand(place=(axis, batches[position]))
-            elif given is not None and node.op_type in ALIGNED and self._aligned(value, given, place, axis):
-                read[position] = Operand(shared=axis)
+            operand = node.inputs[position]
+            if operand is not None and position in batches:
+                read[position] = Operand(axes=(axis, batches[position]))
+            elif operand is not None and node.op_type in ALIGNED and self._broadcasts(value, operand, axes, axis):
+                read[position] = Operand(shared_rows=axis)
             else:
                 return None
         for position in batches.keys() - rows.keys():
-            read[position] = Operand(texts=batches[position])
+            read[position] = Operand(batch=batches[position])
         return read
 
     def _has_batch(self, value: ir.Value) -> bool:
+        """Whether the first axis of an input of an attention is the choice's batch."""
         dims = self.shapes.dims(value)
         return len(dims) > 2 and same(dims[0], self.shapes.dims(self.choice.whole)[0])
 
-    def _aligned(self, value: ir.Value, given: ir.Value, place: Place, row: int) -> bool:
-        """Whether the rows of an operand meet those of `value`, and nothing its batch."""
-        apart = self.shapes.rank(value) - self.shapes.rank(given)
-        batch = place[1] - apart
-        return row + apart == place[0] and (batch < 0 or same(self.shapes.dims(given)[batch], 1))
+    def _broadcasts(self, value: ir.Value, operand: ir.Value, axes: RowAxes, row: int) -> bool:
+        """Whether the axis `row` of an operand meets the rows of `value`, and the operand is the same for the batch."""
+        new_axes = self.shapes.rank(value) - self.shapes.rank(operand)
+        batch = axes[1] - new_axes
+        return row + new_axes == axes[0] and (batch < 0 or same(self.shapes.dims(operand)[batch], 1))
 
-    def _part(self, value: ir.Value, place: Place) -> ir.Value:
-        if (value, place) not in self.built:
-            maker = value.producer() if self.places.get(value) == place else None
-            self.built[value, place] = self._computed(maker, value, place) if maker else self._own(value, place)
-        return self.built[value, place]
+    def _chosen_rows(self, value: ir.Value, axes: RowAxes) -> ir.Value:
+        """The chosen rows of a value: computed by a hoisted operator, or else gathered."""
+        if (value, axes) not in self.built:
+            producer = value.producer() if self.hoisted.get(value) == axes else None
+            self.built[value, axes] = self._compute(producer, value, axes) if producer else self._gather(value, axes)
+        return self.built[value, axes]
 
-    def _computed(self, node: ir.Node, value: ir.Value, place: Place) -> ir.Value:
-        read = self._read(node, value, place) or {}
+    def _compute(self, node: ir.Node, value: ir.Value, axes: RowAxes) -> ir.Value:
+        read = self._read(node, value, axes) or {}
         source = node.inputs[0]
         if source is not None and (node.op_type in RESHAPES or node.op_type == "Expand"):
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
-            plan = shape_plan(self.shapes, node, value, {place[0]: self.count}) or []
-            inputs = [self._operand(value, source, read[0]), self.sizes.vector(plan)]
+            plan = shape_plan(self.shapes, node, value, {axes[0]: self.count}) or []
+            inputs = [self._read_operand(value, source, read[0]), self.sizes.vector(plan)]
             return self.nodes.add(operator, inputs, value.dtype)
         if node not in self.copies:
-            given = enumerate(node.inputs)
-            parts = [self._operand(value, each, read[k]) if each is not None else None for k, each in given]
+            parts = [
+                None if operand is None else self._read_operand(value, operand, read[k])
+                for k, operand in enumerate(node.inputs)
+            ]
             self.copies[node] = self.nodes.copy(node, parts, "rows")
         return self.copies[node].outputs[value.index() or 0]
 
-    def _operand(self, value: ir.Value, given: ir.Value, operand: Operand) -> ir.Value:
-        if operand.place is not None:
-            return self._part(given, operand.place)
-        if operand.shared is not None:
-            return self._shared(given, operand.shared, value)
-        if self.texts is None or operand.texts is None:
-            return given
-        return self.nodes.gather(given, self.texts, operand.texts)
+    def _read_operand(self, value: ir.Value, source: ir.Value, operand: Operand) -> ir.Value:
+        """What a hoisted operator reads of its input `source` to compute the chosen rows of `value`."""
+        if operand.axes is not None:
+            return self._chosen_rows(source, operand.axes)
+        if operand.shared_rows is not None:
+            return self._gather_shared(source, operand.shared_rows, value)
+        if self.texts is None or operand.batch is None:
+            return source
+        return self.nodes.gather(source, self.texts, operand.batch)
 
-    def _own(self, value: ir.Value, place: Place) -> ir.Value:
-        """The rows of each of the batch, by GatherND of (batch, rows, ...)."""
-        row, batch = place
-        order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in place)]
-        nodes, places, known = self.nodes, self.nodes.unsqueeze(self.rows, [2]), 1
+    def _gather(self, value: ir.Value, axes: RowAxes) -> ir.Value:
+        """The chosen rows by GatherND of (batch, rows, ...), with the axes in the value's order."""
+        row, batch = axes
+        order = [batch, row, *(axis for axis in range(self.shapes.rank(value)) if axis not in axes)]
+        nodes, indices, batch_dims = self.nodes, self.nodes.unsqueeze(self.rows, [2]), 1
         if self.texts is not None:
-            pairs = [nodes.reshape(self.texts, [-1, 1, 1]), places]
-            places, known = nodes.add("Concat", pairs, INT64, {"axis": 2}), 0
-        turned = nodes.transpose(value, order)
-        chosen = nodes.add("GatherND", [turned, places], value.dtype, {"batch_dims": known})
+            pairs = [nodes.reshape(self.texts, [-1, 1, 1]), indices]
+            indices, batch_dims = nodes.add("Concat", pairs, INT64, {"axis": 2}), 0
+        batch_first = nodes.transpose(value, order)
+        chosen = nodes.add("GatherND", [batch_first, indices], value.dtype, {"batch_dims": batch_dims})
         return nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
 
-    def _shared(self, given: ir.Value, row: int, value: ir.Value) -> ir.Value:
-        """The chosen rows of a value without batch, along an axis of the batch."""
-        nodes, rank, batch = self.nodes, self.shapes.rank(value), self.places[value][1]
-        apart = rank - self.shapes.rank(given)
-        whole = nodes.unsqueeze(given, [*range(apart)]) if apart else given
-        row = row + apart
-        rows = nodes.gather(whole, self.rows, row)  # (..., batch, rows, ...)
+    def _gather_shared(self, source: ir.Value, row: int, value: ir.Value) -> ir.Value:
+        """The chosen rows of a value without a batch. They differ between texts, so the result has `value`'s batch."""
+        nodes, rank, batch = self.nodes, self.shapes.rank(value), self.hoisted[value][1]
+        new_axes = rank - self.shapes.rank(source)
+        aligned = nodes.unsqueeze(source, [*range(new_axes)]) if new_axes else source
+        row = row + new_axes
+        rows = nodes.gather(aligned, self.rows, row)  # (..., batch, rows, ...)
         rows = nodes.squeeze(rows, [batch if batch < row else batch + 1])
-        held = [axis for own in range(rank) if own != batch for axis in ((batch, row) if own == row else (own,))]
-        return nodes.transpose(rows, [held.index(axis) for axis in range(rank)])
+        order = [made for axis in range(rank) if axis != batch for made in ((batch, row) if axis == row else (axis,))]
+        return nodes.transpose(rows, [order.index(axis) for axis in range(rank)])
 
-    def _numbers(self) -> tuple[ir.Value | None, ir.Value]:
-        """Of the chosen rows, int64: their texts (batch), None where each text has its own, and their places there
-        (batch, rows).
+    def _indices(self) -> tuple[ir.Value | None, ir.Value]:
+        """The texts (batch) of the chosen rows and their indices in the text (batch, rows), INT64.
 
-        A number in all of the batch becomes 0 or more by the Gather, which fails where the original's does.
+        The texts are None if every text chooses rows of its own. An index among the rows of all texts may be negative
+        or too large: the Gather from a Range makes it positive, or fails as the original's does.
         """
         nodes, flat = self.nodes, self.choice.flat
         if flat is None:
             chosen = nodes.cast(self.choice.chosen, INT64)
-            one = self.choice.count is None or self.shapes.rank(self.choice.chosen) < 3
-            return None, nodes.reshape(chosen, [-1, 1]) if one else nodes.squeeze(chosen, [2])
+            is_matrix = self.choice.count is None or self.shapes.rank(self.choice.chosen) < 3
+            return None, nodes.reshape(chosen, [-1, 1]) if is_matrix else nodes.squeeze(chosen, [2])
         batch, rows = (self.sizes.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
         end = nodes.scalar_of(nodes.add("Mul", [batch, rows]))
-        every = nodes.add("Range", [nodes.scalar(0), end, nodes.scalar(1)])
-        places = nodes.gather(every, nodes.reshape(flat, [-1]))
-        texts, own = (nodes.add(operator, [places, rows]) for operator in ("Div", "Mod"))
-        return texts, nodes.reshape(own, [-1, 1])
+        all_rows = nodes.add("Range", [nodes.scalar(0), end, nodes.scalar(1)])
+        indices = nodes.gather(all_rows, nodes.reshape(flat, [-1]))
+        texts, rows_in_text = (nodes.add(operator, [indices, rows]) for operator in ("Div", "Mod"))
+        return texts, nodes.reshape(rows_in_text, [-1, 1])

@@ -1,12 +1,14 @@
-"""The numbers by which a packed graph finds its tokens.
+"""Builds the indices by which a packed graph finds its tokens.
 
-In: the mask and the tokens that a network picks by number. Out: nodes before the loop, `Texts`, and nodes of its body,
-`Part`, for a few texts of like length.
+In: the mask (texts, tokens), and the tokens that a network picks by index. Out: nodes before the loop with `Texts`, the
+indices for all texts, and nodes in the loop with `Part`, the indices for a few texts of similar length:
 
-    keep (texts, tokens)  what the mask shows; every token of a text without one, or of which a hidden one is picked. If
-                          `trailing`, every token of a text with a hidden token before one that the mask shows
-    order                 each text's kept tokens in their order, then the others
-    sorted                texts by the number of kept tokens, the longest first
+    is_kept (texts, tokens)     the tokens that the mask shows; but every token of a text that shows none, or of which a
+                                hidden token is picked, or, if `trailing`, that hides a token before a shown token
+    token_order (texts, tokens) the kept tokens of each text in their order, then the other tokens
+    sorted_texts (texts)        the texts by their numbers of kept tokens, the longest first
+
+Refuses nothing by name. All values are INT64, except where a comment says BOOL.
 """
 
 from __future__ import annotations
@@ -18,64 +20,64 @@ import onnx_ir as ir
 
 from export.compiler.graph.node_builder import BOOL, INT64, Nodes
 
-AREA = 256  # tokens of a part, and more only for a single text: what a core's caches hold
+AREA = 256  # tokens of a part: as many as a core's caches hold. Only a single text may have more.
 
 
 @dataclass
 class Texts:
     nodes: Nodes
-    count: ir.Value  # (1)
-    length: ir.Value  # (1)
-    order: ir.Value  # (texts, tokens)
-    sorted: ir.Value  # (texts)
-    kept: ir.Value  # (texts), the numbers of kept tokens of the sorted texts
-    picked: dict[ir.Value | tuple[int, ...], ir.Value]  # (texts, picks), ranks of the tokens that are picked
+    count: ir.Value  # (1): the number of texts
+    length: ir.Value  # (1): the number of tokens of a text, with padding
+    token_order: ir.Value  # (texts, tokens)
+    sorted_texts: ir.Value  # (texts)
+    kept_counts: ir.Value  # (texts), the numbers of kept tokens of the sorted texts
+    picked_ranks: dict[ir.Value | tuple[int, ...], ir.Value]  # (texts, picks), ranks of picked tokens among the kept
 
 
 @dataclass
 class Part:
-    """Some texts: n of them, s the number of tokens of the longest, t the tokens of all."""
+    """A few texts: n of them, s the number of kept tokens of the longest, t the number of kept tokens of all."""
 
-    texts: ir.Value  # (n)
+    texts: ir.Value  # (n), their indices
     count: ir.Value  # (1): n
     length: ir.Value  # (1): s
-    places: ir.Value  # (n, s), each token's place in its text
-    flat: ir.Value  # (n, s), the same among the tokens of all texts
-    grid: ir.Value  # (n, s), its row among the packed rows; hidden tokens have the last row of their text
-    seen: ir.Value  # (n, s), whether the mask shows the token
-    starts: ir.Value  # (n, 1), the first row of each text
-    rows: ir.Value  # (1, t), of each packed row the place in the grid
+    token_indices: ir.Value  # (n, s), each token's index in its text
+    flat_indices: ir.Value  # (n, s), each token's index among the tokens of all texts
+    packed_rows: ir.Value  # (n, s), each token's packed row; behind the kept tokens the last row of the text
+    is_kept: ir.Value  # (n, s), BOOL, False behind the kept tokens of a text
+    first_rows: ir.Value  # (n, 1), the first packed row of each text
+    grid_indices: ir.Value  # (1, t), each packed row's index in the flattened (n, s)
 
 
-def number_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value], trailing: bool) -> Texts:
-    """`trailing`: see `keep`."""
+def index_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value], trailing: bool) -> Texts:
+    """`picks`: indices that are the same for all texts, or a value with an index for each. `trailing`: see above."""
     sizes = nodes.add("Shape", [mask])
     count, length = (nodes.gather(sizes, nodes.integers([axis])) for axis in (0, 1))
-    seen = nodes.cast(mask, BOOL)
-    places = {pick: _places(nodes, pick, count, length) for pick in picks}
+    is_shown = nodes.cast(mask, BOOL)
+    picked = {pick: _picked_indices(nodes, pick, count, length) for pick in picks}
     one = nodes.scalar(1)
-    numbers = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
-    whole = _whole(nodes, seen, [*places.values()])
+    positions = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
+    keeps_all = _keeps_all(nodes, is_shown, [*picked.values()])
     if trailing:
-        whole = nodes.add("Or", [whole, _hides_others(nodes, seen, numbers)], BOOL)
-    kept = nodes.cast(nodes.add("Or", [seen, whole], BOOL), INT64)
+        keeps_all = nodes.add("Or", [keeps_all, _hides_inside(nodes, is_shown, positions)], BOOL)
+    kept = nodes.cast(nodes.add("Or", [is_shown, keeps_all], BOOL), INT64)
     rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])  # of a kept token among those of its text
-    behind = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])
-    order = _top(nodes, nodes.add("Add", [numbers, behind]), length, largest=0)[1]
+    penalty = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])  # sorts hidden tokens behind the kept
+    token_order = _sort(nodes, nodes.add("Add", [positions, penalty]), length, largest=0)[1]
     counts = nodes.sum(kept, 1, keepdims=0)
-    longest, texts = _top(nodes, counts, count, largest=1)
-    ranks = {pick: nodes.add("GatherElements", [rank, place], INT64, {"axis": 1}) for pick, place in places.items()}
+    sorted_counts, texts = _sort(nodes, counts, count, largest=1)
+    ranks = {pick: nodes.add("GatherElements", [rank, index], INT64, {"axis": 1}) for pick, index in picked.items()}
     for value in (count, length):
         value.shape = ir.Shape([1])
-    for value in (texts, longest):
+    for value in (texts, sorted_counts):
         value.shape = ir.Shape([None])
-    for value in (order, *ranks.values()):
+    for value in (token_order, *ranks.values()):
         value.shape = ir.Shape([None, None])
-    return Texts(nodes, count, length, order, texts, longest, ranks)
+    return Texts(nodes, count, length, token_order, texts, sorted_counts, ranks)
 
 
-def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, length: ir.Value) -> ir.Value:
-    """(texts, picks), at least 0; beyond the end, which is an error, where a text is too short for one from its end."""
+def _picked_indices(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, length: ir.Value) -> ir.Value:
+    """(texts, picks), counted from the start. Where a text is too short, beyond its end: the graph then fails."""
     if isinstance(pick, tuple):
         wanted = nodes.add("Expand", [nodes.integers(pick), nodes.vector([count, len(pick)])])
     else:
@@ -83,57 +85,59 @@ def _places(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Value, len
     if isinstance(pick, tuple) and min(pick) >= 0:
         return wanted
     zero = nodes.scalar(0)
-    counted = nodes.add("Add", [wanted, length])
-    places = nodes.add("Where", [nodes.add("Less", [wanted, zero], BOOL), counted, wanted])
-    return nodes.add("Where", [nodes.add("Less", [places, zero], BOOL), length, places])
+    from_end = nodes.add("Add", [wanted, length])
+    indices = nodes.add("Where", [nodes.add("Less", [wanted, zero], BOOL), from_end, wanted])
+    return nodes.add("Where", [nodes.add("Less", [indices, zero], BOOL), length, indices])
 
 
-def _whole(nodes: Nodes, seen: ir.Value, places: Sequence[ir.Value]) -> ir.Value:
-    """(texts, 1), whether nothing of a text is seen, or a token that is picked is hidden."""
-    number = nodes.cast(seen, INT64)
-    whole = nodes.add("Equal", [nodes.sum(number, 1, keepdims=1), nodes.scalar(0)], BOOL)
-    for place in places:
-        hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [number, place], INT64, {"axis": 1})])
-        some = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)], BOOL)
-        whole = nodes.add("Or", [whole, some], BOOL)
-    return whole
+def _keeps_all(nodes: Nodes, is_shown: ir.Value, picked: Sequence[ir.Value]) -> ir.Value:
+    """(texts, 1), BOOL: whether the mask shows no token of a text, or hides a token that is picked."""
+    shown = nodes.cast(is_shown, INT64)
+    keeps_all = nodes.add("Equal", [nodes.sum(shown, 1, keepdims=1), nodes.scalar(0)], BOOL)
+    for index in picked:
+        hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [shown, index], INT64, {"axis": 1})])
+        any_hidden = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)], BOOL)
+        keeps_all = nodes.add("Or", [keeps_all, any_hidden], BOOL)
+    return keeps_all
 
 
-def _hides_others(nodes: Nodes, seen: ir.Value, numbers: ir.Value) -> ir.Value:
-    """(texts, 1), whether a token that the mask hides stands before one that it shows."""
-    shown = nodes.sum(nodes.cast(seen, INT64), 1, keepdims=1)
-    first = nodes.add("Less", [numbers, shown], BOOL)
-    differ = nodes.cast(nodes.add("Xor", [seen, first], BOOL), INT64)
-    return nodes.add("Greater", [nodes.sum(differ, 1, keepdims=1), nodes.scalar(0)], BOOL)
+def _hides_inside(nodes: Nodes, is_shown: ir.Value, positions: ir.Value) -> ir.Value:
+    """(texts, 1), BOOL: whether the mask hides a token before a token that it shows."""
+    shown_count = nodes.sum(nodes.cast(is_shown, INT64), 1, keepdims=1)
+    is_prefix = nodes.add("Less", [positions, shown_count], BOOL)
+    differs = nodes.cast(nodes.add("Xor", [is_shown, is_prefix], BOOL), INT64)
+    return nodes.add("Greater", [nodes.sum(differs, 1, keepdims=1), nodes.scalar(0)], BOOL)
 
 
-def _top(nodes: Nodes, value: ir.Value, count: ir.Value, largest: int) -> tuple[ir.Value, ir.Value]:
-    """All of the last axis, sorted: values and places."""
+def _sort(nodes: Nodes, value: ir.Value, count: ir.Value, largest: int) -> tuple[ir.Value, ir.Value]:
+    """Sorts along the last axis, of `count` elements: the values and their indices. `largest`: 1 for descending."""
     node = ir.node("TopK", [value, count], {"axis": -1, "largest": largest, "sorted": 1}, num_outputs=2)
     values = nodes.put(node, "packed_sorted", value.dtype)
     node.outputs[1].name, node.outputs[1].dtype = nodes.constants.name("packed_places"), INT64
     return values, node.outputs[1]
 
 
-def unsorted(texts: Texts) -> ir.Value:
-    """(texts), the place of each text among the sorted."""
-    return _top(texts.nodes, texts.sorted, texts.count, largest=0)[1]
+def sorted_positions(texts: Texts) -> ir.Value:
+    """(texts), where each text stands among the sorted texts."""
+    return _sort(texts.nodes, texts.sorted_texts, texts.count, largest=0)[1]
 
 
-def number_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.Value]:
-    """The texts from `start` (1) on, and where the next part starts."""
+def index_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.Value]:
+    """The part whose texts begin at `start` (1) of the sorted texts, and where the next part begins (1)."""
     zero, one = nodes.scalar(0), nodes.scalar(1)
-    length = nodes.gather(texts.kept, start)
-    most = nodes.larger(nodes.add("Div", [nodes.integers([AREA]), length]), nodes.integers([1]))
-    end = nodes.add("Add", [start, most])
-    chosen, kept = nodes.cut(texts.sorted, start, end), nodes.cut(texts.kept, start, end)
-    count, kept_rows = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept, [1])
-    starts = nodes.unsqueeze(nodes.add("CumSum", [kept, zero], INT64, {"exclusive": 1}), [1])
-    slots = nodes.unsqueeze(nodes.add("Range", [zero, nodes.scalar_of(length), one]), [0])
-    last = nodes.smaller(slots, nodes.add("Sub", [kept_rows, one]))
-    seen = nodes.add("Less", [slots, kept_rows], BOOL)
-    places = nodes.cut(nodes.gather(texts.order, chosen), nodes.integers([0]), length, 1)
-    flat = nodes.add("Add", [nodes.unsqueeze(nodes.add("Mul", [chosen, texts.length]), [1]), places])
-    rows = nodes.add("NonZero", [nodes.reshape(seen, [-1])])
-    part = Part(chosen, count, length, places, flat, nodes.add("Add", [starts, last]), seen, starts, rows)
+    length = nodes.gather(texts.kept_counts, start)
+    max_texts = nodes.larger(nodes.add("Div", [nodes.integers([AREA]), length]), nodes.integers([1]))
+    end = nodes.add("Add", [start, max_texts])
+    chosen, kept_counts = nodes.cut(texts.sorted_texts, start, end), nodes.cut(texts.kept_counts, start, end)
+    count, column = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept_counts, [1])
+    first_rows = nodes.unsqueeze(nodes.add("CumSum", [kept_counts, zero], INT64, {"exclusive": 1}), [1])
+    positions = nodes.unsqueeze(nodes.add("Range", [zero, nodes.scalar_of(length), one]), [0])
+    clipped = nodes.smaller(positions, nodes.add("Sub", [column, one]))
+    is_kept = nodes.add("Less", [positions, column], BOOL)
+    token_indices = nodes.cut(nodes.gather(texts.token_order, chosen), nodes.integers([0]), length, 1)
+    text_starts = nodes.unsqueeze(nodes.add("Mul", [chosen, texts.length]), [1])
+    flat_indices = nodes.add("Add", [text_starts, token_indices])
+    grid_indices = nodes.add("NonZero", [nodes.reshape(is_kept, [-1])])
+    packed_rows = nodes.add("Add", [first_rows, clipped])
+    part = Part(chosen, count, length, token_indices, flat_indices, packed_rows, is_kept, first_rows, grid_indices)
     return part, end

@@ -20,9 +20,8 @@ from export.rewrite_file import Request, rewrite_file
 
 
 def forget_first_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        packed_indices, "_whole", lambda nodes, seen, places, true=packed_indices._whole: true(nodes, seen, [])
-    )
+    right = packed_indices._keeps_all
+    patch.setattr(packed_indices, "_keeps_all", lambda nodes, is_shown, picked: right(nodes, is_shown, []))
 
 
 def believe_weights(patch: pytest.MonkeyPatch) -> None:
@@ -30,12 +29,12 @@ def believe_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_order(patch: pytest.MonkeyPatch) -> None:
-    def first(loop: Any, size: ir.Value) -> ir.Value:
-        made: ir.Value = loop.whole.add("Sub", [numbers(loop, size), numbers(loop, size)])
-        return made
+    def zeros(loop: Any, size: ir.Value) -> ir.Value:
+        difference: ir.Value = loop.full.add("Sub", [right(loop, size), right(loop, size)])
+        return difference
 
-    numbers = pack._Loop._numbers
-    patch.setattr(pack._Loop, "_numbers", first)
+    right = pack._Loop._range
+    patch.setattr(pack._Loop, "_range", zeros)
 
 
 def trust_sums(patch: pytest.MonkeyPatch) -> None:

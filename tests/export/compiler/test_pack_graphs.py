@@ -75,13 +75,13 @@ def test_rows_of_another_input_may_have_texts_and_heads_on_a_single_axis(
     for seed, (texts, length) in enumerate(((3, 5), (20, 40), (1, 1))):
         read = np.random.default_rng(seed).standard_normal((texts, 2, 2, 2)).astype(np.float32)
         check_equal(original, packed, feeds(texts, length, seed) | {"read": read})
-    true = packed_loop_body.Body._of_texts
+    true = packed_loop_body.Body._select_texts
 
     def turned(body: packed_loop_body.Body, value: ir.Value, rank: int, batch: int) -> ir.Value:
         taken = true(body, value, rank, batch)
         return body.nodes.transpose(taken, [0, 2, 1, 3]) if value.name == "read" else taken
 
-    monkeypatch.setattr(packed_loop_body.Body, "_of_texts", turned)
+    monkeypatch.setattr(packed_loop_body.Body, "_select_texts", turned)
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "other.onnx", Request(packed=MASK))
 
@@ -122,7 +122,9 @@ def test_numbers_of_tokens_that_follow_from_a_table_of_each_text_are_packed(
     ir.save(original, tmp_path / "in.onnx")
     true = packed_loop_body.Body.at_rows
     monkeypatch.setattr(
-        packed_loop_body.Body, "at_rows", lambda body, numbers: true(body, body.part.places)
-    )  # of one text
+        packed_loop_body.Body,
+        "at_rows",
+        lambda body, indices: true(body, body.part.token_indices),  # not among the tokens of all texts
+    )
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(only=(), packed=MASK))

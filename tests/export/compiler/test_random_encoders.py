@@ -368,8 +368,8 @@ def join_all_texts(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_picked_tokens(patch: pytest.MonkeyPatch) -> None:
-    right = packed_indices._whole
-    patch.setattr(packed_indices, "_whole", lambda nodes, seen, places: right(nodes, seen, []))
+    right = packed_indices._keeps_all
+    patch.setattr(packed_indices, "_keeps_all", lambda nodes, is_shown, picked: right(nodes, is_shown, []))
 
 
 def forget_zeros(patch: pytest.MonkeyPatch) -> None:

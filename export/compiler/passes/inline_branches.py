@@ -1,7 +1,10 @@
-"""Takes the branch of an If whose condition does not depend on the inputs.
+"""Inlines the branch of an If whose condition does not depend on the graph's inputs.
 
-In: a graph with named free dimensions. Out: the same answers. TorchScript writes `x.tile(2)` with two of them, which
-ask for the number of axes.
+In: a graph with named free dimensions. Out: the same outputs:
+
+    If(true, then, else) = then        If(false, then, else) = else
+
+TorchScript writes `x.tile(2)` with two Ifs on the number of axes. Refuses nothing by name: other Ifs stay.
 """
 
 from __future__ import annotations
@@ -15,14 +18,14 @@ from export.compiler.graph.inline_functions import inline_functions
 
 
 def inline_branches(model: ir.Model, fold: Callable[[ir.Model], None]) -> None:
-    """`fold`: makes constants of what does not depend on the inputs."""
+    """In place. `fold`: folds values that do not depend on the inputs to constants, as conditions."""
     while any(map(_is_if, model.graph)):
         fold(model)
-        known = [node for node in model.graph if _is_if(node) and constant(node.inputs[0]) is not None]
-        if not known:
+        decided = [node for node in model.graph if _is_if(node) and constant(node.inputs[0]) is not None]
+        if not decided:
             return
-        for node in known:
-            _take(model.graph, node)
+        for node in decided:
+            _inline(model.graph, node)
         inline_functions(model)
 
 
@@ -31,13 +34,13 @@ def _is_if(node: ir.Node) -> bool:
 
 
 def branch_of(node: ir.Node) -> ir.Graph:
-    """Of a known condition."""
+    """The branch of an If that its constant condition chooses."""
     condition = constant(node.inputs[0])
     return node.attributes["then_branch" if condition is not None and condition.all() else "else_branch"].as_graph()
 
 
-def _take(graph: ir.Graph, node: ir.Node) -> None:
-    """Names of a branch are its own: another may have the same."""
+def _inline(graph: ir.Graph, node: ir.Node) -> None:
+    """Moves the branch's nodes and initialisers to before the If, under new names: other branches may use theirs."""
     branch, constants = branch_of(node), Constants(graph)
     for value in list(branch.initializers.values()):
         del branch.initializers[value.name or ""]
@@ -51,5 +54,5 @@ def _take(graph: ir.Graph, node: ir.Node) -> None:
             value.name = constants.name(value.name) if value.name else value.name
     copies = [ir.node("Identity", [value]) for value in results]
     graph.insert_before(node, nodes)
-    made = [copy.outputs[0] for copy in copies]
-    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, node.outputs, made)
+    new_outputs = [copy.outputs[0] for copy in copies]
+    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, node.outputs, new_outputs)

@@ -1,7 +1,7 @@
-"""The signature of all passes.
+"""The signature of a pass.
 
 In: a prepared model, which the pass changes in place, and the sizes of free dimensions at which costs are counted.
-Out: `Outcome`. A pass may leave unread nodes, and new values without shapes: the driver calls `settle` after it.
+Out: `Outcome`. A pass may leave nodes that nothing reads, and values without shapes: the driver then calls `settle`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from export.compiler.errors import Site
 
 @dataclass(frozen=True)
 class Outcome:
-    """Without `sites` the model is as it was."""
+    """`sites`: the places that the pass rewrote; without any the model is as before. `refusals`: where it stopped."""
 
     sites: tuple[Site, ...] = ()
     refusals: tuple[Site, ...] = ()

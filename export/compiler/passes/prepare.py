@@ -1,8 +1,14 @@
 """Brings a graph into the form that the passes read.
 
-In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with initialisers for
-values, and branches for Ifs, that do not depend on the inputs, and with inferred shapes. Raises NotSupported for nodes
-as in `_unsupported`.
+In: any ONNX model. Out: the same outputs from a graph
+
+- with inferred shapes, where every free dimension has a name;
+- without functions, and without Constant, Identity, Dropout and other nodes that change nothing;
+- with initialisers for values, and branches for Ifs, that do not depend on the inputs;
+- in which several forms of one operator are written in one: a fill or repetition as Expand, CastLike as Cast.
+
+Raises NotSupported with the node's name: for an opset, operator or body that the passes do not read (see
+`_unsupported`), for random operators, and for Dropout and BatchNormalization in training.
 """
 
 from __future__ import annotations
@@ -32,10 +38,10 @@ from export.compiler.passes.replace_scatters import replace_scatters
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
-LARGEST_FOLDED = 1 << 24  # elements
+LARGEST_FOLDED = 1 << 24  # elements of a node's inputs, if it is to be folded
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
-SMALL = 256  # elements of a constant that is no weight
-NARROW = frozenset(
+SMALL = 256  # elements; a larger constant is a weight
+NARROW = frozenset(  # dtypes of 16 bits and fewer
     {kind for kind in ir.DataType if kind.name.startswith(("INT4", "INT8", "UINT4", "UINT8", "FLOAT16", "FLOAT8"))}
 )
 
@@ -64,7 +70,7 @@ def prepare(model: ir.Model) -> None:
 def settle(model: ir.Model, norms_gone: bool = False) -> None:
     """Brings a prepared model that a pass has changed back into the prepared form.
 
-    `norms_gone`: a norm that is folded may have kept rows flat, which become tokens again.
+    `norms_gone`: whether the pass has folded norms. A norm may be why `unflatten` left rows (B N, D) as they were.
     """
     drop_unread(model)
     while _evaluate(model.graph) or (norms_gone and unflatten(model.graph)):
@@ -74,15 +80,15 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
 
 
 def fold_constants(model: ir.Model) -> None:
-    """Also infers shapes; a known constant may give a shape that was unknown."""
+    """Folds and infers shapes in turns, as a new constant may give a shape that was unknown."""
     infer(model)
-    while _settle_types(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
+    while _drop_casts(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
 
 def _fold_known(model: ir.Model) -> None:
-    """Of a graph that may hold others, in which `fold_constants` would change more."""
+    """Folds constants alone, in a graph that may have bodies; `fold_constants` would also rewrite operators."""
     name_free_dimensions(model.graph)
     infer(model)
     while _fold_constants(model.graph):
@@ -91,6 +97,7 @@ def _fold_known(model: ir.Model) -> None:
 
 
 def _evaluate(graph: ir.Graph) -> bool:
+    """Folds what does not depend on the inputs' elements; whether the graph changed."""
     return _fold_constants(graph) or fold_size_conditions(graph)
 
 
@@ -102,7 +109,7 @@ def _check_opset(graph: ir.Graph) -> None:
 
 
 def _check_supported(graph: ir.Graph) -> None:
-    """NotSupported names the first unsupported node."""
+    """Raises NotSupported with the name of the first unsupported node."""
     for node in graph:
         reason = next(_unsupported(node), None)
         if reason:
@@ -111,6 +118,7 @@ def _check_supported(graph: ir.Graph) -> None:
 
 
 def _unsupported(node: ir.Node) -> Iterator[str]:
+    """The reasons why the passes do not read a node."""
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
@@ -123,101 +131,107 @@ def _unsupported(node: ir.Node) -> Iterator[str]:
 
 
 def _check_norms(graph: ir.Graph) -> None:
-    """Once constants are folded: TorchScript standardises the weights of a convolution by a BatchNormalization."""
+    """Raises NotSupported for a BatchNormalization in training.
+
+    Only after constants are folded: TorchScript standardises a convolution's weights by such a node.
+    """
     for node in graph:
         if made_by(node.outputs[0], "BatchNormalization") is None:
             continue
         if any(output.name for output in node.outputs[1:]) or attribute_int(node, "training_mode", 0):
-            found = f"statistics among its outputs (opset {graph.opset_imports['']})"
-            raise NotSupported(f"node {node.name!r}: expected BatchNormalization in inference, found {found}")
+            training = f"statistics among its outputs (opset {graph.opset_imports['']})"
+            raise NotSupported(f"node {node.name!r}: expected BatchNormalization in inference, found {training}")
 
 
 def _drop_dropout(graph: ir.Graph) -> None:
-    """A Dropout whose mask is read stays."""
+    """Drops Dropouts, except those whose mask is read."""
     for node in list(graph):
         if node.op_type == "Dropout" and not any(map(is_read, node.outputs[1:])):
             training = optional(node, 2)
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
-            _put_instead(graph, node, ir.node("Identity", node.inputs[:1]))
+            _replace_node(graph, node, ir.node("Identity", node.inputs[:1]))
 
 
 def _drop_statistics(graph: ir.Graph) -> None:
-    """A BatchNormalization in training reads the statistics of its input, and none of those that it is given.
+    """Drops the nodes that compute mean and variance for a BatchNormalization in training, which ignores these inputs.
 
-    TorchScript gives it computed statistics of a convolution's weights. Their steps are too large to fold.
+    TorchScript computes them of a convolution's weights, in steps too large to fold.
     """
     for node in graph:
         if made_by(node.outputs[0], "BatchNormalization") is None or any(map(is_read, node.outputs[1:])):
             continue
         if attribute_int(node, "training_mode", 0):
             for position in (3, 4):
-                node.replace_input_with(position, node.inputs[1])  # of their shape
+                node.replace_input_with(position, node.inputs[1])  # any value of their shape
 
 
 def _drop_identities(graph: ir.Graph) -> None:
-    """An output that copies another output, an input or a weight keeps its Identity, and so its name."""
+    """Drops Identities. An output that copies another output, an input or a weight keeps its Identity, for its name."""
     for node in list(graph):
         value = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
-        put_out = node.outputs[0].is_graph_output()
-        if value is None or (put_out and (value.producer() is None or value.is_graph_output())):
+        is_output = node.outputs[0].is_graph_output()
+        if value is None or (is_output and (value.producer() is None or value.is_graph_output())):
             continue
         copy = node.outputs[0]
         value.type = value.type or copy.type
         ir.convenience.replace_all_uses_with(copy, value, replace_graph_outputs=True)
-        if put_out:
+        if is_output:
             value.name = copy.name
         graph.remove(node, safe=True)
 
 
 def _expand_fills(graph: ir.Graph) -> None:
-    """Writes ConstantOfShape as Expand of a number, the only form that symbolic inference follows."""
+    """Writes ConstantOfShape as Expand of a number: symbolic inference follows only that."""
     constants = Constants(graph)
     for node in list(graph):
         if node.op_type == "ConstantOfShape" and not node.domain:
-            held = node.attributes.get("value")
-            fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
-            _put_instead(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
+            attribute = node.attributes.get("value")
+            fill = attribute.as_tensor().numpy() if attribute is not None else np.zeros(1, np.float32)
+            _replace_node(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
 
 
-def _settle_types(graph: ir.Graph) -> bool:
-    """Drops a Cast to the type that its input has, as older exporters write one behind each softmax.
+def _drop_casts(graph: ir.Graph) -> bool:
+    """Drops Casts to the dtype that the input has, which older exporters write behind every softmax.
 
-    Writes CastLike, which a file holds that no optimiser has seen, as Cast: symbolic inference follows that.
+    Writes CastLike as Cast: symbolic inference follows only that. Returns whether the graph changed.
     """
-    settled = False
+    changed = False
     for node in list(graph):
         value, out = node.inputs[0] if node.inputs else None, node.outputs[0]
-        kind = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
+        dtype = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
         if made_by(out, "Cast") is not None and value is not None and value.dtype == out.dtype is not None:
             if not out.is_graph_output():
                 ir.convenience.replace_all_uses_with(out, value)
                 graph.remove(node, safe=True)
-                settled = True
-        elif kind is not None:
-            _put_instead(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": kind}))
-            settled = True
-    return settled
+                changed = True
+        elif dtype is not None:
+            _replace_node(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": dtype}))
+            changed = True
+    return changed
 
 
 def _drop_empty_parts(graph: ir.Graph) -> None:
-    """Of joined values those without elements: Phi-3 joins the features that it turns, all of them, to the others."""
+    """Drops inputs of a Concat that have no elements.
+
+    Phi-3 concatenates the features that it rotates, which may be all, with the others.
+    """
     shapes = Shapes(graph)
     for node in list(graph):
-        joined = node.outputs[0]
-        if made_by(joined, "Concat") is None or joined.shape is None or joined.is_graph_output():
+        output = node.outputs[0]
+        if made_by(output, "Concat") is None or output.shape is None or output.is_graph_output():
             continue
-        axis = attribute_int(node, "axis", 0) % len(joined.shape)
-        held = [value for value in node.inputs if value is not None]
-        parts = [value for value in held if value.shape is None or not same(shapes.dims(value)[axis], 0)]
+        axis = attribute_int(node, "axis", 0) % len(output.shape)
+        operands = [value for value in node.inputs if value is not None]
+        parts = [value for value in operands if value.shape is None or not same(shapes.dims(value)[axis], 0)]
         if len(parts) == 1:
-            ir.convenience.replace_all_uses_with(joined, parts[0])
-        elif 1 < len(parts) < len(held):
-            _put_instead(graph, node, ir.node("Concat", parts, {"axis": axis}))
+            ir.convenience.replace_all_uses_with(output, parts[0])
+        elif 1 < len(parts) < len(operands):
+            _replace_node(graph, node, ir.node("Concat", parts, {"axis": axis}))
 
 
 def _expand_tiles(graph: ir.Graph) -> None:
-    """Writes a Tile that repeats axes of size 1 as an Expand to the same sizes: the passes build the parts of that."""
+    """Writes a Tile that repeats axes of size 1 as an Expand, of which the passes can compute parts."""
     shapes = Shapes(graph)
     for node in list(graph):
         source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
@@ -225,43 +239,44 @@ def _expand_tiles(graph: ir.Graph) -> None:
             continue
         sizes = zip(shapes.dims(source), shapes.dims(out), strict=True)
         if all(same(before, 1) or same(before, after) for before, after in sizes):
-            _put_instead(graph, node, ir.node("Expand", [source, node.inputs[1]]))
+            _replace_node(graph, node, ir.node("Expand", [source, node.inputs[1]]))
 
 
-def _put_instead(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
-    """With the name, shape and type of its first output."""
+def _replace_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
+    """Puts `new` in the place of `old`; its output gets name, shape and type of the first output of `old`."""
     ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs[:1], new.outputs)
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:
-    """Drops reshapes that a later reshape undoes.
+    """Drops reshapes that a later reshape undoes; whether there were such.
 
-    A norm leaves such a pair, (B, N, D) -> (B N, D) and back; between them no box can pick a row of every image.
+    A norm that is folded leaves a pair (B, N, D) -> (B N, D) and back. Between them a row of every image is no box.
     """
-    shapes, joined = Shapes(graph), False
+    shapes, changed = Shapes(graph), False
     for node in graph:
         value = node.outputs[0]
-        start = made_of(value, *RESHAPES)
+        source = made_of(value, *RESHAPES)
         if value.shape is None or value.is_graph_output():
             continue
-        while start is not None and start.shape is not None:
-            if same_shape(shapes.dims(start), shapes.dims(value)):
-                ir.convenience.replace_all_uses_with(value, start)
-                joined = True
+        while source is not None and source.shape is not None:
+            if same_shape(shapes.dims(source), shapes.dims(value)):
+                ir.convenience.replace_all_uses_with(value, source)
+                changed = True
                 break
-            start = made_of(start, *RESHAPES)
-    return joined
+            source = made_of(source, *RESHAPES)
+    return changed
 
 
 def _fold_constants(graph: ir.Graph) -> bool:
+    """Lets readers read an initialiser instead of a node with constant inputs; whether there was such a node."""
     constants, folded = Constants(graph), False
     for node in list(graph):
         outputs = [*filter(is_read, node.outputs)]
         if not outputs or any(value.is_graph_output() for value in outputs):
             continue
-        known = constant(outputs[0])
-        if len(outputs) == 1 and known is not None:  # from symbolic inference
-            new = constants.add(known, outputs[0].name or "constant", outputs[0].dtype)
+        inferred = constant(outputs[0])
+        if len(outputs) == 1 and inferred is not None:  # by symbolic inference
+            new = constants.add(inferred, outputs[0].name or "constant", outputs[0].dtype)
             ir.convenience.replace_all_uses_with(outputs[0], new)
             folded = True
         elif all(value is None or is_constant(value) for value in node.inputs):
@@ -270,10 +285,11 @@ def _fold_constants(graph: ir.Graph) -> bool:
 
 
 def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
+    """Evaluates a node with constant inputs. False, and no change, if the file would grow or be quantised otherwise."""
     sizes = {
         value: value.const_value.size for value in node.inputs if value is not None and value.const_value is not None
     }
-    if sum(sizes.values()) > LARGEST_FOLDED:  # the transposed table of a head would be in the file twice
+    if sum(sizes.values()) > LARGEST_FOLDED:  # as a word table that the head transposes: the file would hold it twice
         return False
     try:
         results = evaluate_node(node, {})
@@ -288,15 +304,15 @@ def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
 
 
 def _is_quantised(node: ir.Node, array: NDArray[np.generic]) -> bool:
-    """Whether it is a weight or bias of integers: of the floats ONNX Runtime would make other integers."""
+    """Whether it is a quantised weight or bias: ONNX Runtime would quantise its floats otherwise."""
     return node.op_type == "DequantizeLinear" and array.size > 1
 
 
 def _grows(node: ir.Node, results: Mapping[ir.Value, NDArray[np.generic]]) -> bool:
-    """Whether the file would hold too many more elements, or a weight of 8 or 16 bits in 32."""
-    held = [(value, value.const_value) for value in node.inputs if value is not None and value.const_value is not None]
-    freed = [tensor for value, tensor in held if len(value.uses()) == 1]  # others stay in the file
+    """Whether a fold adds more than LARGEST_GROWTH elements to the file, or writes a narrow weight in more bytes."""
+    read = [(value, value.const_value) for value in node.inputs if value is not None and value.const_value is not None]
+    freed = [tensor for value, tensor in read if len(value.uses()) == 1]  # other inputs stay in the file
     growth = sum(array.size for array in results.values()) - sum(tensor.size for tensor in freed)
     size = sum(array.size * (value.dtype or ir.DataType.FLOAT).itemsize for value, array in results.items())
-    weights = any(tensor.dtype in NARROW and tensor.size > SMALL for _, tensor in held)
-    return growth > LARGEST_GROWTH or (weights and size > sum(tensor.nbytes for tensor in freed))
+    has_narrow_weight = any(tensor.dtype in NARROW and tensor.size > SMALL for _, tensor in read)
+    return growth > LARGEST_GROWTH or (has_narrow_weight and size > sum(tensor.nbytes for tensor in freed))

@@ -1,11 +1,16 @@
-"""Computes only the part of each value that the outputs read.
+"""Prunes rows: computes only the part of every value that the outputs read.
 
 In: any graph. Out: the same outputs. A classifier reads row 0 of the last block, so its query, attention, output
-projection, FFN and norms are computed for that row; keys and values need every row:
+projection, feed-forward layers and norms are computed for that row alone; keys and values need every row:
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-`demand` goes backward, `materialise_parts` forward. `hoist_gathers` first moves the choice of a row at run time.
+Reads the rules of `table`: `demand` follows them from the outputs backward, `materialise_parts` builds the parts.
+Before that, `hoist_gathers` hoists Gathers of rows chosen at run time, and `decompose_fused` decomposes fused operators
+that would compute all rows.
+
+Refuses, by its name, the operator at which a part becomes the entire value (see `pruning_stops`); if there is no part,
+the output.
 """
 
 from __future__ import annotations
@@ -28,13 +33,13 @@ from export.compiler.passes.outcome import Outcome
 
 
 def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
-    moved = hoist_gathers(model, sizes)
+    hoisted = hoist_gathers(model, sizes)
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
     decompose_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0]))
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
-    sites = (*moved, *_sites(shapes, demands))
+    sites = (*hoisted, *_sites(shapes, demands))
     refusals = stops(shapes, demands) or ([] if sites else [_obstacle(model.graph)])
     if sites:
         Materialiser(shapes, demands).run()
@@ -42,7 +47,7 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 
 def _computes_more(shapes: Shapes, demands: Demands, value: ir.Value) -> bool:
-    """Whether its readers need a part of it alone, and its operator computes all."""
+    """Whether the readers of a value need only a part, and its operator computes it entirely all the same."""
     if value.is_graph_output() or WHOLE not in demands.get(value, []):
         return False
     read = [
@@ -55,6 +60,7 @@ def _computes_more(shapes: Shapes, demands: Demands, value: ir.Value) -> bool:
 
 
 def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:
+    """The multiplying operators of which only a part is computed."""
     for node in shapes.graph:
         boxes = demands.get(node.outputs[0], WHOLE_VALUE)
         if is_multiplying(node) and boxes != WHOLE_VALUE:

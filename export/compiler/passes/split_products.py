@@ -1,11 +1,13 @@
-"""Computes the parts of a linear layer's output apart, where its readers separate them.
+"""Splits a linear layer into several where its readers split its output, as into queries, keys and values.
 
-In: any graph. Out: the same outputs, without the copies of the Split: a layer for each part, as for queries, keys and
-values:
+In: any graph. Out: the same outputs, without the copies that the Split makes:
 
     x [W1 W2 W3] + [b1 b2 b3] = [x W1 + b1, x W2 + b2, x W3 + b3]
 
-Between layer and readers stand at most a bias and moves of elements. `Materialiser` builds the parts.
+Reads a layer and behind it a Split, Slices or Gathers; between them at most a bias and operators that move elements.
+`Materialiser` builds the parts. A layer stays if they do not cut its features into parts that are each read once, or if
+a node reads sizes that do not follow from the graph's inputs. Refuses, by the name of the output, a graph without such
+a layer.
 """
 
 from __future__ import annotations
@@ -30,64 +32,62 @@ SEPARATING = frozenset({"Split", "Gather", "Slice"})
 
 
 def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
-    shapes, sites, parted = Shapes(model.graph, sizes), list[Site](), Demands()
+    shapes, sites, demands = Shapes(model.graph, sizes), list[Site](), Demands()
     for node in model.graph:
         weight = linear_weight(node)
         if weight is None or node.op_type == "Conv" or len([*weight.uses()]) > 1:
             continue
         parts = _parts(shapes, _chain(node.outputs[0]))
         if parts:
-            parted |= parts
+            demands |= parts
             count = len(parts[node.outputs[0]])
             sites.append(Site.at(node, f"computed as {count} layers"))
     if sites:
         values = [value for node in model.graph for value in node.outputs]
-        Materialiser(shapes, dict.fromkeys([*model.graph.inputs, *values], WHOLE_VALUE) | parted).run()
-    return Outcome(tuple(sites), () if sites else (_obstacle(model.graph),))
-
-
-def _obstacle(graph: ir.Graph) -> Site:
-    return Site(graph.outputs[0].name or "", "graph output", "no reader separates the output of a linear layer")
+        Materialiser(shapes, dict.fromkeys([*model.graph.inputs, *values], WHOLE_VALUE) | demands).run()
+        return Outcome(tuple(sites))
+    reason = "no reader separates the output of a linear layer"
+    return Outcome(refusals=(Site(model.graph.outputs[0].name or "", "graph output", reason),))
 
 
 def _chain(value: ir.Value) -> list[ir.Value]:
-    """From a layer's output to the value that its readers separate."""
+    """The values from a layer's output to the value that its readers split, through a bias and moves of elements."""
     chain = [value]
     while (reader := only_reader(chain[-1])) is not None and reader.op_type not in SEPARATING:
-        moves = reader.op_type in VIEWS and reader.inputs[0] is chain[-1]
-        biased = reader.op_type == "Add" and any(map(is_constant, reader.inputs))
-        if reader.domain or not (moves or biased):
+        is_move = reader.op_type in VIEWS and reader.inputs[0] is chain[-1]
+        is_bias = reader.op_type == "Add" and any(map(is_constant, reader.inputs))
+        if reader.domain or not (is_move or is_bias):
             break
         chain.append(reader.outputs[0])
     return chain
 
 
 def _parts(shapes: Shapes, chain: Sequence[ir.Value]) -> Demands:
-    """The boxes of each value of the chain; none unless they part the layer's features, each read once."""
-    boxes = _separated(shapes, chain[-1])
-    demands: Demands = {}
+    """The boxes into which every value of the chain is split; empty unless they split the layer's features."""
+    boxes = _boxes_of_readers(shapes, chain[-1])
+    parts: Demands = {}
     for value in reversed(chain):
-        maker = value.producer()
-        if maker is None or not _disjoint(shapes, value, boxes) or _keeps_whole(shapes, value):
+        producer = value.producer()
+        if producer is None or not _is_partition(shapes, value, boxes) or _needs_entire_shape(shapes, value):
             return {}
-        asked = [demand_of(shapes, maker, 0, wanted) for wanted in boxes]
-        if [demand.produced for demand in asked] != boxes:
+        demands = [demand_of(shapes, producer, 0, wanted) for wanted in boxes]
+        if [demand.produced for demand in demands] != boxes:
             return {}
-        demands[value] = boxes
-        place = next((k for k, given in enumerate(maker.inputs) if given in chain), 0)
-        boxes = [ascending(demand.inputs.get(place, WHOLE)) for demand in asked]
-    ((axis, _),) = demands[chain[0]][0]
-    return demands if axis == shapes.rank(chain[0]) - 1 else {}
+        parts[value] = boxes
+        position = next((k for k, operand in enumerate(producer.inputs) if operand in chain), 0)
+        boxes = [ascending(demand.inputs.get(position, WHOLE)) for demand in demands]
+    ((axis, _),) = parts[chain[0]][0]
+    return parts if axis == shapes.rank(chain[0]) - 1 else {}
 
 
-def _keeps_whole(shapes: Shapes, value: ir.Value) -> bool:
-    """Whether a node reads its size, which the graph's inputs do not have."""
-    asked = [use.node for use in value.uses() if reads_shape_alone(use.node)]
-    return not all(node.op_type == "Shape" and knows_sizes(shapes, node) for node in asked)
+def _needs_entire_shape(shapes: Shapes, value: ir.Value) -> bool:
+    """Whether a node reads a size of the value that does not follow from the graph's inputs."""
+    shape_readers = [use.node for use in value.uses() if reads_shape_alone(use.node)]
+    return not all(node.op_type == "Shape" and knows_sizes(shapes, node) for node in shape_readers)
 
 
-def _separated(shapes: Shapes, value: ir.Value) -> list[Box]:
-    """What each reader takes."""
+def _boxes_of_readers(shapes: Shapes, value: ir.Value) -> list[Box]:
+    """The boxes that the readers read; empty if one of them does more than select."""
     boxes: list[Box] = []
     for node in readers(value):
         if node.op_type not in SEPARATING or node.domain or node.inputs[0] is not value or value.is_graph_output():
@@ -96,10 +96,10 @@ def _separated(shapes: Shapes, value: ir.Value) -> list[Box]:
     return [*dict.fromkeys(ascending(part) for part in boxes)]
 
 
-def _disjoint(shapes: Shapes, value: ir.Value, boxes: Sequence[Box]) -> bool:
-    """Whether they part one axis, and nothing of it is left."""
+def _is_partition(shapes: Shapes, value: ir.Value, boxes: Sequence[Box]) -> bool:
+    """Whether the boxes cut one axis into at least two parts, with every row in exactly one of them."""
     axes = {axis for part in boxes for axis, _ in part}
     if len(axes) != 1 or not 1 < len(boxes) <= MOST_BOXES or any(len(part) != 1 for part in boxes):
         return False
-    places = sorted(place for part in boxes for place in part[0][1])
-    return places == list(range(shapes.static(value, axes.pop()) or 0))
+    rows = sorted(row for part in boxes for row in part[0][1])
+    return rows == list(range(shapes.static(value, axes.pop()) or 0))

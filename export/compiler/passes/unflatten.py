@@ -1,12 +1,13 @@
-"""Moves a Reshape (B, N, D) -> (B N, D) behind the operators that read every row alone.
+"""Moves a Reshape that flattens tokens, (B, N, D) -> (B N, D), behind the operators that work row by row.
 
-In: a graph with shapes. Out: whether it changed. Exporters write the linear layers of GPT-2 and OPT as Reshape, Gemm,
-Reshape, and all of a mixture of experts; between the two no box can pick a row of every image. Each row of a product
-depends on its own row alone, as do its experts:
+In: a graph with shapes. Out: the same outputs. Exporters flatten for the linear layers of GPT-2 and OPT, and for an
+entire mixture of experts, and reshape back behind. In between, other passes cannot compute a row of every image. A row
+of a product depends on the same row of its input, as do other operators:
 
     flat(x) W + b = flat(x W + b)       table[flat(i)] = flat(table[i])       TopK(flat(x)) = flat(TopK(x))
 
-Then `prepare` drops the two reshapes, which follow each other.
+The Reshape then stands before the Reshape back, and `prepare` drops both. Refuses nothing by name: the Reshape stays
+before an operator that mixes rows or has no rule here.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from export.compiler.graph.node_builder import Attributes, nodes_before
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, REDUCING
 
-EACH = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
-ALONG = {  # operators along one axis, and the axis if they name none
+PER_ELEMENT = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value
+DEFAULT_AXIS = {  # operators along one axis
     **dict.fromkeys(("LayerNormalization", "LogSoftmax", "OneHot", "Softmax", "TopK"), -1),
     **dict.fromkeys(("ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "ScatterElements", "Split"), 0),
 }
-ALIKE = {"Concat", "GatherElements", "ScatterElements"}  # of which each input has the rows
-AXES = {**dict.fromkeys((*REDUCING, "Squeeze", "Unsqueeze"), 1), "Slice": 3}  # the input that names several axes
-AXES_ARE_INPUTS = 13  # from this opset on; before, a Softmax mixes several axes
+ALL_INPUTS = {"Concat", "GatherElements", "ScatterElements"}  # every input has the rows
+AXES_INPUT = {**dict.fromkeys((*REDUCING, "Squeeze", "Unsqueeze"), 1), "Slice": 3}  # the input that names several axes
+AXES_ARE_INPUTS = 13  # opset; before, a Softmax mixes several axes
 
 
 def unflatten(graph: ir.Graph) -> bool:
-    moving = _Moving(graph)
+    """In place; whether the graph changed."""
+    unflattening = _Unflattening(graph)
     for node in list(graph):
-        moving.visit(node)
-    return moving.changed
+        unflattening.visit(node)
+    return unflattening.changed
 
 
-class _Moving:
+class _Unflattening:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.shapes, self.constants = graph, Shapes(graph), Constants(graph)
-        self.tokens: dict[ir.Value, ir.Value] = {}  # (B N, ...) -> (B, N, ...)
+        self.tokens: dict[ir.Value, ir.Value] = {}  # flat value (B N, ...) -> the same as tokens (B, N, ...)
         self.changed = False
 
     def visit(self, node: ir.Node) -> None:
@@ -59,161 +61,169 @@ class _Moving:
         if node.op_type in ("Flatten", "Reshape"):
             self._reshape(node, outputs[0])
             return
-        flat = next((value for value in [*node.inputs, _filled_as(node)] if value in self.tokens), None)
+        flat = next((value for value in [*node.inputs, _shape_source(node)] if value in self.tokens), None)
         if flat is None or any(out.is_graph_output() for out in outputs):
             return
         rows = self.shapes.dims(flat)[0]
-        if all(self._is_flat(out, rows) for out in outputs) and self._row_by_row(node, self.shapes.rank(outputs[0])):
-            self._move(node, outputs, self._leading(flat))
+        rank = self.shapes.rank(outputs[0])
+        if all(self._has_rows(out, rows) for out in outputs) and self._is_row_by_row(node, rank):
+            self._move(node, outputs, self._token_axes(flat))
 
-    def _is_flat(self, out: ir.Value, rows: Dim) -> bool:
-        """Whether it has so many rows of features of known number."""
-        first, *rest = self.shapes.dims(out)
-        return same(first, rows) and all(isinstance(dim, int) and dim > 0 for dim in rest)
+    def _has_rows(self, out: ir.Value, rows: Dim) -> bool:
+        """Whether the first axis of a value has this size and the others have known sizes above 0."""
+        first, *features = self.shapes.dims(out)
+        return same(first, rows) and all(isinstance(dim, int) and dim > 0 for dim in features)
 
-    def _leading(self, flat: ir.Value) -> tuple[Dim, ...]:
-        """The axes that its first axis joins."""
+    def _token_axes(self, flat: ir.Value) -> tuple[Dim, ...]:
+        """The sizes, (B, N) or more, that the first axis of a flat value joins."""
         return self.shapes.dims(self.tokens[flat])[: self.shapes.rank(self.tokens[flat]) - self.shapes.rank(flat) + 1]
 
     def _reshape(self, node: ir.Node, out: ir.Value) -> None:
+        """A Reshape back reads the tokens instead; a Reshape that flattens is noted in `tokens`."""
         source, after = node.inputs[0], self.shapes.dims(out)
         if source is None or source.shape is None:
             return
-        apart = self.tokens.get(source, source)
-        before, rest = self.shapes.dims(apart), after[1:]
-        if apart is not source:
-            leading = self._leading(source)
-            behind = after[len(leading) :]
-            if all(map(same, leading, after)) and behind and all(isinstance(dim, int) for dim in behind):
-                node.replace_input_with(0, apart)
+        tokens = self.tokens.get(source, source)
+        before, features = self.shapes.dims(tokens), after[1:]
+        if tokens is not source:
+            token_axes = self._token_axes(source)
+            behind = after[len(token_axes) :]
+            if all(map(same, token_axes, after)) and behind and all(isinstance(dim, int) for dim in behind):
+                node.replace_input_with(0, tokens)
                 self.changed = True
                 return
         elif len(after) != 2 and (len(after) != 1 or out.dtype not in WHOLE_NUMBERS):
             return
-        if all(isinstance(dim, int) and dim > 0 for dim in rest):
-            ends = range(2, len(before) + 1)  # only the axes before it are joined
-            first = next((end for end in ends if same_shape([product(before[end:])], [product(rest)])), None)
-            if first is not None:
-                self.tokens[out] = self._with_axes(node, apart, before[:first], rest)
+        if all(isinstance(dim, int) and dim > 0 for dim in features):
+            ends = range(2, len(before) + 1)  # of the axes that the Reshape joins to rows
+            end = next((end for end in ends if same_shape([product(before[end:])], [product(features)])), None)
+            if end is not None:
+                self.tokens[out] = self._with_axes(node, tokens, before[:end], features)
 
-    def _with_axes(self, node: ir.Node, source: ir.Value, leading: Sequence[Dim], rest: Sequence[Dim]) -> ir.Value:
-        if same_shape(self.shapes.dims(source), [*leading, *rest]):
+    def _with_axes(
+        self, node: ir.Node, source: ir.Value, token_axes: Sequence[Dim], features: Sequence[Dim]
+    ) -> ir.Value:
+        """`source` as (*token_axes, *features)."""
+        if same_shape(self.shapes.dims(source), [*token_axes, *features]):
             return source
-        sizes = [*[0] * len(leading), *(dim for dim in rest if isinstance(dim, int))]
-        shape = ir.Shape([*leading, *rest])
+        sizes = [*[0] * len(token_axes), *(dim for dim in features if isinstance(dim, int))]
+        shape = ir.Shape([*token_axes, *features])
         return self._node(node, "Reshape", [source, self.constants.add_integers(sizes, "tokens")], shape)
 
-    def _row_by_row(self, node: ir.Node, rank: int) -> bool:
+    def _is_row_by_row(self, node: ir.Node, rank: int) -> bool:
+        """Whether a row of the outputs, of this rank, depends on the same row of the inputs alone."""
         first, second = optional(node, 0), optional(node, 1)
         match node.op_type:
             case "Gemm":
                 bias = optional(node, 2)
-                return second not in self.tokens and _is_product(node, bias) and self._each([first, bias], rank)
+                return second not in self.tokens and _is_product(node, bias) and self._share_rows([first, bias], rank)
             case "MatMul" if rank == 2:
                 return second is not None and second not in self.tokens and self.shapes.rank(second) == 2
             case "Gather" if second in self.tokens:
                 return first not in self.tokens and not attribute_int(node, "axis", 0)
             case "GatherND":
-                alone = first not in self.tokens and second is not None and self.shapes.rank(second) > 1
-                return alone and not attribute_int(node, "batch_dims", 0)
+                only_indices = first not in self.tokens and second is not None and self.shapes.rank(second) > 1
+                return only_indices and not attribute_int(node, "batch_dims", 0)
             case "QuantizeLinear" | "DequantizeLinear":
                 return all(value is None or self.shapes.rank(value) == 0 for value in node.inputs[1:])
-            case "BatchNormalization":  # alone it folds as it is; a sum with its input needs both on tokens
+            case "BatchNormalization":  # it folds on flat rows, too; but a sum with its input needs both as tokens
                 return rank == 2 and first is not None and len(first.uses()) > 1
             case "Expand" | "Tile":
-                known = node.op_type == "Expand" or is_constant(second)
-                return known and self._each([first if first in self.tokens else _filled_as(node)], rank)
+                is_known = node.op_type == "Expand" or is_constant(second)
+                return is_known and self._share_rows([first if first in self.tokens else _shape_source(node)], rank)
             case "Transpose":
                 return permutation(node, rank)[0] == 0
-        if node.op_type in ALONG or node.op_type in AXES:
+        if node.op_type in DEFAULT_AXIS or node.op_type in AXES_INPUT:
             return self._keeps_rows(node, rank)
-        return node.op_type in EACH | {"MatMul"} and self._each(node.inputs, rank)
+        return node.op_type in PER_ELEMENT | {"MatMul"} and self._share_rows(node.inputs, rank)
 
     def _keeps_rows(self, node: ir.Node, rank: int) -> bool:
-        """Of an operator along some axes, whether the rows are none of them."""
+        """Whether an operator along some axes leaves the axis of rows."""
         first, *others = node.inputs
-        if node.op_type in ALIKE:
-            alike = all(value in self.tokens for value in node.inputs) and self._each(node.inputs, rank)
+        if node.op_type in ALL_INPUTS:
+            has_rows = all(value in self.tokens for value in node.inputs) and self._share_rows(node.inputs, rank)
         else:
-            given = [value for value in others if value is not None]
-            alike = first in self.tokens and all(is_constant(value) and self.shapes.rank(value) < 2 for value in given)
-        old = node.op_type != "LayerNormalization" and opset(node) < AXES_ARE_INPUTS
-        return alike and not old and min(self._axes(node), default=0) > 0
+            parameters = [value for value in others if value is not None]
+            are_constant = all(is_constant(value) and self.shapes.rank(value) < 2 for value in parameters)
+            has_rows = first in self.tokens and are_constant
+        is_old = node.op_type != "LayerNormalization" and opset(node) < AXES_ARE_INPUTS
+        return has_rows and not is_old and min(self._axes(node), default=0) > 0
 
     def _axes(self, node: ir.Node) -> list[int]:
-        """Along which it works, from 0 on: ONNX Runtime sums nothing of an empty value along axes below 0."""
-        if node.op_type in ALONG:
-            axes = [attribute_int(node, "axis", ALONG[node.op_type])]
+        """The axes along which a node works, none below 0: with these ONNX Runtime does not sum an empty value."""
+        if node.op_type in DEFAULT_AXIS:
+            axes = [attribute_int(node, "axis", DEFAULT_AXIS[node.op_type])]
         else:
-            axes = attribute_ints(node, "axes") or integers(optional(node, AXES[node.op_type])) or []
+            axes = attribute_ints(node, "axes") or integers(optional(node, AXES_INPUT[node.op_type])) or []
         value = node.outputs[0] if node.op_type in ("OneHot", "Unsqueeze") else node.inputs[0]
         return [axis % self.shapes.rank(value) for axis in axes] if value is not None else []
 
-    def _each(self, values: Sequence[ir.Value | None], rank: int) -> bool:
-        """Whether each value has the rows of the same tokens, or is alike for all rows."""
-        given = [value for value in values if value is not None]
-        flat = [value for value in given if value in self.tokens]
-        others = [value for value in given if value not in self.tokens]
-        alike = all(same_shape(self._leading(value), self._leading(flat[0])) for value in flat)
-        whole = all(self.shapes.rank(value) == rank for value in flat)
-        return bool(flat) and alike and whole and all(self._is_row(value, rank) for value in others)
+    def _share_rows(self, values: Sequence[ir.Value | None], rank: int) -> bool:
+        """Whether every value has the rows of the same tokens, or is the same for all rows."""
+        operands = [value for value in values if value is not None]
+        flat = [value for value in operands if value in self.tokens]
+        others = [value for value in operands if value not in self.tokens]
+        same_tokens = all(same_shape(self._token_axes(value), self._token_axes(flat[0])) for value in flat)
+        same_rank = all(self.shapes.rank(value) == rank for value in flat)
+        return bool(flat) and same_tokens and same_rank and all(self._is_row(value, rank) for value in others)
 
     def _is_row(self, value: ir.Value, rank: int) -> bool:
         if value.shape is None:
             return False
         return value.shape.rank() < rank or same(self.shapes.dims(value)[0], 1)
 
-    def _move(self, node: ir.Node, outputs: Sequence[ir.Value], leading: Sequence[Dim]) -> None:
-        """The operator on tokens, and behind it the Reshape."""
-        for out, moved in zip(outputs, self._moved(node, outputs, leading), strict=True):
-            rest = [dim for dim in self.shapes.dims(out)[1:] if isinstance(dim, int)]
-            sizes = self.constants.add_integers([-1, *rest], "flat")
-            flat = nodes_before(self.constants, node).add("Reshape", [moved, sizes], out.dtype, shape=out.shape)
+    def _move(self, node: ir.Node, outputs: Sequence[ir.Value], token_axes: Sequence[Dim]) -> None:
+        """Adds the operator on tokens, and behind it the Reshape, whose output takes the place of the flat output."""
+        for out, tokens in zip(outputs, self._on_tokens(node, outputs, token_axes), strict=True):
+            features = [dim for dim in self.shapes.dims(out)[1:] if isinstance(dim, int)]
+            sizes = self.constants.add_integers([-1, *features], "flat")
+            flat = nodes_before(self.constants, node).add("Reshape", [tokens, sizes], out.dtype, shape=out.shape)
             ir.convenience.replace_all_uses_with(out, flat)
-            self.tokens[flat] = moved
+            self.tokens[flat] = tokens
         self.changed = True
 
-    def _moved(self, node: ir.Node, outputs: Sequence[ir.Value], leading: Sequence[Dim]) -> list[ir.Value]:
-        given = [self.tokens.get(value, value) if value is not None else None for value in node.inputs]
-        shape, apart = ir.Shape([*leading, *self.shapes.dims(outputs[0])[1:]]), len(leading) - 1
+    def _on_tokens(self, node: ir.Node, outputs: Sequence[ir.Value], token_axes: Sequence[Dim]) -> list[ir.Value]:
+        """The outputs of the operator on tokens, (*token_axes, ...)."""
+        inputs = [self.tokens.get(value, value) if value is not None else None for value in node.inputs]
+        shape, new_axes = ir.Shape([*token_axes, *self.shapes.dims(outputs[0])[1:]]), len(token_axes) - 1
         if node.op_type == "Gemm":
-            return [self._product(node, given, shape)]
-        if node.op_type == "BatchNormalization":  # of axis 1
-            order, back = [0, apart + 1, *range(1, apart + 1)], [0, *range(2, apart + 2), 1]
-            turned = self._node(node, "Transpose", [given[0]], attributes={"perm": order})
-            normed = self._node(node, node.op_type, [turned, *given[1:]], attributes=node.attributes)
+            return [self._product(node, inputs, shape)]
+        if node.op_type == "BatchNormalization":  # over axis 1
+            order, back = [0, new_axes + 1, *range(1, new_axes + 1)], [0, *range(2, new_axes + 2), 1]
+            features_first = self._node(node, "Transpose", [inputs[0]], attributes={"perm": order})
+            normed = self._node(node, node.op_type, [features_first, *inputs[1:]], attributes=node.attributes)
             return [self._node(node, "Transpose", [normed], shape, {"perm": back})]
-        new = nodes_before(self.constants, node).copy(node, given, "tokens")
-        if (like := _filled_as(node)) in self.tokens and node.inputs[0] not in self.tokens:
+        new = nodes_before(self.constants, node).copy(node, inputs, "tokens")
+        if (like := _shape_source(node)) in self.tokens and node.inputs[0] not in self.tokens:
             new.replace_input_with(1, nodes_before(self.constants, new).add("Shape", [self.tokens[like]]))
         elif node.op_type in ("Expand", "Tile"):
-            rest = (
-                self.shapes.dims(outputs[0])[1:] if node.op_type == "Expand" else (integers(node.inputs[1]) or [])[1:]
-            )
-            repeats = [dim for dim in rest if isinstance(dim, int)]
-            new.replace_input_with(1, self.constants.add_integers([*[1] * len(leading), *repeats], "repeats"))
+            is_expand = node.op_type == "Expand"
+            sizes = self.shapes.dims(outputs[0])[1:] if is_expand else (integers(node.inputs[1]) or [])[1:]
+            repeats = [dim for dim in sizes if isinstance(dim, int)]
+            new.replace_input_with(1, self.constants.add_integers([*[1] * len(token_axes), *repeats], "repeats"))
         elif node.op_type == "Transpose":
             order = permutation(node, self.shapes.rank(outputs[0]))
-            new.attributes["perm"] = ir.AttrInt64s("perm", [*range(apart), *(axis + apart for axis in order)])
-        elif node.op_type in ALONG and node.inputs[0] in self.tokens:
-            new.attributes["axis"] = ir.AttrInt64("axis", self._axes(node)[0] + apart)
-        elif node.op_type in AXES:
-            axes = [axis + apart for axis in self._axes(node)]
+            new.attributes["perm"] = ir.AttrInt64s("perm", [*range(new_axes), *(axis + new_axes for axis in order)])
+        elif node.op_type in DEFAULT_AXIS and node.inputs[0] in self.tokens:
+            new.attributes["axis"] = ir.AttrInt64("axis", self._axes(node)[0] + new_axes)
+        elif node.op_type in AXES_INPUT:
+            axes = [axis + new_axes for axis in self._axes(node)]
             if "axes" in node.attributes:
                 new.attributes["axes"] = ir.AttrInt64s("axes", axes)
             else:
-                new.replace_input_with(AXES[node.op_type], self.constants.add_integers(axes))
-        made = [new.outputs[out.index() or 0] for out in outputs]
-        for out, value in zip(outputs, made, strict=True):
-            value.shape = ir.Shape([*leading, *self.shapes.dims(out)[1:]])
-        return made
+                new.replace_input_with(AXES_INPUT[node.op_type], self.constants.add_integers(axes))
+        new_outputs = [new.outputs[out.index() or 0] for out in outputs]
+        for out, value in zip(outputs, new_outputs, strict=True):
+            value.shape = ir.Shape([*token_axes, *self.shapes.dims(out)[1:]])
+        return new_outputs
 
-    def _product(self, node: ir.Node, given: Sequence[ir.Value | None], shape: ir.Shape) -> ir.Value:
-        weight, bias = given[1], given[2] if len(given) > 2 else None
+    def _product(self, node: ir.Node, inputs: Sequence[ir.Value | None], shape: ir.Shape) -> ir.Value:
+        """A Gemm as MatMul and Add, which take tokens."""
+        weight, bias = inputs[1], inputs[2] if len(inputs) > 2 else None
         if attribute_int(node, "transB", 0):
             weight = self._node(node, "Transpose", [weight], attributes={"perm": [1, 0]})
-        moved = self._node(node, "MatMul", [given[0], weight], shape)
-        return moved if bias is None else self._node(node, "Add", [moved, bias], shape)
+        product_of_tokens = self._node(node, "MatMul", [inputs[0], weight], shape)
+        return product_of_tokens if bias is None else self._node(node, "Add", [product_of_tokens, bias], shape)
 
     def _node(
         self,
@@ -227,15 +237,14 @@ class _Moving:
         return nodes_before(self.constants, before).add(operator, inputs, dtype, attributes, shape)
 
 
-def _filled_as(node: ir.Node) -> ir.Value | None:
-    """The value whose shape an Expand gives to a number."""
-    held = node.inputs[0] if node.op_type == "Expand" else None
-    like = made_of(node.inputs[1], "Shape") if held is not None and number(held) is not None else None
-    whole = like is not None and like.shape == node.outputs[0].shape
-    return like if whole else None
+def _shape_source(node: ir.Node) -> ir.Value | None:
+    """The value x of an Expand(number, Shape(x)), which fills x's shape; None for other nodes."""
+    source = node.inputs[0] if node.op_type == "Expand" else None
+    like = made_of(node.inputs[1], "Shape") if source is not None and number(source) is not None else None
+    return like if like is not None and like.shape == node.outputs[0].shape else None
 
 
 def _is_product(node: ir.Node, bias: ir.Value | None) -> bool:
-    """Whether a Gemm is x W + b, perhaps with W transposed."""
+    """Whether a Gemm is x W + b, without scales; W may be transposed."""
     scales = attribute_float(node, "alpha", 1.0), attribute_float(node, "beta", 1.0) if bias is not None else 1.0
     return scales == (1.0, 1.0) and not attribute_int(node, "transA", 0)

@@ -158,7 +158,7 @@ def test_patches_are_cut_in_the_order_of_the_picture(
     shapes = [(count, channels, 4, 6) for count in (1, 3)]
     assert apart(original, done.model, *shapes) < 1e-13
     if channels > 1:
-        monkeypatch.setattr(reorder_patch_features, "_move", lambda *given: None)
+        monkeypatch.setattr(reorder_patch_features, "_permute", lambda *given: None)
         assert apart(original, optimise(cut(perm, behind, channels), passes=["tidy"]).model, *shapes) > 1e-2
 
 

@@ -45,18 +45,18 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             continue
         softmax = node
         try:
-            site = _check(shapes, node)
+            absorption = _check(shapes, node)
             if node.op_type == "Attention":
                 softmax = decompose_attention(shapes, node)
                 refresh(model)
-                site = _check(shapes, softmax)
+                absorption = _check(shapes, softmax)
         except Refused as refused:
             refusals.append(refused.refusal)
             continue
-        Absorber(model.graph, site).run()
+        Absorber(model.graph, absorption).run()
         refresh(model)  # else the next attention could seem to have a reader that is unused by now
-        queries = "1 query absorbs" if site.parts.queries == 1 else f"{site.parts.queries} queries absorb"
-        change = f"{queries} keys and values, {site.before:,} -> {site.after:,} MACs"
+        queries = "1 query absorbs" if absorption.parts.queries == 1 else f"{absorption.parts.queries} queries absorb"
+        change = f"{queries} keys and values, {absorption.before:,} -> {absorption.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
     if sites:  # of a MatMul that made queries, keys and values, only the queries' columns are read now
         Materialiser(shapes, analyse(shapes)).run()
@@ -65,11 +65,11 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
     """The plan for a Softmax or Attention. Raises Refused if absorption is impossible or costs more."""
-    site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
-    if site.after >= site.before:
-        reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
+    absorption = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
+    if absorption.after >= absorption.before:
+        reason = f"absorbed it would cost {absorption.after:,} MACs, not {absorption.before:,}"
         raise Refused.at(node, reason)
-    return site
+    return absorption
 
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:

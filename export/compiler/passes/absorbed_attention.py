@@ -26,16 +26,16 @@ from export.compiler.graph.node_builder import BOOL, Nodes
 class Absorber:
     """Call `run` once."""
 
-    def __init__(self, graph: ir.Graph, site: AbsorptionPlan) -> None:
-        self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
+    def __init__(self, graph: ir.Graph, plan: AbsorptionPlan) -> None:
+        self.graph, self.plan, self.parts, self.constants = graph, plan, plan.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
-        self.tokens = site.keys.tokens
+        self.tokens = plan.keys.tokens
         self.rows = self.parts.heads * self.parts.queries
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
-        pooled = self.parts.pooled.producer() if self.site.output is None else self.site.output
+        pooled = self.parts.pooled.producer() if self.plan.output is None else self.plan.output
         weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
         if pooled is None or weights is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
@@ -52,32 +52,32 @@ class Absorber:
         The projections of queries and keys must merge, only the Softmax stand between the products, and no node
         depend on the order of the rows: the output projection merges, too, or there is one query.
         """
-        if self.site.query is None or made_of(weights, "Softmax") is not scores.outputs[0]:
+        if self.plan.query is None or made_of(weights, "Softmax") is not scores.outputs[0]:
             return False
-        return self.site.output is not None or self.parts.queries == 1
+        return self.plan.output is not None or self.parts.queries == 1
 
     def _plain(self) -> ir.Value:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
-        site, queries, width = self.site, self.parts.queries, self.parts.heads * self.site.features
-        if site.shared_queries is not None:
-            weight = (site.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(site.features, self.rows)
+        plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
+        if plan.shared_queries is not None:
+            weight = (plan.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(plan.features, self.rows)
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            rows = self.nodes.reshape(self._query_keys(), [0, self.rows, site.features])  # (B, Q H, D)
+            rows = self.nodes.reshape(self._query_keys(), [0, self.rows, plan.features])  # (B, Q H, D)
             scores = self._node("MatMul", rows, self.nodes.transpose(self.tokens, [0, 2, 1]))
         pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
-        if site.output is not None:
+        if plan.output is not None:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]))
         return self._values_of_one_query(pooled)
 
     def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
         """A X Wv + bv, (B, H, D) -> (B, H, 1, E), with the axes of the original's heads."""
-        site, heads = self.site, self.parts.heads
-        weights = head_weights(site.values, heads)
-        values = self._by_head(self.nodes.reshape(pooled, [0, heads, 1, site.features]), weights, "values")
-        if site.values.shift.any():
-            values = self._node("Add", values, self._value_bias(site.values.shift.reshape(heads, 1, -1), "value_bias"))
+        plan, heads = self.plan, self.parts.heads
+        weights = head_weights(plan.values, heads)
+        values = self._by_head(self.nodes.reshape(pooled, [0, heads, 1, plan.features]), weights, "values")
+        if plan.values.shift.any():
+            values = self._node("Add", values, self._value_bias(plan.values.shift.reshape(heads, 1, -1), "value_bias"))
         return self._with_original_axes(values, weights.shape[2])
 
     def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
@@ -91,9 +91,9 @@ class Absorber:
 
     def _scores(self) -> ir.Value:
         """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
-        site, heads, queries = self.site, self.parts.heads, self.parts.queries
-        if site.shared_queries is not None:
-            weight = (site.shared_queries @ self._keys()).reshape(self.rows, site.features).T
+        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
+        if plan.shared_queries is not None:
+            weight = (plan.shared_queries @ self._keys()).reshape(self.rows, plan.features).T
             scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
@@ -107,7 +107,7 @@ class Absorber:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [-1, queries, 0])
             else:
                 scores = self.nodes.reshape(scores, [0, heads, queries, 0])
-        bias = site.keys.shift.reshape(heads, -1, 1)
+        bias = plan.keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
         query = self._with_head_axis(self.parts.query, bias.shape[1])
@@ -115,24 +115,24 @@ class Absorber:
 
     def _keys(self) -> Array:
         """Wk' of every head, (H, E, D)."""
-        return head_weights(self.site.keys, self.parts.heads).transpose(0, 2, 1)
+        return head_weights(self.plan.keys, self.parts.heads).transpose(0, 2, 1)
 
     def _query_rows(self) -> ir.Value:
         """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
-        site, heads, queries = self.site, self.parts.heads, self.parts.queries
-        if site.query is None:
+        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
+        if plan.query is None:
             keys = self._keys()
             rows = self._by_head(self._with_head_axis(self.parts.query, keys.shape[1]), keys, "keys")
         else:
             rows = self._query_keys()
             if queries > 1:
-                rows = self.nodes.reshape(rows, [-1, queries, heads, site.features])
+                rows = self.nodes.reshape(rows, [-1, queries, heads, plan.features])
                 rows = self.nodes.transpose(rows, [0, 2, 1, 3])
-        return self.nodes.reshape(rows, [-1, 1, self.rows, site.features])
+        return self.nodes.reshape(rows, [-1, 1, self.rows, plan.features])
 
     def _query_keys(self) -> ir.Value:
         """q Wk' of all heads, by the merged weight Wq Wk', (B, Q, H D)."""
-        query, heads = self.site.query, self.parts.heads
+        query, heads = self.plan.query, self.parts.heads
         if query is None:
             raise Refused(self.parts.query.name or "", "MatMul", "expected queries that merge with the keys")
         weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
@@ -143,20 +143,20 @@ class Absorber:
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
         """(A X) Wv + (A 1) bv with the axes of the original's heads; behind the output projection (B, Q, columns)."""
-        site, heads, queries = self.site, self.parts.heads, self.parts.queries
+        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if self.parts.joined:
             flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [-1, self.rows, 0]), [1])
         else:
             flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
         pooled = self._node("MatMul", flat, self.tokens_4d)  # (B, 1, H Q, D)
-        if site.output is not None:
+        if plan.output is not None:
             if queries > 1:
-                pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
+                pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
                 pooled = self.nodes.transpose(pooled, [0, 2, 1, 3])
-            return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * site.features]))
-        pooled = self.nodes.reshape(pooled, [-1, heads, queries, site.features])
-        pooled = self._by_head(pooled, head_weights(site.values, heads), "values")
-        bias = site.values.shift.reshape(heads, 1, -1)
+            return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * plan.features]))
+        pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
+        pooled = self._by_head(pooled, head_weights(plan.values, heads), "values")
+        bias = plan.values.shift.reshape(heads, 1, -1)
         if bias.any():
             pooled = self._node("Add", pooled, self._weighted_bias(weights, bias))
         return self._with_original_axes(pooled, bias.shape[2])
@@ -183,14 +183,14 @@ class Absorber:
 
     def _projected(self, pooled: ir.Value) -> ir.Value:
         """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns)."""
-        site, heads, product = self.site, self.parts.heads, self.site.output
+        plan, heads, product = self.plan, self.parts.heads, self.plan.output
         if product is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the projection that merges with the values")
         output = weight_of(product)
-        weight = head_weights(site.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
+        weight = head_weights(plan.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
         merged = self._constant(weight.reshape(-1, output.shape[1]), "values_output")
         sum_of_heads = self._node("MatMul", pooled, merged)
-        bias: Array = site.values.shift.ravel() @ output
+        bias: Array = plan.values.shift.ravel() @ output
         if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
             return sum_of_heads
         return self._node("Add", sum_of_heads, self._value_bias(bias, "values_output_bias"))

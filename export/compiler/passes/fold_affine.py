@@ -59,7 +59,7 @@ def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Site]) -> l
     """Folds every map that no earlier fold of this sweep has changed; maps that were refused before come last."""
     sites: list[Site] = []
     changed: set[ir.Node | None] = set()
-    for value, form in sorted(ends(shapes), key=lambda end: end[0] in refusals):
+    for value, form in sorted(_map_ends(shapes), key=lambda end: end[0] in refusals):
         if changed & {*form.nodes, form.root.producer()}:
             continue
         try:
@@ -85,7 +85,7 @@ def _check(shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
     if form.root.dtype not in UNROUNDED:
         raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
     try:
-        return _worth(Folding(value, form, tuple(fold_downstream(shapes, value, form.scale, form.shift)), False))
+        return _check_copies(Folding(value, form, tuple(fold_downstream(shapes, value, form.scale, form.shift)), False))
     except Refused as refused:
         after_it = refused.refusal
     _check_unread_inside(value, form)
@@ -97,10 +97,10 @@ def _check(shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
     except Refused as refused:
         reason = f"before it {refused.refusal}; after it {after_it}"
         raise Refused(value.name or "", form.nodes[-1].op_type, reason) from refused
-    return _worth(Folding(value, form, tuple(changes), True))
+    return _check_copies(Folding(value, form, tuple(changes), True))
 
 
-def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
+def _map_ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
     """The values that end a map, with the map: outputs of the graph, and those of which a reader ends the map."""
     affines = Affines(shapes)
     for node in shapes.graph:
@@ -119,7 +119,7 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
                 yield value, form
 
 
-def _worth(folding: Folding) -> Folding:
+def _check_copies(folding: Folding) -> Folding:
     """The folding itself. Raises Refused if it needs a copy of a weight, which the file then holds twice.
 
     That is a weight that other nodes read, too, or for a plain scale any large weight, as the head of a decoder.

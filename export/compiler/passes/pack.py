@@ -115,7 +115,7 @@ class _Loop:
         graph, opsets = self.tokens.shapes.graph, dict(self.tokens.shapes.graph.opset_imports)
         graph.remove(network := self._network_nodes())
         for value in (value for node in network for value in node.outputs):
-            value.shape = None  # with shapes ONNX Runtime joins Add and LayerNormalization to a slower operator
+            value.shape = None  # with shapes ONNX Runtime fuses Add and LayerNormalization to a slower operator
         full_values = [self.full_values.get(value) or self._placeholder(value) for value in used]
         full_nodes = [*network, *self.full.list]
         branches = {

@@ -58,10 +58,8 @@ class Body:
         for node in self.tokens.inside:
             if node in self.tokens.rows:
                 self._pick(node)
-            elif self._is_packed(node):
-                self._copy(node, packed=True)
             else:
-                self._copy(node, packed=False)
+                self._copy(node, packed=self._is_packed(node))
 
     def packed(self, value: ir.Value) -> ir.Value:
         """The kept tokens of a value: (1, t, ...), or (t, ...) where the tokens are its first axis."""

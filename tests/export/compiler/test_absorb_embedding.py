@@ -69,7 +69,7 @@ def absorbed(original: ir.Model) -> Rewritten:
 
 
 @pytest.mark.parametrize("nodes", ABSORBED.values(), ids=ABSORBED)
-def test_the_embedding_goes_and_a_wrong_table_is_found(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedding_is_absorbed_and_a_wrong_table_is_found(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original, right = network(nodes), absorb_embedding.patch_embedding
     done = absorbed(original)
     assert done.steps[0].macs < done.macs
@@ -90,6 +90,6 @@ def test_an_attention_that_cannot_read_patches_is_named(nodes: str, reason: str)
     assert done.steps[0].macs == done.macs
 
 
-def test_an_absorption_that_costs_more_is_left_out() -> None:
+def test_an_embedding_whose_absorption_costs_more_stays() -> None:
     done = absorbed(network(ABSORBED["no class token"], features=2))
     assert done.steps[0].left_out == "p (Softmax): absorbed: 136 MACs, not 88"

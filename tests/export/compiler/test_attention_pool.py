@@ -122,7 +122,7 @@ def test_a_pool_of_texts_is_packed(only: tuple[str, ...], tmp_path: Path) -> Non
     assert written.proofs[0].error < 1e-12
 
 
-def test_heads_that_stand_before_texts_are_refused() -> None:
+def test_an_axis_with_heads_before_texts_is_refused() -> None:
     """Taken for heads of a text they would be those of others."""
     with pytest.raises(NothingToRewrite, match=r"pack: .*\(Reshape\): axis 0 of its output mixes tokens or texts"):
         rewrite(model(export(HeadsFirst(), "new", 20)), packed=MASK)

@@ -98,7 +98,7 @@ def carried(original: ir.Model) -> Rewritten:
 
 
 @pytest.mark.parametrize(("nodes", "gone"), CARRIED.values(), ids=CARRIED)
-def test_biases_go_and_the_answers_stay(nodes: str, gone: list[str]) -> None:
+def test_carried_biases_leave_the_answers_as_they_are(nodes: str, gone: list[str]) -> None:
     original = network(nodes)
     done = carried(original)
     assert [site.value for site in done.steps[0].sites] == gone
@@ -117,12 +117,12 @@ def test_biases_go_and_the_answers_stay(nodes: str, gone: list[str]) -> None:
         ),
     ],
 )
-def test_the_sums_that_take_a_bias_up_are_counted(nodes: str, told: str) -> None:
+def test_a_site_says_how_many_sums_a_bias_was_carried_to(nodes: str, told: str) -> None:
     assert carried(network(nodes)).steps[0].sites[0].message.startswith(told)
 
 
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)
-def test_a_bias_that_cannot_go_is_named(nodes: str, reason: str) -> None:
+def test_a_bias_that_cannot_be_carried_is_refused_by_name(nodes: str, reason: str) -> None:
     original = network(nodes)
     done = carried(original)
     (step,) = done.steps

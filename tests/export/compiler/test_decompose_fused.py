@@ -148,7 +148,7 @@ def test_no_mask_changes_an_answer_of_a_packed_file(form: tuple[str, str], read:
         SPLIT + ", unidirectional = 1>(q{0}, k{0}, v{0}, b, m)",
     ],
 )
-def test_what_is_causal_or_of_another_form_stays_fused(attention: str) -> None:
+def test_an_attention_that_is_causal_or_of_another_form_stays_fused(attention: str) -> None:
     more = "most = ReduceMax<keepdims = 0>(distance) made = Mul(w, most) "
     more += "counts = ReduceSum<keepdims = 0>(m, one) pairs = Concat<axis = 0>(counts, counts)"
     original = network((f"{LOOKED} {more}", attention))

@@ -163,7 +163,7 @@ def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
     assert apart(original, folded, (3, 5, 6)) < 1e-13
 
 
-def test_scales_of_another_group_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_of_another_group_change_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     original = network(GROUPS)
     monkeypatch.setattr("numpy.repeat", lambda array, count, axis: np.tile(array, (count, 1)))
     assert apart(original, fold(original).model, (3, 5, 6)) > 1e-3
@@ -177,7 +177,7 @@ def test_a_scale_folds_once_the_norm_behind_it_has() -> None:
 
 
 @pytest.mark.parametrize(("operator", "nodes"), FUSED)
-def test_what_onnx_runtime_makes_an_operator_of_stays_together(operator: str, nodes: str, tmp_path: Path) -> None:
+def test_nodes_that_onnx_runtime_fuses_stay_together(operator: str, nodes: str, tmp_path: Path) -> None:
     """Apart, the functions of a GELU cost convolutional networks 14 to 18 % of their time."""
     ir.save(optimise(network(nodes)).model, tmp_path / "rewritten.onnx")
     options = ort.SessionOptions()
@@ -187,7 +187,7 @@ def test_what_onnx_runtime_makes_an_operator_of_stays_together(operator: str, no
 
 
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)
-def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> None:
+def test_a_norm_that_cannot_fold_is_refused_by_name(nodes: str, reason: str) -> None:
     model = network(nodes)
     folded = fold(model)
     assert norms(folded.model) == 1
@@ -205,7 +205,7 @@ def scales(model: ir.Model) -> int:
 
 
 @pytest.mark.parametrize("nodes", SCORES)
-def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_of_the_scores_folds_into_a_weight(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = network(nodes)
     folded = fold(original).model
     assert (scales(original), scales(folded)) == (1, 0)
@@ -216,7 +216,7 @@ def test_a_number_of_the_scores_goes_into_a_weight(nodes: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("nodes", "reason"), [*UNSCALED, *UNNORMED])
-def test_a_number_that_no_weight_or_norm_takes_up_stays_and_is_named(nodes: str, reason: str) -> None:
+def test_a_scale_that_no_weight_or_norm_can_take_up_is_refused_by_name(nodes: str, reason: str) -> None:
     folded = fold(network(nodes))
     assert scales(folded.model) == 1
     assert any(reason in refusal.message for refusal in folded.steps[0].refusals)
@@ -241,7 +241,7 @@ PICTURES = """<ir_version: 8, opset_import: ["": 18]> g (uint8[n, 3, 8, 8] image
     even = LayerNormalization(patches, gamma, beta) x = MatMul(even, w) y = Gather<axis = 1>(x, zero) }"""
 
 
-def test_pictures_of_bytes_are_normalised_as_they_are(tmp_path: Path) -> None:
+def test_the_normalisation_of_uint8_images_folds_into_a_norm_of_patches(tmp_path: Path) -> None:
     """As of patches that a norm reads first: in the file, whose epsilon is a float32, too."""
     rng = np.random.default_rng(0)
     sizes = {"blocks": np.array([-1, 3, 2, 4, 2, 4]), "rows": np.array([-1, 4, 48]), "zero": np.array(0)}

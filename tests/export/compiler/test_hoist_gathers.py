@@ -92,7 +92,7 @@ FLAT = """
 """
 
 
-def test_a_row_of_all_texts_may_be_of_another_text() -> None:
+def test_an_index_into_the_rows_of_all_texts_may_be_another_text_s_row() -> None:
     """As PyTorch's older exporter picks the last token: that of an empty text is the last of the text before."""
     numbers = {"zero": np.array(0), "one": np.array(1)}
     weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -194,7 +194,7 @@ def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
         (pairs(rows="part", target="end, lines, width"), ""),  # rows of another text
     ],
 )
-def test_other_choices_stay_and_those_that_are_not_followed_are_named(model: ir.Model, reason: str) -> None:
+def test_gathers_that_cannot_be_hoisted_stay_and_are_named(model: ir.Model, reason: str) -> None:
     with pytest.raises(NothingToRewrite) as refused:
         rewrite(model)
     assert f"read-rows: {reason}" in str(refused.value)

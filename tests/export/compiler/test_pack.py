@@ -106,7 +106,7 @@ def test_hidden_tokens_are_not_computed(pool: str) -> None:
     assert np.allclose(after.run(None, given)[0], expected, atol=1e-5)
 
 
-def test_of_an_output_of_all_tokens_hidden_ones_become_zero(tmp_path: Path) -> None:
+def test_hidden_tokens_of_an_output_become_zero(tmp_path: Path) -> None:
     proto = export(Masked("absolute", "hidden"))
     packed = rewrite(model(proto), ["y[mask]"], sizes=SIZES, packed=MASK).model
     check(proto, packed, rounds=6, shown=True)
@@ -118,7 +118,7 @@ def test_of_an_output_of_all_tokens_hidden_ones_become_zero(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("pool", ["mean", "shown"])
-def test_no_text_gives_no_answer(pool: str) -> None:
+def test_an_empty_batch_gives_an_empty_answer(pool: str) -> None:
     proto = export(Masked("absolute", pool, depth=1), "new", 20)
     before, after = session_of(proto), session_of(rewrite(model(proto), sizes=SIZES, packed=MASK).model)
     given = feeds(1, 3, 0)
@@ -141,7 +141,7 @@ def test_a_mask_whose_length_is_a_quotient_is_packed() -> None:
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
 
 
-def test_features_joined_to_none_are_packed() -> None:
+def test_a_concat_with_an_input_without_elements_is_packed() -> None:
     proto = export(Turned("causal", "gathered", depth=1))
     assert any(node.op_type == "Concat" and len(node.input) == 2 for node in proto.graph.node)
     check(proto, rewrite(model(proto), sizes=SIZES, packed=MASK).model, rounds=6)
@@ -185,7 +185,7 @@ def test_a_network_that_reads_the_number_of_elements_is_packed() -> None:
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls"])
-def test_each_input_may_name_its_axes_apart(pool: str, tmp_path: Path) -> None:
+def test_inputs_may_name_their_axes_differently(pool: str, tmp_path: Path) -> None:
     """So does torch.onnx with dynamic axes without names."""
     proto = export(Masked("absolute", pool))
     for value in proto.graph.input:
@@ -269,7 +269,7 @@ def test_a_mask_may_be_of_any_type(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("read", "places"), [("y[:,1]", 1), ("y[:,-2]", -2), ("y[:,[-3,0,-1]]", [-3, 0, -1])])
-def test_tokens_by_number_are_packed(read: str, places: Any) -> None:
+def test_tokens_that_are_picked_by_index_are_packed(read: str, places: Any) -> None:
     """A text of fewer tokens is an error, padded or not: -3 counted twice from its end would be another token."""
     proto = export(Masked("absolute", "hidden", depth=1))
     before, after = session_of(proto), session_of(rewrite(model(proto), [read], sizes=SIZES, packed=MASK).model)

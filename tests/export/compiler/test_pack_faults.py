@@ -65,14 +65,14 @@ def test_a_planted_fault_fails_the_proof(
     assert not (tmp_path / "o.onnx").exists()
 
 
-def test_tokens_taken_for_such_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_mistaken_for_rows_of_another_input_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masked_entries.MaskedEntries, "is_of_text", lambda self, dim: self.texts_in(dim) is None)
     with pytest.raises(NothingToRewrite, match="it may join hidden tokens"):
         rewrite(model(export(Convolved())), sizes=SIZES, packed=MASK)
 
 
 @pytest.mark.parametrize("of_a_table", [False, True])
-def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
+def test_a_value_repeated_for_the_heads_of_other_texts_fails_the_proof(
     of_a_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def of_others(
@@ -89,7 +89,7 @@ def test_what_is_repeated_for_the_heads_of_other_texts_fails_the_proof(
         rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
 
 
-def test_a_sum_of_what_is_repeated_for_hidden_tokens_too_is_refused(
+def test_a_sum_over_a_value_repeated_for_hidden_tokens_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     total = "shown = Mul(made, floats) total = ReduceSum(shown, one)"

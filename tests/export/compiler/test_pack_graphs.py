@@ -86,7 +86,7 @@ def test_rows_of_another_input_may_have_texts_and_heads_on_a_single_axis(
         rewrite_file(tmp_path / "in.onnx", tmp_path / "other.onnx", Request(packed=MASK))
 
 
-def test_what_is_repeated_for_each_token_is_packed() -> None:
+def test_a_value_repeated_for_every_token_is_packed() -> None:
     """As Doge adds to all scores of a key what it makes of the key."""
     more = "v = ReduceMax(made, two) k = Transpose<perm = [0, 2, 1]>(v) wide = Expand(k, each)"
     fill = "pairs = And(below, beside) f = Where(pairs, wide, lowest) s = MatMul(made, keys) scores = Add(s, f)"
@@ -95,7 +95,7 @@ def test_what_is_repeated_for_each_token_is_packed() -> None:
     check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
 
 
-def test_numbers_of_tokens_that_follow_from_a_table_of_each_text_are_packed(
+def test_token_values_gathered_from_a_table_of_every_text_are_packed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As TAPAS counts the tokens of a cell: of all texts' cells on a single axis."""

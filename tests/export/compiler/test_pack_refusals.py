@@ -31,7 +31,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("network", "named"), REFUSED)
-def test_what_reads_hidden_tokens_is_refused_by_name(network: Encoder, named: str) -> None:
+def test_an_operator_that_reads_hidden_tokens_is_refused_by_name(network: Encoder, named: str) -> None:
     with pytest.raises(NothingToRewrite, match=named):
         rewrite(model(export(network)), sizes=SIZES, packed=MASK)
 
@@ -51,7 +51,7 @@ def test_scores_that_a_maximum_lifts_are_refused(tmp_path: Path) -> None:
         ("more = Concat<axis = 1>(first, shown) y = ReduceSum<keepdims = 0>(more, one)", "Concat"),
     ],
 )
-def test_what_takes_an_entry_behind_the_tokens_for_one_is_refused(nodes: str, told: str) -> None:
+def test_an_operator_that_may_read_an_entry_behind_the_tokens_is_refused(nodes: str, told: str) -> None:
     with pytest.raises(NothingToRewrite, match=told):
         rewrite(behind(nodes), passes=(), packed=MASK)
 

@@ -49,7 +49,7 @@ ROWS = "flags = Cast<to = 7>(mask) count = ReduceSum<keepdims = 0>(flags) size =
     [("", "true", "v"), (f"{ROWS} sizes = Concat<axis = 0>(size, four) rows = Expand(c, sizes)", "mask", "rows")],
     ids=["each number", "each row"],
 )
-def test_a_number_put_where_a_mask_is_true_is_a_choice(body: str, mask: str, fill: str) -> None:
+def test_a_number_scattered_where_a_mask_is_true_becomes_a_where(body: str, mask: str, fill: str) -> None:
     original = put(body, mask, fill)
     plain = prepared(original).model
     assert [node.op_type for node in plain.graph if node.op_type in ("ScatterND", "NonZero")] == []
@@ -65,7 +65,7 @@ def test_a_number_put_where_a_mask_is_true_is_a_choice(body: str, mask: str, fil
         ("", {"how": '<reduction = "add">'}),
     ],
 )
-def test_what_is_no_such_choice_stays(body: str, options: dict[str, str]) -> None:
+def test_a_scatter_of_another_form_stays(body: str, options: dict[str, str]) -> None:
     plain = prepared(put(body, **options)).model
     assert [node.op_type for node in plain.graph][-2:] == ["ScatterND", "MatMul"]
 
@@ -121,7 +121,7 @@ def test_a_norm_in_training_is_refused_where_it_is_computed(opset: int) -> None:
         prepared(network)
 
 
-def test_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_where_with_another_number_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def another(node: ir.Node, true: Any = replace_scatters._number) -> Array | None:
         number = true(node)
         return None if number is None else -number
@@ -152,7 +152,7 @@ FEATURES = [slice(1, 12, 3), slice(4), slice(-3, None), slice(None)]
 
 
 @pytest.mark.parametrize("features", FEATURES)
-def test_features_put_in_place_are_those_of_either(features: Any) -> None:
+def test_scattered_features_become_a_gather(features: Any) -> None:
     original = ir.from_proto(export(Interleaved(features)))
     assert "ScatterND" in [node.op_type for node in original.graph]
     plain = prepared(original).model
@@ -166,7 +166,7 @@ PLACES = "n = Shape<start = 0, end = 1>(x) b = Squeeze(n) rows = Range({start}, 
 
 
 @pytest.mark.parametrize("other", [{}, {"step": "minus", "start": "two"}, {"features": [1, 1]}, {"form": "behind"}])
-def test_of_such_features_each_is_of_its_own_row(other: dict[str, Any]) -> None:
+def test_a_scatter_of_features_that_is_no_gather_stays(other: dict[str, Any]) -> None:
     """Steps back, a feature twice, and the number of the row that stands for the feature."""
     places = {"start": "zero", "step": "one", "form": "front", "features": [3, 0], **other}
     text = '<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x, float[n, 2] u) => (float[n, 4] y) '
@@ -179,7 +179,7 @@ def test_of_such_features_each_is_of_its_own_row(other: dict[str, Any]) -> None:
     assert ("ScatterND" in [node.op_type for node in prepared(network).model.graph]) is bool(other)
 
 
-def test_features_of_another_place_fail_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gather_of_other_features_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def others(shapes: Shapes, node: ir.Node, true: Any = replace_scatters._features) -> list[int] | None:
         features = true(shapes, node)
         return None if features is None else features[::-1]
@@ -212,7 +212,7 @@ def cut(body: str) -> ir.Model:
         ("part = Slice(x, one, s, one)", False),
     ],
 )
-def test_a_part_as_long_as_its_axis_is_the_axis(body: str, whole: bool) -> None:
+def test_a_slice_as_long_as_its_axis_is_dropped(body: str, whole: bool) -> None:
     plain = prepared(original := cut(body)).model
     assert all(node.op_type != "Slice" for node in plain.graph) == whole
     for size in ((3, 5), (1, 1), (2, 0)):
@@ -253,7 +253,7 @@ def test_a_type_like_that_of_another_value_is_named() -> None:
     check_equal(original, plain, feeds())
 
 
-def test_a_cast_to_the_type_that_is_there_goes() -> None:
+def test_a_cast_to_the_dtype_of_its_input_is_dropped() -> None:
     """Between a softmax and its values it kept a pass from making a row of queries without keys and values."""
     original = parse(f"{HEAD} {{ s = Softmax(x) same = Cast<to = 1>(s) put = Mul(same, x) y = Cast<to = 1>(put) }}")
     plain = prepared(original).model
@@ -284,7 +284,7 @@ def test_a_cast_to_the_type_that_is_there_goes() -> None:
         ("Transpose<perm = [1, 2, 0]>(u)", False),
     ],
 )
-def test_an_operator_that_gives_a_value_as_it_is_goes(copy: str, gone: bool) -> None:
+def test_an_operator_that_changes_nothing_is_dropped(copy: str, gone: bool) -> None:
     """Between scores and softmax it kept keys and values from going."""
     nodes = "v = Exp(x) u = Transpose<perm = [1, 0, 2]>(v) form = Shape(v) first = Slice(v, none_1, one_1, one_1)"
     numbers = {"one": np.float32(1), "nil": np.float32(0)}

@@ -121,7 +121,7 @@ def test_a_file_of_joint_layers_is_worth_a_rewrite_though_it_multiplies_as_much(
 
 
 @pytest.mark.parametrize("nodes", STAYS.values(), ids=STAYS)
-def test_what_is_left_alone(nodes: str) -> None:
+def test_layers_whose_output_is_not_split_stay(nodes: str) -> None:
     original = network(nodes)
     done = split(original)
     assert not done.steps[0].sites

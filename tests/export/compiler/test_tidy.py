@@ -91,7 +91,7 @@ def test_a_rule_leaves_the_answers_as_they_are(nodes: str, left: list[str]) -> N
 
 
 @pytest.mark.parametrize("nodes", STAYS)
-def test_what_no_rule_fits_stays(nodes: str) -> None:
+def test_a_node_that_no_rule_fits_stays(nodes: str) -> None:
     done = tidied(nodes)
     assert done.steps[0].left_out == "nothing of its kind"
     assert apart(network(nodes), done.model, *BATCHES) == 0
@@ -163,7 +163,7 @@ def test_patches_are_cut_in_the_order_of_the_picture(
 
 
 @pytest.mark.parametrize(("perm", "behind"), KEPT)
-def test_patches_whose_order_is_seen_or_cheap_stay(perm: str, behind: str) -> None:
+def test_patches_whose_order_is_read_or_cheap_stay(perm: str, behind: str) -> None:
     original = cut(perm, behind, 3)
     done = optimise(original, passes=["tidy"])
     assert turns(done.model) == turns(original)

@@ -98,7 +98,7 @@ def test_rows_that_are_rounded_to_integers_are_cut() -> None:
     computed_for_a_row(original)
 
 
-def test_what_else_reads_the_flattened_layer_is_computed_once() -> None:
+def test_a_flattened_layer_with_several_readers_is_computed_once() -> None:
     original = model(f"{LINEAR} z = Relu(g)", "float y, float z")
     with pytest.raises(
         NothingToRewrite, match=r"read-rows: y .* no multiplying operator computes more than the outputs"
@@ -164,7 +164,7 @@ def test_operators_along_features_are_moved(nodes: str) -> None:
     computed_for_a_row(original)
 
 
-def test_features_are_not_taken_for_as_many_tokens() -> None:
+def test_features_are_not_mistaken_for_tokens_of_the_same_number() -> None:
     """Six tokens of six features."""
     nodes = "f = Reshape(x, flat) t = Transpose<perm = [1, 0]>(f) g = MatMul(t, w) y = Reshape(g, fixed)"
     text = (
@@ -243,7 +243,7 @@ def check_numbers(original: ir.Model, rewritten: Rewritten, texts: int, tokens: 
     np.testing.assert_allclose(after, before[:, -1], rtol=1e-12)
 
 
-def test_rows_of_a_table_are_taken_of_each_token() -> None:
+def test_rows_gathered_from_a_table_for_every_token_are_unflattened() -> None:
     """As M2M100 writes positions."""
     nodes = "f = Reshape(i, line) e = Gather(rows, f) g = MatMul(e, w) l = Shape(i) s = Concat<axis = 0>(l, wide)"
     original = numbered(f"{nodes} y = Reshape(g, s)", "n, s")
@@ -253,7 +253,7 @@ def test_rows_of_a_table_are_taken_of_each_token() -> None:
         check_numbers(original, rewritten, texts, tokens)
 
 
-def test_columns_of_a_table_are_not() -> None:
+def test_columns_gathered_from_a_table_are_not_unflattened() -> None:
     nodes = "f = Reshape(i, line) e = Gather<axis = 1>(rows, f) g = MatMul(e, w) y = Reshape(g, pairs)"
     original = numbered(nodes, "2, 3")
     check_numbers(original, rewrite(original, ["y[:,-1]"]), 2, 3)

@@ -37,9 +37,9 @@ def test_a_bert_is_rewritten_and_proved_without_torch(tmp_path: Path) -> None:
 def test_the_collector_leaves_imports_out_once_and_works_again() -> None:
     code = """
 import gc
-from export.rewrite import _out_of_collector
+from export.rewrite import _garbage_not_collected
 for made in range(2):
-    with _out_of_collector():
+    with _garbage_not_collected():
         kept = [[]]
     print(gc.isenabled(), any(each is kept for each in gc.get_objects()))
 """

@@ -72,9 +72,9 @@ def compare(
 ) -> Comparison:
     """Compares both on the first images, at each batch size. Images: uint8 (n, C, H, W).
 
-    `tolerance`: relative to the largest logit. `exact`: the network in float64. If it is given, both are compared with
-    it, and `actual` may err twice as much as `expected`, or twice `float32_error`, the relative error of another
-    float32 program of the network. Raises EquivalenceError.
+    `stages`: what is compared, for messages. `tolerance`: relative to the largest logit. `exact`: the network in
+    float64. If it is given, both are compared with it, and `actual` may err twice as much as `expected`, or twice
+    `float32_error`, the relative error of another float32 program of the network. Raises EquivalenceError.
     """
     answers: list[tuple[int, Logits, Logits, Logits]] = []
     for size in batch_sizes:

@@ -9,10 +9,10 @@ from export.compiler.pipeline import Step
 
 
 def step_lines(before: str, work: Work, of: str, steps: Sequence[Step]) -> Iterator[str]:
-    """A line for the cost before the passes, then a line or two for each pass.
+    """Lines for people: the cost before the passes, then a line or two for each pass.
 
-    `before`: what the first line is called. `work`: the cost before the passes. `of`: what it is counted for, such as
-    " an image".
+    `before`: the label of the first line. `work`: the cost before the passes. `of`: what the cost is counted for, such
+    as " an image".
     """
     width = 25 if work.uncounted else 16
     yield f"  {before:16}{_counted(work):>{width}} multiply-accumulates{of}"

@@ -86,12 +86,15 @@ class RunningFleet:
         return False
 
     def restart(self) -> None:
+        """Sends SIGHUP, after which the fleet restarts its servers one after the other."""
         os.kill(self.child.pid, signal.SIGHUP)
 
     def restarts(self) -> int:
+        """How many finished restarts the log shows."""
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
+        """How many reloads the log shows."""
         return self.log().count(RELOADED)
 
 

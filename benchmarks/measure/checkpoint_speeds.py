@@ -25,7 +25,10 @@ def name_of(path: Path) -> str:
 
 
 def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[list[Row]], None]) -> None:
-    """Passes rows to `add`, slowest first, also after Ctrl-C. Raises EquivalenceError or RewriteError."""
+    """Times every checkpoint with all rewrites, in interleaved rounds for `seconds` in all.
+
+    `add` gets a row for each, slowest first, also after Ctrl-C. Raises EquivalenceError or RewriteError.
+    """
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for checkpoint in steps(checkpoints, "searching the best way"):

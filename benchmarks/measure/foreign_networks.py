@@ -89,14 +89,20 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
 
 
 def text_classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
-    """`names`: of the configuration and of the network, in transformers."""
+    """A text classifier of transformers, as a row of the networks.
+
+    `names`: of its classes of configuration and network. `heads`, `width`: as ONNX Runtime's optimiser takes them.
+    `sizes`: arguments of the configuration.
+    """
     config, network = names
     plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
 
 
 def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
-    """Writes the classifier that `make` returns, for colour images of `size` x `size` pixels, with free batch."""
+    """A function that exports the classifier of `make` into a folder: `size` x `size` pixels in colour, with free
+    batch.
+    """
 
     def write(folder: Path) -> Path:
         import torch
@@ -159,10 +165,12 @@ def library(name: str) -> Any:
 
 
 def timm_network(name: str, **options: Any) -> Callable[[], Any]:
+    """A function that creates timm's network `name` with random weights."""
     return lambda: library("timm").create_model(name, pretrained=False, **options)
 
 
 def hugging_face(config: str, network: str, **sizes: Any) -> Callable[[], Any]:
+    """A function that creates a network of transformers with random weights, from its configuration."""
     return lambda: getattr(library("transformers"), network)(getattr(library("transformers"), config)(**sizes))
 
 

@@ -55,7 +55,10 @@ def decoders(record: Record, folder: Path, names: tuple[str, ...], seconds: floa
 
 
 def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:
-    """A row for each number of threads, kind and candidate."""
+    """Times a decoder's files: a row for each number of threads, kind of call and file.
+
+    `seconds`: for each number of threads and kind. `name`: for the progress bar.
+    """
     macs = {candidate: prompt_macs(path / "model.onnx") for candidate, path in files(folder)}
     for threads in dict.fromkeys((1, cores())):
         for calls_by_kind in (in_onnx_runtime, in_generator) if decoder.precision else (in_onnx_runtime,):
@@ -92,7 +95,7 @@ def prompt_macs(path: Path) -> int:
 
 
 def sizes(graph: Any) -> dict[str, int]:
-    """Symbol -> size of the graph's free dimensions, for one prompt without past keys and values."""
+    """Symbol -> size of the graph's free dimensions, to count the work of a prompt without past keys and values."""
     from export.compiler.proof.inputs import channels, first_dimensions, free_dimensions
 
     lengths = {symbol: 0 if symbol.startswith("past") else PROMPT for symbol in free_dimensions(graph)}

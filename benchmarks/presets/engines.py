@@ -35,7 +35,7 @@ class LoadedModel:
         self.classify = classify
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """`feeds` holds only the images."""
+        """Classifies the images in `feeds` and returns [logits]; `names` is not read."""
         return [self.classify(images) for images in feeds.values()]
 
 

@@ -37,7 +37,10 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> Accuracies:
-    """Test accuracy in OpenVINO and in ONNX Runtime. Raises AccuracyError as `engine_accuracy`, or Unavailable."""
+    """Test accuracy in OpenVINO and in ONNX Runtime.
+
+    Raises AccuracyError if OpenVINO's is more than `max_drop_points` percentage points lower, and Unavailable.
+    """
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 

@@ -16,7 +16,7 @@ from models.networks.norms import EPS, NeverAffine, Norm, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm, ABC):
-    """gamma n(x) + beta."""
+    """gamma n(x) + beta with learned gamma and beta; a sub-class defines n as `normalise`."""
 
     reason = "it has statistics of each token"
 
@@ -106,7 +106,10 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """a (H, 3): each head attends to an offset c in a square around the token, as -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """The initial `gaze`, (H, 3): head h first attends to the patch at its own offset c, in a square around the token.
+
+    The score of an offset d is -(d - c)^2 = -d^2 + 2 c d - c^2; the softmax ignores the last term.
+    """
     side = math.isqrt(heads)
     head = torch.arange(side * side)
     dy, dx = head // side - (side - 1) / 2, head % side - (side - 1) / 2

@@ -82,7 +82,9 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """With "-dirty" behind it if the working tree has changes; None outside a git repository."""
+    """The commit of this checkout as `git describe` shows it, with "-dirty" behind it if the working tree has changes.
+    None outside a git repository.
+    """
     root = Path(__file__).parent
     try:
         done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)

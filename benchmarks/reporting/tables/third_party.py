@@ -47,7 +47,9 @@ def foreign(run: Run, intervals: bool = True) -> Table:
 
 
 def decoders(run: Run, intervals: bool = True) -> Table:
-    """How many times as fast as the exported file each candidate is, a column for each candidate and thread count."""
+    """A row for each network and kind of call: how many times as fast as the exported file the rewritten and the pruned
+    file are.
+    """
     rows = []
     for (_, kind), kind_rows in group_rows(measured_rows(run), "network", "kind").items():
         exported, rewritten = (find_row(kind_rows, candidate=candidate) for candidate in (AS_EXPORTED, OURS))
@@ -64,7 +66,7 @@ def decoders(run: Run, intervals: bool = True) -> Table:
 
 
 def packed(run: Run, intervals: bool = True) -> Table:
-    """How many times as fast as the padded file each candidate is, a column for each candidate."""
+    """A row for each network and load: how many times as fast as the padded file the other ways to call it are."""
     rows = []
     for (_, load), load_rows in group_rows(measured_rows(run), "network", "load").items():
         padded = find_row(load_rows, candidate=PADDED)

@@ -15,10 +15,12 @@ from export.compiler.operators.table import demand_of
 
 
 def input_axes(shapes: Shapes, node: ir.Node, output: ir.Value, axis: int) -> dict[int, int] | None:
-    """The axis of each input whose element i alone is read for element i along `axis` of `output`.
+    """Position of an input -> its axis that `axis` of `output` comes from.
 
-    Inputs that every element reads alike are left out. None if an element reads several elements of an input, or of
-    several axes. Only the first and the last element are asked for: the operators' rules treat all indices alike.
+    Element i along `axis` of the output then reads exactly element i along that axis of the input. Empty if no input
+    varies along `axis`; None if an element reads several elements of an input. Only the first and the last element are
+    asked for. A rule that maps them to the first and the last element of an input's axis of the same size maps element
+    i to element i.
     """
     index, size = output.index() or 0, shapes.dims(output)[axis]
     demands = []

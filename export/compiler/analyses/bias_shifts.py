@@ -29,8 +29,10 @@ LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
 
 @dataclass
 class Shifts:
-    """`shifts`: for every value that becomes v - s, the s, with the value's rank. `constants`: the new constants of
-    nodes: of an Add its term, of an Expand what it repeats, of LayerNormalization and Gemm their bias.
+    """What changes if biases are left out: values that become smaller, and constants that make up for them.
+
+    `shifts`: for every value that becomes v - s, the s, with the value's rank. `constants`: the new constants of nodes:
+    of an Add its term, of an Expand what it repeats, of LayerNormalization and Gemm their bias.
     """
 
     shapes: Shapes
@@ -88,7 +90,10 @@ class Shifts:
         return True
 
     def add_before(self, value: ir.Value, reader: ir.Node, array: Array) -> bool:
-        """The same for the producer of `value`, if only `reader` reads it."""
+        """Lets the node that computes `value` add `array` more, as `add_at`.
+
+        Returns False, and changes nothing, if another node than `reader` reads the value or the node cannot.
+        """
         producer = value.producer()
         unshared = readers(value) == [reader] and not value.is_graph_output()
         return producer is not None and not value.index() and unshared and self.add_at(producer, array)

@@ -22,7 +22,10 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """Widens a box where the operator cannot compute that part alone."""
+    """For every value that is read, the boxes of it that the outputs need.
+
+    A box is widened where the operator cannot compute that part alone.
+    """
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):

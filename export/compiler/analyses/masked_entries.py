@@ -59,17 +59,20 @@ class Roles:
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """The axes of tokens."""
         return tuple(self.facts)
 
     def axes(self) -> tuple[int, ...]:
+        """The axis of texts, if there is one, then the axes of tokens."""
         return (*(() if self.batch is None else (self.batch,)), *self.tokens)
 
     def at(self, axis: int) -> Facts:
+        """The facts of an axis of tokens; NO_FACTS for any other axis."""
         return self.facts.get(axis, NO_FACTS)
 
 
 class MaskedEntries:
-    """Roles of the values that follow from mask, ids and sizes.
+    """Finds the roles of the values that depend only on mask, ids and sizes: it evaluates them on drawn inputs.
 
     Some texts do not count, because a packed graph computes them whole: texts of which the mask hides a token that the
     graph picks, and texts without visible tokens. `picks`: values (texts, ...) with indices of picked tokens; those
@@ -124,13 +127,13 @@ class MaskedEntries:
         return Roles(batch[0], {axis: self._facts(value, batch[0], tokens, axis) for axis in tokens})
 
     def check(self, value: ir.Value, dim: Dim) -> None:
-        """Raises Refused for a size that is neither known nor of an input's axis."""
+        """Raises Refused if the size of an axis does not tell whether the axis is texts, tokens or neither."""
         if not self.shapes.is_known(dim) and self.is_of_text(dim):
             size = dim if self.shapes.is_sized(value) else "unknown size"
             raise Refused.of(value, f"an axis of {size} tells no texts from tokens")
 
     def is_of_text(self, dim: Dim) -> bool:
-        """Whether an axis is neither texts nor tokens, such as a decoder's rows, so that every text has all of it."""
+        """Whether an axis is neither texts nor tokens, such as a decoder's rows: every text then has all of it."""
         return not agree(self.length, dim) and self.texts_in(dim) is None
 
     def behind(self, dim: Dim) -> int:

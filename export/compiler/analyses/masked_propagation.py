@@ -26,9 +26,10 @@ COMPARING: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def facts_of(node: ir.Node, roles: Mapping[int, Roles], axes: Mapping[int, int]) -> Facts:
-    """`axes`: position of an input -> its axis.
+    """What holds at hidden tokens along one axis of the node's output.
 
-    0 times anything counts as 0: the other factors are taken to be finite, which the proof checks on its inputs.
+    `roles`: of the inputs, by position. `axes`: position of an input -> its axis that this output axis comes from. 0
+    times anything counts as 0: the other factors are taken to be finite, which the proof checks on its inputs.
     """
     if node.domain:
         return NO_FACTS

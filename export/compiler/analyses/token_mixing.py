@@ -29,7 +29,8 @@ class Join:
     """How a node joins tokens.
 
     - `axes`: axis of the output -> the input axes that it comes from, where analyses/axis_maps.py cannot tell.
-    - `done`: pairs (input, axis) that the node sums or picks from, so that the output has no such axis; this is exact.
+    - `done`: pairs (input, axis) that the node sums or picks from, so that the output has no such axis. Hidden tokens
+      change nothing there.
     - `zero`: axes of the output along which the entries of hidden tokens are 0.
     - `rows`: the tokens that the node picks along `axis` of its first input: indices, or a value with indices.
     """
@@ -47,7 +48,10 @@ Rule = Callable[[Shapes, ir.Node, Sequence[Roles | None]], Join]
 
 
 def join_of(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
-    """`roles` of the inputs. Raises Refused where hidden tokens may add something."""
+    """How the node joins tokens; NOTHING for an operator without a rule.
+
+    `roles`: of each input, None if the input has none. Raises Refused where hidden tokens may add something.
+    """
     rule = RULES.get(node.op_type) if node.domain == "" else None
     return rule(shapes, node, roles) if rule is not None else NOTHING
 

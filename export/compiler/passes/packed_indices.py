@@ -25,6 +25,8 @@ AREA = 256  # tokens of a part: as many as a core's caches hold. Only a single t
 
 @dataclass
 class Texts:
+    """Indices for all texts, INT64 values of the graph that are computed once, before the loop."""
+
     nodes: Nodes
     count: ir.Value  # (1): the number of texts
     length: ir.Value  # (1): the number of tokens of a text, with padding
@@ -50,7 +52,11 @@ class Part:
 
 
 def index_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | ir.Value], trailing: bool) -> Texts:
-    """`picks`: indices that are the same for all texts, or a value with an index for each. `trailing`: see above."""
+    """Adds the nodes that sort the texts and find their kept tokens; returns these indices.
+
+    `mask`: (texts, tokens). `picks`: indices of picked tokens that are the same for all texts, or a value with an index
+    for each text. `trailing`: all tokens of a text are kept if the mask hides a token before a visible token.
+    """
     sizes = nodes.add("Shape", [mask])
     count, length = (nodes.gather(sizes, nodes.integers([axis])) for axis in (0, 1))
     is_shown = nodes.cast(mask, BOOL)

@@ -47,7 +47,10 @@ NARROW = frozenset(  # dtypes of 16 bits and fewer
 
 
 def prepare(model: ir.Model) -> None:
-    """In place and idempotent. Raises NotSupported."""
+    """Brings `model` into the form that the module's docstring describes, in place; a second call changes nothing.
+
+    Raises NotSupported.
+    """
     inline_functions(model)
     _check_opset(model.graph)
     inline_branches(model, _fold_known)

@@ -32,6 +32,10 @@ SEPARATING = frozenset({"Split", "Gather", "Slice"})
 
 
 def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
+    """Splits every linear layer whose readers separate its output; changes `model` in place.
+
+    `sizes`: free dimension -> its usual size. Returns the split layers, or as refusal that there is none.
+    """
     shapes, sites, demands = Shapes(model.graph, sizes), list[Site](), Demands()
     for node in model.graph:
         weight = linear_weight(node)

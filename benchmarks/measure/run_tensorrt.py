@@ -18,6 +18,7 @@ import onnx
 
 from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.progress import note, one_line
+from common.plurals import counted
 from export.engines.gpu import require
 from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -91,7 +92,7 @@ class Execution:
         try:
             return captured(enqueue, images, self.stream)
         except RuntimeError as reason:
-            self.fallback = f"no CUDA graph for {len(images)} images: {one_line(reason)}"
+            self.fallback = f"no CUDA graph for {counted(len(images), 'image')}: {one_line(reason)}"
             return enqueue
 
     def _enqueuer(self, images: Any) -> Call:

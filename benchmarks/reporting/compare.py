@@ -68,7 +68,7 @@ def differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def verdict(ratio: Ratio, rounds: int) -> str:
-    """'faster', 'slower', 'same within noise', or 'cannot tell' for too few `rounds`: those of the run that has fewer."""
+    """'faster', 'slower', 'same within noise' or 'cannot tell'. `rounds`: of the run that has fewer."""
     if rounds < MIN_ROUNDS:
         return f"cannot tell: {rounds} rounds, {MIN_ROUNDS} wanted"
     if ratio.low > 1:

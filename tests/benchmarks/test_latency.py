@@ -208,9 +208,9 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
 
 def test_rows_say_why_they_are_no_cuda_graph() -> None:
     row = {"model": "vitbn", "runtime": "tensorrt-cudagraph", "label": "TensorRT", "precision": "fp16", "batch": 1}
-    row |= {"device": "cuda", "stable": True, "fallback": "no CUDA graph for 1 images: RuntimeError: refused"}
+    row |= {"device": "cuda", "stable": True, "fallback": "no CUDA graph for 1 image: RuntimeError: refused"}
     lines = list(closing_lines([row], [], LIMITS, None))
-    assert "vitbn, TensorRT, fp16: no CUDA graph for 1 images: RuntimeError: refused" in lines
+    assert "vitbn, TensorRT, fp16: no CUDA graph for 1 image: RuntimeError: refused" in lines
 
 
 def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:

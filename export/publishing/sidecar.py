@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from common.files import naming, naming_if_unnamed
@@ -76,16 +76,34 @@ def staged(output: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError), _locked(staging) as stale:  # the folder's process may remove it just now
             if stale:
                 shutil.rmtree(staging, ignore_errors=True)
-    with _ended_by_sigterm():
+    with _ended_by_sigterm(), _staging_folder(output, prefix) as folder:
+        with naming_if_unnamed(output):
+            yield folder / output.name
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
+            path.replace(output.parent / path.name)
+
+
+@contextmanager
+def _staging_folder(output: Path, prefix: str) -> Iterator[Path]:
+    """Yields a new, locked folder beside `output`, and removes it afterwards.
+
+    Another run for `output` may take the new folder for a stale folder before it is locked, and remove it; then a
+    further folder is made.
+    """
+    while True:
         with naming(output):
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-        try:
-            with _locked(folder), naming_if_unnamed(output):
-                yield folder / output.name
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
-                path.replace(output.parent / path.name)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with ExitStack() as stack:
+            try:
+                locked = stack.enter_context(_locked(folder))
+            except FileNotFoundError:
+                continue
+            if locked and folder.exists():
+                try:
+                    yield folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
 
 
 def _check_replaced(output: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,17 @@ def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, left:
             path.write_bytes(b"new")
         other.terminate()
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_runs_with_one_output_at_once_do_not_remove_one_anothers_files(tmp_path: Path) -> None:
+    def write_often(content: bytes) -> None:
+        for _ in range(100):
+            with staged(tmp_path / "out.onnx") as path:
+                path.write_bytes(content)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write_often, (b"a", b"b", b"c")))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
 
 
 def test_a_batch_that_is_declared_free_but_is_1_is_named(tmp_path: Path) -> None:

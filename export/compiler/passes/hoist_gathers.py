@@ -231,7 +231,7 @@ class _Hoisting:
         row = row + new_axes
         rows = nodes.gather(aligned, self.rows, row)  # (..., batch, rows, ...)
         rows = nodes.squeeze(rows, [batch if batch < row else batch + 1])
-        order = [made for axis in range(rank) if axis != batch for made in ((batch, row) if axis == row else (axis,))]
+        order = [k for axis in range(rank) if axis != batch for k in ((batch, row) if axis == row else (axis,))]
         return nodes.transpose(rows, [order.index(axis) for axis in range(rank)])
 
     def _indices(self) -> tuple[ir.Value | None, ir.Value]:

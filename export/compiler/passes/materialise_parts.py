@@ -32,15 +32,15 @@ LARGEST_STORED_PART = 1 << 16  # elements of a part of a constant; a larger part
 
 
 class Materialiser:
-    """Call `run` once."""
+    """Builds the boxes in `demands`, in the graph of `shapes`. Call `run` once."""
 
     def __init__(self, shapes: Shapes, demands: Demands) -> None:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
         self.constants = Constants(shapes.graph)
         self.nodes = Nodes(self.constants, put=shapes.graph.append)
         self.sizes = Sizes(shapes, self.nodes)
-        self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
-        self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
+        self._built: dict[tuple[ir.Value, Box], ir.Value] = {}  # by original value and box
+        self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}  # by new value and box
         self._rebuilt: dict[ir.Value, ir.Value] = {}  # entire values, computed from parts of their node's inputs
         self._emitted: dict[tuple[ir.Node, Box, tuple[ir.Value | None, ...]], ir.Node] = {}
 

@@ -2,8 +2,8 @@
 
 In: `Tokens`, and the indices of a part (see `packed_indices`). Out: the part's values in two forms:
 
-    packed    (1, t, ...): only the kept tokens, as if they were one text
-    grid      as in the original, with n texts of s tokens: some have padding
+    packed    (1, t, ...): the kept tokens of all texts, as if they were a single text
+    grid      (n, s, ...) or with other axes, as in the original: n texts of s tokens, with padding
 
 An operator f on single tokens runs on packed rows; an operator that joins a text's tokens, as attention, runs on the
 grid:
@@ -55,6 +55,7 @@ class Body:
         self._zero = {"allowzero": 1} if self._opset >= ALLOWS_ZERO else {}
 
     def run(self) -> None:
+        """Computes the network's nodes, in their order."""
         for node in self.tokens.inside:
             if node in self.tokens.rows:
                 self._pick(node)

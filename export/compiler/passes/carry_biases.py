@@ -133,12 +133,12 @@ def _makes_absorbed_queries(node: ir.Node, tokens: ir.Value) -> bool:
 
 def _subtract(shifts: Shifts, value: ir.Value, array: Array) -> None:
     """Lets the sum that makes `value`, or one right before it, add `array` less. Raises Refused if there is none."""
-    maker = value.producer()
-    if maker is None:
+    producer = value.producer()
+    if producer is None:
         raise Refused.of(value, "is given, and no sum before it takes a constant off")
-    if value.index() or not shifts.add_at(maker, -array):
-        terms = [term for term in maker.inputs if term is not None and not is_constant(term)]
-        if maker.op_type != "Add" or not any(shifts.add_before(term, maker, -array) for term in terms):
+    if value.index() or not shifts.add_at(producer, -array):
+        terms = [term for term in producer.inputs if term is not None and not is_constant(term)]
+        if producer.op_type != "Add" or not any(shifts.add_before(term, producer, -array) for term in terms):
             raise Refused.of(value, "makes the tokens and adds no constant")
     shifts.shift(value, array)
 

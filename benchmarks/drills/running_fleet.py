@@ -36,7 +36,7 @@ FIRST_PORTS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives
 class RunningFleet:
     """`http_url`, `grpc_url`: of the proxy. `metrics_url`: of the fleet. `admin_url`: the proxy's administration.
 
-    `first_port`: of the servers, of which each has PORTS_EACH ports.
+    `first_port`: of the first server. Every server has PORTS_EACH ports, one after the other.
     """
 
     child: Child
@@ -55,7 +55,7 @@ class RunningFleet:
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:
-        """The supervisor of each server, in the servers' order: that of the last argument of their commands."""
+        """The supervisors, in the order of their servers: sorted by port, which is their last argument."""
         supervisors: dict[str, psutil.Process] = {}
         for child in psutil.Process(self.child.pid).children():
             with suppress(psutil.NoSuchProcess):  # the child has just ended

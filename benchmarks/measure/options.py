@@ -130,7 +130,7 @@ def checkpoint_options(command: Command) -> Command:
         multiple=True,
         help="Measure this checkpoint of yours; repeatable.",
     )
-    dataset = click.option("--dataset", help="A name or a folder.  [default: that of the network's training]")
+    dataset = click.option("--dataset", help="A name or a folder.  [default: the data of the network's training]")
     folder = click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
     return checkpoint(dataset(folder(command)))
 

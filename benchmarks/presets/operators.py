@@ -108,7 +108,7 @@ def node_rows(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str
 
 
 def _shapes(tensors: Sequence[dict[str, list[int]]]) -> list[list[int]]:
-    """The shapes of `tensors`, each of which the profiler writes as {dtype: shape}."""
+    """The shapes of `tensors`. The profiler writes a tensor as {dtype: shape}."""
     return [shape for tensor in tensors for shape in tensor.values()]
 
 

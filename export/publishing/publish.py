@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.files import naming, naming_if_unnamed, reason, write_atomically
+from common.files import naming, naming_if_unnamed, write_atomically
 from common.repository import (
     CONFIG_FILE,
     LABELS_FILE,
     MANIFEST_FILE,
     ONNX_FILE,
-    PLAN_FILE,
     Damaged,
     has_manifest,
     labels_text,
-    read_labels,
     served_versions,
     versions,
 )
@@ -39,13 +37,12 @@ from export.publishing.artifact import Artifact, open_version, read_version
 from export.publishing.config_parameters import Version
 from export.publishing.empty_inputs import as_line, never_empty
 from export.publishing.manifest import Manifest
-from export.publishing.new_config import engine_of, image_shape, new_config, to_text
-from export.publishing.picture_config import PictureConfig
+from export.publishing.new_config import engine_of, to_text
 from export.publishing.replay import replay
+from export.publishing.same_contract import check_kind, check_same_contract
 from export.publishing.sidecar import write_flushed
 from export.publishing.triton_config import Model, Serving, config_pbtxt
 from export.publishing.warm_up import warm_up_files
-from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -78,7 +75,7 @@ def publish(
             config, present = read_config(model_dir), versions(model_dir)
             engine, default = engine_of(config), served_versions(config, present)[-1:]
             _check_next(model_dir, config, manifest, serving)
-        _check_kind(model_dir, engine, manifest)
+        check_kind(model_dir, engine, manifest)
         present.append(1 + max(present, default=0))
         model = _model(model_dir, engine, present, default, Version(manifest, artifact.sample))
         return _add(model_dir, artifact, model, config_pbtxt(model, serving, config), say)
@@ -248,62 +245,6 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
     except Damaged as error:
         raise PublishError(f"{path}: expected the config of a published model, found {error.found}") from error
     return message
-
-
-def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
-    """Raises PublishError if a version with this manifest differs from its model in what clients read only once.
-
-    That is the tensors, or the classes and the image's shape, and the kind of file.
-    """
-    if manifest.config is None:
-        _check_same_tensors(model_dir, message, manifest)
-    else:
-        _check_same_classes(model_dir, message, manifest.config)
-    _check_kind(model_dir, engine_of(message), manifest)
-
-
-def _check_same_tensors(model_dir: Path, config: pb.ModelConfig, manifest: Manifest) -> None:
-    if "model_config" in config.parameters:
-        raise PublishError(f"{model_dir}: expected a foreign model, found exports")
-    message = new_config(config.name, manifest, engine_of(config))
-    for kind in ("input", "output"):
-        old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(model, kind)] for model in (config, message))
-        if old != new:
-            raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}")
-    if bool(config.max_batch_size) != bool(message.max_batch_size):
-        sizes = f"expected max_batch_size {config.max_batch_size}, found {message.max_batch_size}"
-        raise PublishError(f"{model_dir}: {sizes}")
-
-
-def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
-    """The shape that the file has; `dims` is the shape that clients see."""
-    return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
-
-
-def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig | PictureConfig) -> None:
-    path = model_dir / LABELS_FILE
-    try:
-        labels = read_labels(model_dir)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PublishError(f"{path}: expected the classes of a published model, found {reason(error)}") from error
-    if (shape := image_shape(message)) != config.input_shape:
-        raise PublishError(
-            f"{model_dir}: expected a model for {config.input_shape} images and classes {_shown(config.labels)}, "
-            f"found {shape} and {_shown(labels)}"
-        )
-    if labels != config.labels:
-        raise PublishError(f"{path}: expected the classes {_shown(config.labels)}, found {_shown(labels)}")
-
-
-def _shown(labels: Sequence[str]) -> str:
-    """The labels for an error message, without control characters."""
-    return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
-
-
-def _check_kind(model_dir: Path, engine: str, manifest: Manifest) -> None:
-    expected = PLAN_FILE if engine == "tensorrt" else ONNX_FILE
-    if manifest.file != expected:
-        raise PublishError(f"{model_dir}: expected a {expected}, found a {manifest.file}")
 
 
 def _write_version(

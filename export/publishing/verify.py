@@ -13,8 +13,9 @@ from pathlib import Path
 from common.repository import ONNX_FILE, served_versions, versions, wanted_versions
 from export.errors import PublishError
 from export.publishing.artifact import read_version
-from export.publishing.publish import check_same_contract, read_config
+from export.publishing.publish import read_config
 from export.publishing.replay import replay
+from export.publishing.same_contract import check_same_contract
 
 
 @dataclass(frozen=True)

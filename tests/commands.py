@@ -8,8 +8,10 @@ def invoke(command, *arguments, given=None):
 
 
 def told(command, *arguments):
-    """The exit status, and all that is printed."""
+    """The exit status, and all that is printed. An error that the command does not catch is raised."""
     result = invoke(command, *arguments)
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
     return result.exit_code, result.output
 
 
@@ -22,6 +24,8 @@ def told_lines(command, *arguments, given=b""):
 
 def ok(command, *arguments):
     result = invoke(command, *arguments)
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
     assert result.exit_code == 0, result.output
     return result
 

@@ -24,8 +24,11 @@ def _begin(title: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, with the error's type if the type is not the project's."""
-    first = next(iter(str(error).splitlines()), "no reason given")
+    """The first line of an error's message, with the error's type if the type is not the project's.
+
+    ONNX Runtime's errors on CUDA go on with device, host and source file; that part is left out.
+    """
+    first = next(iter(str(error).splitlines()), "no reason given").partition(" ; GPU=")[0]
     return first if is_ours(error) else f"{type(error).__name__}: {first}"
 
 

@@ -97,8 +97,7 @@ def _int8_gemm_rate() -> dict[str, float]:
 
 def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:
     dtype = getattr(torch, PRECISIONS[precision].dtype)
-    generator = torch.Generator().manual_seed(0)
-    left, right = torch.randn((2, SIDE[device], SIDE[device]), generator=generator).to(device, dtype)
+    left, right = torch.ones((2, SIDE[device], SIDE[device]), device=device).normal_().to(dtype)
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     return 2 * SIDE[device] ** 3 / _best_ns(_in_torch(left, right, threads))

@@ -12,6 +12,8 @@ from benchmarks.measure.candidate import Candidate, Classify
 from export.errors import Unavailable
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
+FATAL = 4  # severity of a logger: errors reach the caller as exceptions, with the same text
+
 
 @cache
 def _share_memory() -> None:
@@ -36,7 +38,10 @@ def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
     onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
-    session = onnxruntime.InferenceSession(data, providers=[(provider, cuda_options(candidate, graph))])
+    onnxruntime.set_default_logger_severity(FATAL)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL
+    session = onnxruntime.InferenceSession(data, options, [(provider, cuda_options(candidate, graph))])
     if session.get_providers()[0] != provider:  # without its libraries ONNX Runtime silently uses another
         raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message)")
     return _replayed(session) if graph else _bound_to_cuda(session)

@@ -1,4 +1,8 @@
-"""Runs all GPU measurements in at most an hour, each step with a time limit."""
+"""Runs all GPU measurements in at most an hour, each step with a time limit.
+
+A step whose needs this machine lacks is left out, and the others run: a GPU without TensorRT or without a native server
+still measures PyTorch and ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +23,9 @@ from benchmarks.measure.engines import COMPARED
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = Path("benchmarks/results/gpu")
-PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
+GPU = "GPU"
+PACKAGES = ("torch", "onnx", "onnxruntime", "matplotlib")
+OF_SOME_STEPS = TENSORRT, SERVER, LOAD, IMAGES = ("TensorRT", "native tritonserver", "perf_analyzer", "MNIST")
 SERVED_MODELS = ("vitbn", "cnn")
 # PyTorch in the ways in which users run it, then the other engines.
 RUNTIMES = (
@@ -38,12 +44,16 @@ GRACE_S = 30.0  # in which an interrupted step may end by itself
 
 @dataclass(frozen=True)
 class Step:
-    """A click command of this project: its module, its name in the module, its arguments, and its time limit."""
+    """A click command of this project: its module, its name in the module, its arguments, and its time limit.
+
+    `needs`: those of OF_SOME_STEPS that the command cannot do without.
+    """
 
     module: str
     name: str
     arguments: tuple[str, ...]
     minutes: float
+    needs: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -63,10 +73,11 @@ def steps(output: Path) -> Iterator[Step]:
         json_file = _options(json=output / f"{name}.json")
         yield Step("benchmarks.latency", "latency", (*sizes, *candidates, *json_file), 5)
     layout = _options(device="cuda", output=output / "layout")
-    yield Step("benchmarks.studies.study", "study", ("layout", *layout), 1)
+    yield Step("benchmarks.studies.study", "study", ("layout", *layout), 1, (IMAGES,))
     for model in SERVED_MODELS:
         files = _options(repository=output / "triton_repo", timing_cache=output / "timing.cache")
-        yield Step("export.to_tensorrt", "tensorrt", (*_options(model=model, precision="fp16"), *files), 2)
+        arguments = (*_options(model=model, precision="fp16"), *files)
+        yield Step("export.to_tensorrt", "tensorrt", arguments, 2, (TENSORRT, IMAGES))
     memories = ("none", "system", "cuda")
     large = _options(model=SERVED_MODELS, precision="fp16", batch=5000, in_flight=(1, 2), shared_memory=memories)
     small = _options(model="vitbn", precision=PRECISIONS, in_flight=(1, 16))
@@ -77,10 +88,10 @@ def steps(output: Path) -> Iterator[Step]:
         ("throughput-1", (*small, *_options(batch=1)), 2),
     ):
         json_file = _options(json=output / f"{name}.json")
-        yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *json_file), minutes)
+        yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *json_file), minutes, OF_SOME_STEPS)
     load = _options(preset="added", engine="tensorrt", precision="fp16", batch=5000, device="cuda", seconds=10)
     not_streamed = _options(streamed=0, json=output / "added.json")
-    yield Step("benchmarks.throughput", "throughput", (*load, *not_streamed), 2)
+    yield Step("benchmarks.throughput", "throughput", (*load, *not_streamed), 2, OF_SOME_STEPS)
     yield Step("benchmarks.report", "report", ("build", str(output)), 1)
 
 
@@ -98,32 +109,33 @@ def _options(**values: object) -> tuple[str, ...]:
 def gpu(output: Path) -> None:
     """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
     planned, missing = prepared(output)
-    if missing:
-        raise click.ClickException(f"expected a machine to measure on, found no {', '.join(missing)}")
+    if absent := [named for name, named in missing.items() if name not in OF_SOME_STEPS]:
+        raise click.ClickException(f"expected a machine to measure on, found no {', '.join(absent)}")
     output.mkdir(parents=True, exist_ok=True)
-    if failed := [step for step in planned if not _run(step)]:
-        raise click.ClickException(f"{len(failed)} of {len(planned)} commands failed; the others' results stand")
+    possible = [step for step in planned if not _left_out(step, missing)]
+    if failed := [step for step in possible if not _run(step)]:
+        raise click.ClickException(f"{len(failed)} of {len(possible)} commands failed; the others' results stand")
 
 
-def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], list[str]]:
-    """The steps, with their commands and arguments checked, and the names of what this machine lacks for them.
+def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], dict[str, str]]:
+    """The steps, with their commands and arguments checked; and what this machine lacks for them: need -> its name with
+    the reason.
 
     `fetch`: downloads MNIST if no folder has it.
     """
-    from export.engines.gpu import require_for_server
-    from export.errors import ExportError
-
-    missing = [*_missing_packages(), *_missing_programs_and_images(fetch)]
-    try:
-        gpu_state = str(require_for_server())
-    except ExportError as reason:
-        gpu_state, missing = f"not ready: {reason}", [*missing, "a GPU with TensorRT"]
-    click.echo(f"GPU: {gpu_state}")
+    missing = {name: f"{name} ({reason})" if reason else name for name, reason in _missing(fetch)}
     planned = list(steps(output))
     click.echo(f"{len(planned)} commands, at most {sum(step.minutes for step in planned):.0f} minutes")
     for step in planned:
         check(step)
     return planned, missing
+
+
+def _left_out(step: Step, missing: Mapping[str, str]) -> bool:
+    """Whether the step needs something that is missing; says so."""
+    if absent := [missing[name] for name in step.needs if name in missing]:
+        click.echo(f"Left out: {shlex.join(step.words)}: found no {', '.join(absent)}")
+    return bool(absent)
 
 
 def check(step: Step) -> None:
@@ -136,31 +148,36 @@ def check(step: Step) -> None:
         raise click.ClickException(f"{shlex.join(step.words)}: {reason}") from error
 
 
-def _missing_packages() -> Iterator[str]:
+def _missing(fetch: bool) -> Iterator[tuple[str, str]]:
+    """What the steps lack, with the reason. MNIST is checked now, since the steps that need it come after minutes."""
+    from benchmarks.load.by_perf_analyzer import program
+    from benchmarks.load.errors import Failed
+    from export.engines.gpu import find_gpu, require_for_server
+    from export.errors import ExportError
+    from models.data import DataError, find_idx
+    from serving.launcher import native_server
+
     for package in PACKAGES:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            yield f"{package} ({' '.join(str(error).split())})"
-
-
-def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
-    """What the server's steps lack. MNIST is checked now, since the steps that need it come after fifteen minutes."""
-    from benchmarks.load.by_perf_analyzer import program
-    from benchmarks.load.errors import Failed
-    from models.data import DataError, find_idx
-    from serving.launcher import native_server
-
+            yield package, " ".join(str(error).split())
+    if not find_gpu():
+        yield GPU, ""
+    try:
+        require_for_server()
+    except ExportError as error:
+        yield TENSORRT, str(error)
     try:
         program()
     except Failed as error:
-        yield f"perf_analyzer ({error})"
+        yield LOAD, str(error)
     if not native_server(os.environ.get("PATH", os.defpath)):
-        yield "native tritonserver (a release container has one)"
+        yield SERVER, "a release container has one"
     try:
         find_idx("mnist", None, fetch)
     except DataError as error:
-        yield f"MNIST ({error})"
+        yield IMAGES, str(error)
 
 
 def _run(step: Step) -> bool:

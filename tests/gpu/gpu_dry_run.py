@@ -42,7 +42,7 @@ def dry_run() -> None:
     planned, missing = prepared(OUTPUT, fetch=False)
     for step in planned:
         click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
-    click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
+    click.echo(f"Missing on this machine: {', '.join(missing.values()) or 'nothing'}")
     if lines := rehearse(planned):
         raise click.ClickException("\n".join([f"the rehearsal found {len(lines)} faults", *lines]))
     click.echo("Rehearsed every command on a stub device: no fault. No figure was measured")

@@ -17,7 +17,8 @@ from benchmarks.reporting.tables import TABLES
 from benchmarks.reporting.tables.table import Table, measured_rows
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = Path(__file__).with_name("report.md")
+TEMPLATE, GPU_TEMPLATE = (Path(__file__).with_name(name) for name in ("report.md", "report_gpu.md"))
+OF_A_GPU = "gpu"  # folder of a GPU's results, in the folder of the results
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
 # Function in page_plots.py, and name of the PNG -> file of its result.
@@ -98,8 +99,12 @@ def console(page: str, runs: Mapping[str, Run]) -> str:
 def contents(folder: Path) -> dict[Path, str]:
     """Path -> text: report.md in `folder`, and the project's pages if `folder` holds the committed results."""
     runs = read_runs(folder)
-    texts = {folder / "report.md": filled(TEMPLATE.name, TEMPLATE.read_text(), runs)}
+    on_a_gpu = any(run.machine["device"] not in (None, "cpu") for run in runs.values())
+    template = GPU_TEMPLATE if on_a_gpu else TEMPLATE
+    texts = {folder / "report.md": filled(template.name, template.read_text(), runs)}
     if folder.resolve() == (ROOT / "benchmarks" / "results").resolve():
+        texts |= contents(folder / OF_A_GPU)
+        runs |= {f"{OF_A_GPU}/{name}": run for name, run in read_runs(folder / OF_A_GPU).items()}
         for name in PAGES:
             text = filled(name, (ROOT / name).read_text(), runs)
             texts[ROOT / name] = console(text, runs) if name == "README.md" else text

@@ -50,6 +50,7 @@ FULL_DEPTHS = {
         **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6, 7)},
     },
 }
+ON_A_GPU = "learning-rates-h200/learning-rates"
 LAYOUT = "layout/layout"
 VIT_LAYOUT: Key = (LAYOUT, "vit", 6, None)
 SEARCHED: list[Key] = [("optimised/optimised", model, None, None) for model in MODELS]
@@ -144,6 +145,16 @@ TABLES: dict[str, list[Row]] = {
     "training-time": time_ratios(
         training_ratio, ("ViTBNFFN, published", "2.7", "3.6", "2.7"), ("ViTBN, published", "2.5", "3.5", "4.3")
     ),
+    "on-a-gpu": [
+        ("training on an H200: time of ViT over the network's", "ViT", "ViTBNFFN", "ViTBN", "size"),
+        *(
+            (
+                name,
+                *((training_ratio, (ON_A_GPU, "vit", 6, 0.005), (ON_A_GPU, model, depth, 0.005)) for model in MODELS),
+            )
+            for name, depth in (("6 blocks each", 6), ("6 blocks against 1", 1))
+        ),
+    ],
     "layout": [
         ("time of ViT over the network's, 6 blocks each", "training", "test", "size"),
         *(

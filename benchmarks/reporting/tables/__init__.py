@@ -16,7 +16,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
         *(third_party.packed, third_party.texts),
-        *(timed_calls.latency, timed_calls.rewritten, timed_calls.left_out),
+        *(timed_calls.latency, timed_calls.by_model, timed_calls.rewritten, timed_calls.left_out),
         *(timed_calls.sweep, timed_calls.operators, timed_calls.engines),
         *(accuracies.accuracy, accuracies.conditions, accuracies.brought),
         *(servers.added, servers.streamed, servers.throughput),
@@ -27,6 +27,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     "foreign_speeds": partial(third_party.foreign, intervals=False),
     "decoder_speeds": partial(third_party.decoders, intervals=False),
     "packed_speeds": partial(third_party.packed, intervals=False),
+    "gpu_speeds": partial(timed_calls.by_model, runtimes=timed_calls.GPU_SPEEDS),
 }
 
 

@@ -29,6 +29,7 @@ GPU_TIMES = {
     "copies_p50_ms": "with copies ms",
     "overlapped_p50_ms": "overlapped ms",
 }
+GPU_SPEEDS = ("torch", "torch-compile", "onnx-folded", "onnx-cudagraph")  # runtimes of the short table of a GPU
 GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature C"}
 
 
@@ -49,6 +50,24 @@ def rewritten(run: Run) -> Table:
             images = "1 image" if row["batch"] == 1 else f"{row['batch']} images"
             cells[f"{row['model']}, {images}"] = _median(row)
     return Table([*cells_by_engine.values()])
+
+
+def by_model(*runs: Run, runtimes: Sequence[str] = tuple(RUNTIMES)) -> Table:
+    """A row for each batch size, runtime and precision, a column for each model.
+
+    A cell has the milliseconds of a call, and the speed relative to PyTorch eager in float32. Of equal rows the first
+    run's counts.
+    """
+    table: dict[tuple[int, str], dict[str, str]] = {}
+    for run in runs:
+        for row in measured_rows(run):
+            if row["runtime"] in runtimes:
+                precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
+                name = f"{row['label']}{precision}"
+                cells = table.setdefault((row["batch"], name), {"images a call": f"{row['batch']:,}", "runtime": name})
+                number = partial(_number, decimals=2) if row["stable"] else rough
+                cells.setdefault(row["model"], f"{_median(row)} ({number(row['ratio_to_torch']['ratio'])} x)")
+    return Table([table[key] for key in sorted(table, key=lambda key: -key[0])])
 
 
 def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:

@@ -62,7 +62,7 @@ CAVEAT = (
     help=f"all, or some of {', '.join(RUNTIMES)}. Repeatable.  [CPU: {', '.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
     f"{', '.join(DEFAULT_RUNTIMES['cuda'])}]",
 )
-@names_option("--precision", "precisions", PRECISIONS, help="Repeatable.  [CPU: fp32; GPU: fp32, tf32, fp16]")
+@names_option("--precision", "precisions", PRECISIONS, help="Repeatable.  [CPU: fp32; GPU: fp32, fp16]")
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")

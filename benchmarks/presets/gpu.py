@@ -29,16 +29,14 @@ OF_SOME_STEPS = TENSORRT, SERVER, LOAD, IMAGES = ("TensorRT", "native tritonserv
 SERVED_MODELS = ("vitbn", "cnn")
 # PyTorch in the ways in which users run it, then the other engines.
 RUNTIMES = (
-    *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs", "onnx-optimized"),
+    *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs", "onnx-folded", "onnx-optimized", "onnx-cudagraph"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
-# File of the result -> runtimes and precisions that are measured for SERVED_MODELS alone, beside PyTorch eager.
-EXTRA_COMPARISONS = {
-    "others": (("onnx-cudagraph",), PRECISIONS),
-    "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8")),
-}
+# Measured for SERVED_MODELS alone.
+FURTHER_RUNTIMES = ("torch", "torch-cudagraphs", "onnx-optimized", "onnx-cudagraph", "tensorrt", "tensorrt-cudagraph")
+FURTHER_PRECISIONS = ("tf32", "bf16", "int8")
 GRACE_S = 30.0  # in which an interrupted step may end by itself
 
 
@@ -68,10 +66,9 @@ def steps(output: Path) -> Iterator[Step]:
     in_torch = tuple(name for name in RUNTIMES if name.startswith("torch"))
     published = _options(runtime=in_torch, precision="fp32", json=output / "published.json")
     yield Step("benchmarks.latency", "latency", ("--published-configuration", *sizes, *published), 6)
-    for name, (runtimes, precisions) in EXTRA_COMPARISONS.items():
-        candidates = _options(model=SERVED_MODELS, runtime=("torch", *runtimes), precision=precisions)
-        json_file = _options(json=output / f"{name}.json")
-        yield Step("benchmarks.latency", "latency", (*sizes, *candidates, *json_file), 5)
+    candidates = _options(model=SERVED_MODELS, runtime=FURTHER_RUNTIMES, precision=("fp32", *FURTHER_PRECISIONS))
+    further = (*sizes, *candidates, *_options(json=output / "precisions.json"))
+    yield Step("benchmarks.latency", "latency", further, 10)
     layout = _options(device="cuda", output=output / "layout")
     yield Step("benchmarks.studies.study", "study", ("layout", *layout), 1, (IMAGES,))
     for model in SERVED_MODELS:

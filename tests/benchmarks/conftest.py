@@ -18,5 +18,5 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's limits in an instant: no test judges them."""
     from benchmarks.measure import roofline
 
-    monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
+    monkeypatch.setattr(roofline, "SIDE", {"cpu": 128, "cuda": 128})
     monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)

@@ -72,9 +72,11 @@ def test_the_steps_take_an_hour_at_most() -> None:
 
 def test_a_plan_without_a_needed_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(candidates(list(steps(Path("out"))))) == []
-    monkeypatch.setattr(module, "EXTRA_COMPARISONS", {})
-    assert [line.rpartition("(")[2] for line in candidates(list(steps(Path("out"))))] == [
-        f"{word}), found none" for word in ("int8", "onnx-cudagraph")
+    monkeypatch.setattr(module, "FURTHER_PRECISIONS", ())
+    monkeypatch.setattr(module, "RUNTIMES", tuple(name for name in module.RUNTIMES if name != "onnx-cudagraph"))
+    assert list(candidates(list(steps(Path("out"))))) == [
+        "latency.py: expected --runtime onnx-cudagraph among the candidates, found none",
+        "expected a step that measures lower precisions of TensorRT (int8), found none",
     ]
 
 

@@ -18,7 +18,7 @@ from benchmarks.presets.gpu import Step
 # Options whose values a fair comparison needs.
 CANDIDATES = {
     "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
-    "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
+    "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs", "onnx-cudagraph"),
     "--precision": ("fp32", "fp16"),
 }
 # An argument of a step -> what the step measures.
@@ -26,7 +26,6 @@ STEPS = {
     "--published-configuration": "the published depths",
     "layout": "the training time of an epoch",
     "int8": "lower precisions of TensorRT",
-    "onnx-cudagraph": "ONNX Runtime's CUDA graphs",
 }
 ON_EVERY_MACHINE = ("the network has no", "is measured only in")  # reasons of rows that no machine measures
 

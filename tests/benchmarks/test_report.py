@@ -17,7 +17,7 @@ from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, pictures, read_runs
 from benchmarks.reporting.tables.servers import machines
 from benchmarks.reporting.tables.table import Table, find_row
-from benchmarks.reporting.tables.timed_calls import latency
+from benchmarks.reporting.tables.timed_calls import batch_table, latency
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -211,3 +211,10 @@ def test_the_page_of_foreign_networks_names_every_network() -> None:
     page = (ROOT / "docs/rewrite.md").read_text()
     for name, network in NETWORKS.items():
         assert re.search(rf"\| {re.escape(network.title)} +\| `{name}` +\|", page)
+
+
+def test_a_gpus_state_stands_in_the_title_of_a_terminals_table() -> None:
+    run = read(RESULTS / "gpu" / "published.json")
+    title, columns, *_ = batch_table([row for row in run.rows if row["model"] == "vitbn"]).splitlines()
+    assert "GPU: clock MHz 1,980 to 1,980, power W " in title
+    assert "clock" not in columns

@@ -37,7 +37,13 @@ def latency(run: Run) -> Table:
     """The calls of all batches."""
     rows = measured_rows(run)
     cells = zip(rows, _cells_of_rows(rows), strict=True)
-    return Table([{"images a call": f"{row['batch']:,}", **row_cells} for row, row_cells in cells], 3)
+    return Table(
+        [
+            {"images a call": f"{row['batch']:,}", **row_cells, **_gpu_state(row.get("gpu_state"))}
+            for row, row_cells in cells
+        ],
+        3,
+    )
 
 
 def rewritten(run: Run) -> Table:
@@ -80,6 +86,8 @@ def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
     title = f"{dim}batch {first['batch']}, {machine}, {first['rounds']} interleaved rounds"
     if slower := first.get("slower_rounds"):
         title += f", {slower} more left out: the machine was slower"
+    if state := _gpu_state(first.get("gpu_state")):  # one for all rows, which take turns
+        title += f"; GPU: {', '.join(f'{name} {value}' for name, value in state.items())}"
     return f"{title}\n{Table(_cells_of_rows(rows), 2).plain}"
 
 
@@ -110,7 +118,6 @@ def _cells(row: Row, same_precision: bool, memory: bool) -> Cells:
         cells["peak MB"] = _number(row["peak_memory_mb"], 0)
     if row["device"] == "cuda":
         cells |= {column: _number(row[field], 3) for field, column in GPU_TIMES.items() if field in row}
-        cells |= _gpu_state(row.get("gpu_state"))
     return cells
 
 

@@ -18,6 +18,7 @@ from benchmarks.reporting.tables.table import Table, measured_rows
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE, GPU_TEMPLATE = (Path(__file__).with_name(name) for name in ("report.md", "report_gpu.md"))
+GPU_PACKAGES = ("torch", "onnxruntime-gpu", "tensorrt")  # other versions than those of the CPU's results
 OF_A_GPU = "gpu"  # folder of a GPU's results, in the folder of the results
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
@@ -70,7 +71,9 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
     facts.append(str(run.date)[:10] if run.date else "")
     facts += [f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}"] if machine["cpu"] else []
     facts += ["with " + ", ".join(machine["instruction_sets"])] if machine.get("instruction_sets") else []
-    facts += [machine["device"]] if machine["device"] not in (None, "cpu") else []
+    if machine["device"] not in (None, "cpu"):
+        versions = [f"{name} {machine['packages'][name]}" for name in GPU_PACKAGES if name in machine["packages"]]
+        facts.append(", ".join([machine["device"], f"CUDA {machine['cuda']}", *versions]))
     if run.limits:
         copy = f", copy {run.limits['copy_gb_per_s']:,.1f} GB/s" if "copy_gb_per_s" in run.limits else ""
         facts.append(f"limits of the machine: GEMM {run.limits['gemm_gflops_per_s']:,.0f} GFLOP/s{copy}")

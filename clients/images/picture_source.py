@@ -2,6 +2,7 @@
 
 import io
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from common.idx import is_idx
 from common.pictures import DRAFTED
 
 _LARGEST_STREAM = 1 << 27  # bytes
+_CHUNK = 1 << 16  # bytes
+SILENT_S = 30.0  # how long a pipe may give nothing
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,7 @@ def _read(name: str, on_note: Callable[[str], object]) -> Iterator[Picture]:
     if name == STANDARD_INPUT:
         yield _read_stream(sys.stdin.buffer, name, on_note)
     elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
-        with Path(name).open("rb") as pipe:
-            picture = _read_stream(pipe, name, on_note)
-        yield picture
+        yield _picture(_read_pipe(name), name, on_note)
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:
             if not images.count:
@@ -110,8 +111,32 @@ class _NamedBytes(io.BytesIO):
 
 def _read_stream(stream: IO[bytes], name: str, on_note: Callable[[str], object]) -> Picture:
     """Reads a stream that cannot be read twice."""
-    content = _NamedBytes(stream.read(_LARGEST_STREAM + 1))
-    content.name = name
-    if content.getbuffer().nbytes > _LARGEST_STREAM:
+    return _picture(stream.read(_LARGEST_STREAM + 1), name, on_note)
+
+
+def _read_pipe(name: str) -> bytes:
+    """The bytes of a pipe or a device, at most one more than _LARGEST_STREAM.
+
+    Raises InvalidImage if nothing comes for SILENT_S: opening or reading a pipe without a writer would never return.
+    """
+    descriptor, content = os.open(name, os.O_RDONLY | os.O_NONBLOCK), bytearray()
+    try:
+        while len(content) <= _LARGEST_STREAM:
+            if not select.select([descriptor], [], [], SILENT_S)[0]:
+                raise InvalidImage(f"{name}: expected a picture, found a pipe that gave nothing for {SILENT_S:g} s")
+            chunk = os.read(descriptor, min(_CHUNK, _LARGEST_STREAM + 1 - len(content)))
+            if not chunk:
+                break
+            content += chunk
+    finally:
+        os.close(descriptor)
+    return bytes(content)
+
+
+def _picture(content: bytes, name: str, on_note: Callable[[str], object]) -> Picture:
+    """Raises InvalidImage if the content has more bytes than _LARGEST_STREAM or is no picture."""
+    file = _NamedBytes(content)
+    file.name = name
+    if len(content) > _LARGEST_STREAM:
         raise InvalidImage(f"{name}: expected a picture of at most {_LARGEST_STREAM} bytes, found more")
-    return Picture(name, read_image(content, on_note), content)
+    return Picture(name, read_image(file, on_note), file)

@@ -14,6 +14,7 @@ from PIL import Image
 from stand_in import LABELS, StandIn, expected_logits
 
 from clients.images import paths as module
+from clients.images import picture_source
 from clients.images.paths import expand
 from clients.images.picture_source import Pictures
 from clients.preprocess import to_model_input
@@ -195,6 +196,19 @@ def test_a_pipe(run, draw, tmp_path):
     code, lines, errors = run("pipe")
     writing.join()
     assert (code, names(lines), errors) == (0, ["pipe"], [])
+
+
+@pytest.mark.parametrize("writer", ["none", "silent"])
+def test_a_pipe_that_gives_nothing_is_refused(writer, run, draw, tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_source, "SILENT_S", 0.2)
+    draw("digit.png")
+    os.mkfifo(tmp_path / "pipe")
+    silent = os.open(tmp_path / "pipe", os.O_RDWR) if writer == "silent" else None
+    code, lines, errors = run("pipe", "digit.png")
+    if silent is not None:
+        os.close(silent)
+    assert (code, names(lines)) == (1, ["digit.png"])
+    assert errors == ["Error: pipe: expected a picture, found a pipe that gave nothing for 0.2 s"]
 
 
 def test_an_endless_file_is_refused(run):

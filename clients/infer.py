@@ -170,7 +170,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
     from clients.images.idx import IdxFile
     from common.idx import is_idx
 
-    if len(paths) != 1 or not is_idx(paths[0]):
+    if len(paths) != 1 or not os.path.isfile(paths[0]) or not is_idx(paths[0]):  # noqa: PTH113
         raise click.UsageError("--labels: expected PATH to be one idx file of images")
     try:
         with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as indices:

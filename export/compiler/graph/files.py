@@ -32,6 +32,8 @@ def read_model(path: Path) -> ir.Model:
     Raises BadRequest if the file is no ONNX model or lacks weights, NotSupported for weights outside its folder.
     """
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+        raise BadRequest(f"{path}: expected an ONNX model, found no regular file")
     try:
         model = _loaded(path)
         next(iter(model.graph.outputs))

@@ -293,7 +293,7 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
     Raises BadRequest if the names, dtypes or ranks are not those of the graph's inputs.
     """
     names = [str(value.name) for value in graph.inputs]
-    if not is_zipfile(path):
+    if not path.is_file() or not is_zipfile(path):  # opening a pipe would wait for a writer
         raise BadRequest(f"{path}: expected an .npz file of arrays, found another kind of file")
     try:
         with path.open("rb") as file:  # np.load leaves a damaged file open

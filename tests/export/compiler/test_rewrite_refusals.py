@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,16 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
     ),
     "a version of the future": (softmax(99), 4, f"{RUNS}Unsupported model IR version: 99, max supported IR version"),
 }
+
+
+@pytest.mark.timeout(60)
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ir.save(ir.from_proto(softmax()), tmp_path / "in.onnx")
+    line = "Error: pipe: expected an ONNX model, found no regular file; nothing written"
+    assert check_refused(tmp_path, rewrite, "pipe -o out.onnx", 2, line).count("\n") == 1
+    inputs = "in.onnx -o out.onnx --read y[:,-1] --proof float32 --inputs pipe"
+    check_refused(tmp_path, rewrite, inputs, 2, "expected an .npz file of arrays, found another kind of file")
 
 
 @pytest.mark.parametrize(("content", "code", "said"), FILES.values(), ids=FILES)

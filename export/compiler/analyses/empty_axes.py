@@ -11,7 +11,7 @@ import onnx_ir as ir
 from export.compiler.analyses.chosen_rows import choices
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, least, same
 
 
 def may_be_empty(shapes: Shapes, size: Dim) -> bool:
@@ -22,11 +22,7 @@ def may_be_empty(shapes: Shapes, size: Dim) -> bool:
     """
     if isinstance(size, int):
         return size == 0
-    try:
-        least = size.evaluate(dict.fromkeys(size.free_symbols(), 0))
-    except ValueError:  # a function that onnx_ir does not read
-        least = None
-    if isinstance(least, int) and least > 0:
+    if least(size) > 0:
         return False
     gathered = any(same(size, shapes.dims(choice.whole)[1]) for choice in choices(shapes))
     return not gathered and not any(_gathers_row(shapes, node, size) for node in shapes.graph)

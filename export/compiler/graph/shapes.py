@@ -86,6 +86,16 @@ def number(dim: Dim) -> Dim:
     return int(dim.value) if dim.value and dim.value.isdigit() else dim
 
 
+def least(size: Dim) -> int:
+    """The smallest value of a size whose free dimensions may be 0: of N + 3 it is 3. 0 where that is not known."""
+    if isinstance(size, int):
+        return size
+    if not re.fullmatch(r"[\w +*]+", size.value or ""):  # without a minus a larger dimension gives no smaller size
+        return 0
+    value = size.evaluate(dict.fromkeys(size.free_symbols(), 0))
+    return value if isinstance(value, int) else 0
+
+
 def product(dims: Sequence[Dim]) -> Dim:
     total: Dim = 1
     for dim in dims:

@@ -20,7 +20,7 @@ from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symb
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import integers
-from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, number, product, same, slices
+from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
 from export.compiler.operators.table import BROADCASTING
 
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
@@ -90,7 +90,10 @@ def infer(model: ir.Model) -> None:
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """[:, :512] of a free axis has up to 512 rows, and the library says 512. [:, -1:] has 1 row; it says any number."""
+    """[:, :512] of a free axis has up to 512 rows, and the library says 512. [:, -1:] has 1 row; it says any number.
+
+    [:, :3] of N + 3 tokens has 3 rows.
+    """
     source, out = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or out.shape is None:
         return
@@ -98,8 +101,14 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     dims = [context.new_symbolic_dim() if _may_be_shorter(before, after) else after for before, after in pairs]
     dims = _with_free_starts(context, node, source.shape.dims, dims)
     for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
-        if start == -1 and end >= FAR and step == 1 and isinstance(number(source.shape[axis]), ir.SymbolicDim):
+        before = number(source.shape[axis])
+        if not isinstance(before, ir.SymbolicDim):
+            continue
+        fewest, most = (len(range(size)[slice(start, end, step)]) for size in (least(before), FAR))
+        if start == -1 and end >= FAR and step == 1:
             dims[axis] = 1
+        elif fewest == most:
+            dims[axis] = most
     out.shape = ir.Shape(dims)
 
 

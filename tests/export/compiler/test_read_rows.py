@@ -9,7 +9,7 @@ from foreign_networks import Encoder, Vision, check_equal, export, model, parse,
 
 from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.errors import BadRequest, NothingToRewrite
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.shapes import FAR, Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import optimise, prepared, rewrite
 from export.compiler.proof.runner import session
@@ -270,6 +270,22 @@ def test_a_cut_of_at_most_four_rows_may_have_fewer(length: int) -> None:
     original = parse(ROWS + f"(float[n, 4] y, float[n, 4] z) {{ {nodes} }}", **given)
     feeds = {"a": np.random.default_rng(0).standard_normal((2, length, 4))}
     check_equal(original, rewrite(original).model, feeds)
+
+
+@pytest.mark.parametrize(("start", "end", "rows"), [(0, 3, 3), (1, 3, 2), (-3, FAR, 3), (0, 4, None), (-4, -1, None)])
+def test_a_cut_has_a_known_size_where_joined_rows_are_always_enough(start: int, end: int, rows: int | None) -> None:
+    """Three register tokens before the others; a fourth token exists only in some calls."""
+    nodes = """joined = Concat<axis = 1>(registers, a) all = ReduceMean<axes = [1]>(joined)
+        tokens = Add(joined, all) made = MatMul(tokens, w) read = Slice(made, start, end, one)
+        y = ReduceMean<axes = [1], keepdims = 0>(read)"""
+    rng = np.random.default_rng(0)
+    given = {"start": np.array([start]), "end": np.array([end]), "one": np.array([1])} | HALVES
+    given["registers"] = rng.standard_normal((1, 3, 4)).astype(np.float32)
+    original = parse(ROWS.replace("n, s", "1, s") + f"(float[1, 4] y) {{ {nodes} }}", **given)
+    done = optimise(original, sizes={"s": 24})
+    assert done.steps[-1].macs == (rows or 27) * 16
+    for length in (1, 5):
+        check_equal(original, done.model, {"a": rng.standard_normal((1, length, 4))})
 
 
 def test_a_slice_may_name_axes_that_it_does_not_cut() -> None:

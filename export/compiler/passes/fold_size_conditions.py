@@ -4,10 +4,11 @@ In: a graph after shape inference. Out: the same graph, where the result of such
 
     Where(Equal(sizes, -1), 1, sizes) = sizes
 
-TorchScript's exporter writes this for `expand(-1, ...)`. A size counts as at least 1, so the condition is known.
+TorchScript's exporter writes this for `expand(-1, ...)`. A size is at least 0, so the condition is known.
 
 Reads vectors whose elements shape inference knows as numbers or expressions, as in `x.shape[0] * 2`. A node stays if an
-expression could be a difference of sizes, which may be less than 1, or if it is compared with a positive number.
+expression could be a difference of sizes, which may be negative, or if it is compared with a number that it may be: an
+empty batch has the size 0.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
 from export.compiler.graph.node_builder import nodes_before
+from export.compiler.graph.shapes import least
 from export.compiler.operators.shape_inference import elements_of
 
 
@@ -49,7 +51,7 @@ def _sizes(graph: ir.Graph) -> set[str]:
 
 
 def _is_size(expression: str, sizes: Set[str]) -> bool:
-    """Whether an expression is a size, or made of sizes and numbers by + and *: then it is at least 1."""
+    """Whether an expression is a size, or made of sizes and numbers by + and *: then it is at least 0."""
     parts = re.split(r"[ *+()]+", expression)
     return expression in sizes or all(not part or part.isdecimal() or part in sizes for part in parts)
 
@@ -63,7 +65,7 @@ def _equal(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
             continue
         numbers = numbers * len(sizes) if len(numbers) == 1 else numbers
         if len(sizes) == len(numbers) and all(
-            isinstance(size, int) or (number < 1 and _is_size(str(size), known_sizes))
+            isinstance(size, int) or (number < least(size) and _is_size(str(size), known_sizes))
             for size, number in zip(sizes, numbers, strict=True)
         ):
             return [size == number for size, number in zip(sizes, numbers, strict=True)]

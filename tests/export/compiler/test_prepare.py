@@ -295,6 +295,18 @@ def test_an_operator_that_changes_nothing_is_dropped(copy: str, gone: bool) -> N
     check_equal(original, plain, feeds())
 
 
+@pytest.mark.parametrize(("number", "added", "stays"), [(0, 0, True), (-1, 0, False), (0, 2, False), (2, 2, True)])
+def test_a_comparison_with_a_size_that_occurs_stays(number: int, added: int, stays: bool) -> None:
+    """An empty batch has the size 0."""
+    body = f"""{HEAD.replace("float[n, s, 4] y", "int64[1] y")} {{ form = Shape<end = 1>(x) size = Add(form, more)
+        none = Equal(size, number) y = Where(none, seven, size) }}"""
+    given = {"number": np.array([number]), "more": np.array([added]), "seven": np.array([7])}
+    plain = prepared(original := parse(body, **given)).model
+    assert ("Equal" in {node.op_type for node in plain.graph}) == stays
+    for texts in (0, 3):
+        check_equal(original, plain, feeds(texts))
+
+
 def test_a_comparison_with_an_infinite_number_stays() -> None:
     body = f"{HEAD} {{ e = Equal(x, low) y = Where(e, nil, x) }}"
     original = parse(body, low=np.array(-np.inf, np.float32), nil=np.array(0, np.float32))

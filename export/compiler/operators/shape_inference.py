@@ -139,17 +139,27 @@ def _may_be_shorter(before: Dim, after: Dim) -> bool:
 
 
 def _broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Two free axes that are broadcast may differ: either may be 1. The library assumes that they are equal."""
+    """Two free axes that are broadcast may differ: either may be 1. The library assumes that they are equal.
+
+    It also assumes that an Expand of an unknown shape has the target shape, whose 1 may stand for a larger axis.
+    """
     out = node.outputs[0]
     if out.shape is None:
         return
     operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
+    matrix_axes = 0
+    if node.op_type == "MatMul":  # of a vector and a matrix the product has one axis that is not broadcast
+        matrix_axes = sum(len(operand) > 1 for operand in operands)
+        operands = [operand[:-2] for operand in operands]
     if node.op_type == "Expand":
         operands = operands[:1]
-    matrix_axes = 2 if node.op_type == "MatMul" else 0
+        if node.inputs[0] is None or node.inputs[0].shape is None:
+            out.shape = None
+            return
     dims = list(out.shape.dims)
-    for axis in range(len(dims) - matrix_axes):
-        own_axes = [axis - len(dims) + len(operand) for operand in operands]
+    broadcast = len(dims) - matrix_axes
+    for axis in range(broadcast):
+        own_axes = [axis - broadcast + len(operand) for operand in operands]
         sizes = [operand[own_axis] for operand, own_axis in zip(operands, own_axes, strict=True) if own_axis >= 0]
         sizes += [dims[axis]] if node.op_type == "Expand" else []
         free = [size for size in sizes if isinstance(number(size), ir.SymbolicDim)]
@@ -234,6 +244,38 @@ def _squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
         node.outputs[0].shape = None
 
 
+def _pool(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Rounding up, a pool leaves out a last window that begins in the padding. The library counts it in a free axis."""
+    out = node.outputs[0]
+    if attribute_int(node, "ceil_mode", 0) and out.shape is not None:
+        dims = [number(dim) for dim in out.shape.dims]
+        spatial = [dim if isinstance(dim, int) else context.new_symbolic_dim() for dim in dims[2:]]
+        for value in node.outputs:
+            value.shape = ir.Shape([*dims[:2], *spatial])
+
+
+def _resize(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The shape is unknown where the aspect ratio stays: the library takes the sizes as they are."""
+    policy = node.attributes.get("keep_aspect_ratio_policy")
+    if policy is not None and policy.as_string() != "stretch":
+        node.outputs[0].shape = None
+
+
+def _along_axis(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """With an axis Compress and Unique keep the rank of their input. The library takes its first output for flat."""
+    shapes = [value.shape for value in (node.inputs[0], node.outputs[0]) if value is not None]
+    if "axis" in node.attributes and len({len(shape) if shape is not None else None for shape in shapes}) > 1:
+        node.outputs[0].shape = None
+
+
+def _attention(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Without the shapes of all keys and values, past or new, the library takes those of others for theirs."""
+    given = [value for value in (*node.inputs[:3], *node.inputs[4:6]) if value is not None]
+    if any(value.shape is None for value in given):
+        for value in node.outputs:
+            value.shape = None
+
+
 def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
     """A product of quantised factors, the second of which has two axes; the library does not know these operators."""
     left, right = node.inputs[:2]
@@ -281,10 +323,14 @@ def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
 # Operator -> the functions that correct the library's answer, in order.
 CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_broadcast,) for name in (*BROADCASTING, "Expand", "MatMul")},
+    **{("", name): (_pool,) for name in ("AveragePool", "LpPool", "MaxPool")},
+    **{("", name): (_along_axis,) for name in ("Compress", "Unique")},
+    ("", "Attention"): (_attention,),
     ("", "Div"): (_quotient, _broadcast),
     ("", "Min"): (_minimum, _broadcast),
     ("", "Sub"): (_difference, _broadcast),
     ("", "Reshape"): (_reshape,),
+    ("", "Resize"): (_resize,),
     ("", "Slice"): (_slice,),
     ("", "Split"): (_split,),
     ("", "Squeeze"): (_squeeze,),

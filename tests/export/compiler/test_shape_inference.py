@@ -1,0 +1,106 @@
+"""The inferred shapes never contradict the shapes that an operator gives, on ONNX's own operator tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from foreign_networks import parse
+from onnx import numpy_helper
+from test_onnx_operators import LARGEST, cases
+
+from export.compiler.errors import NotSupported
+from export.compiler.operators.shape_inference import infer
+
+OTHER_TYPES = {"Cast", "CastLike", "QuantizeLinear"}  # their tests hold numbers of 8 bits in other forms
+
+
+def with_shapes(case: Any, known: str | int) -> onnx.ModelProto:
+    """The case with sizes, vectors of integers as weights. `known`: all sizes, none, or none of one input's."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(case.model)
+    arrays, kept = case.data_sets[0][0], []
+    for position, (value, array) in enumerate(zip(proto.graph.input, arrays, strict=True)):
+        if position and array.dtype == np.int64 and array.ndim < 2:
+            proto.graph.initializer.append(numpy_helper.from_array(array, value.name))
+            continue
+        kept.append(value)
+        if known == position:
+            value.type.tensor_type.ClearField("shape")
+        elif known != "all":
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                dim.dim_param = f"input{position}_{axis}"
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return proto
+
+
+def contradictions(case: Any) -> Iterator[str]:
+    inputs, outputs = case.data_sets[0]
+    sizes = {
+        f"input{place}_{axis}": size for place, array in enumerate(inputs) for axis, size in enumerate(array.shape)
+    }
+    for known in ("all", "none", *range(len(inputs))):
+        model = ir.from_proto(with_shapes(case, known))
+        with suppress(NotSupported):
+            infer(model)
+        for value, array in zip(model.graph.outputs, outputs, strict=True):
+            if value.shape is None:
+                continue
+            shape = [
+                dim
+                if isinstance(dim, int)
+                else dim.evaluate(sizes)
+                if "_d" not in str(dim) and dim.free_symbols() <= sizes.keys()
+                else size
+                for dim, size in zip(value.shape.dims, [*array.shape, *value.shape.dims], strict=False)
+            ]
+            if shape != [*array.shape]:
+                yield f"{case.name}, {known} known: {value.shape} of {array.shape}"
+
+
+@pytest.mark.slow
+def test_no_inferred_shape_contradicts_an_operator() -> None:
+    found: list[str] = []
+    for case in cases():
+        types = [value.type for value in (*case.model.graph.input, *case.model.graph.output)]
+        nodes = case.model.graph.node
+        arrays = [array for arrays in case.data_sets[0] for array in arrays]
+        if len(nodes) > 1 or nodes[0].domain or nodes[0].op_type in OTHER_TYPES:
+            continue
+        are_small = all(isinstance(array, np.ndarray) and array.size <= LARGEST for array in arrays)
+        if are_small and all(each.HasField("tensor_type") for each in types):
+            found += contradictions(case)
+    assert not found, "\n".join([str(len(found)), *found[:20]])
+
+
+HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nodes", "expected"),
+    [
+        ("float[b, h, n, 4] x", "y = MatMul(x, vector)", "[b,h,n]"),
+        ("float[h, 4, n] x", "y = MatMul(vector, x)", "[h,n]"),
+        ("float[b, 1, n, 4] x, float[h, 4, 3] z", "y = MatMul(x, z)", "[b,h,n,3]"),
+        ("float x", "y = Expand(x, one)", "None"),
+        ("float[b, 2, 2] x", 'y = Resize<keep_aspect_ratio_policy = "not_larger">(x, , , seven)', "None"),
+        ("float[b, 3, n] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,_d0]"),
+        ("float[b, 3, 4] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,2]"),
+    ],
+)
+def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, expected: str) -> None:
+    given = {"vector": np.ones(4, np.float32), "one": np.array([1, 1]), "seven": np.array([1, 7, 8])}
+    model = parse(f"{HEAD} ({inputs}) => (float y) {{ {nodes} }}", **given)
+    for value in model.graph.inputs:
+        value.shape = None if value.shape is not None and not len(value.shape) else value.shape
+    model.graph.outputs[0].shape = None
+    infer(model)
+    assert str(model.graph.outputs[0].shape) == expected

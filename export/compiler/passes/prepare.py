@@ -14,6 +14,7 @@ Raises NotSupported with the node's name: for an opset, operator or body that th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 import onnx
@@ -91,12 +92,18 @@ def fold_constants(model: ir.Model) -> None:
 
 
 def _fold_known(model: ir.Model) -> None:
-    """Folds constants alone, in a graph that may have bodies; `fold_constants` would also rewrite operators."""
+    """Folds constants alone, in a graph that may have bodies; `fold_constants` would also rewrite operators.
+
+    Shapes need not fit together yet: an If has the shape of a branch that its condition will not choose. Values before
+    it have their shapes.
+    """
     name_free_dimensions(model.graph)
-    infer(model)
-    while _fold_constants(model.graph):
+    folded = True
+    while folded:
+        with suppress(NotSupported):
+            infer(model)
+        folded = _fold_constants(model.graph)
         remove_unused(model)
-        infer(model)
 
 
 def _evaluate(graph: ir.Graph) -> bool:

@@ -21,6 +21,7 @@ RANK = "form = Shape(x) rank = Size(form) many = Greater(rank, two)"
 TWICE = "float[n, s, 4] b) { a = Mul(x, weight) b = Add(a, a) }"
 INNER = f"b = If(many) <then_branch = t () => (float[n, s, 4] c) {{ c = Tanh(x) }}, else_branch = e () => ({TWICE}>"
 WEIGHTS = {"two": np.array(2), "weight": np.ones(4, np.float32), "square": np.ones((4, 4), np.float32)}
+BRANCHES_OF_TWO_RANKS = [("t", "m", "b = Reshape(x, all)"), ("e", "n, s, 4", "b = Cos(same)")]
 FEEDS = {"x": np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)}
 
 
@@ -93,3 +94,16 @@ def test_the_wrong_branch_fails_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
     ir.save(network(then="b = MatMul(x, square)", other="a = MatMul(x, square) b = Neg(a)"), tmp_path / "in.onnx")
     with pytest.raises(ProofFailed):
         rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+
+
+def test_a_branch_that_is_not_chosen_may_have_another_rank() -> None:
+    """As TorchScript writes scatter_reduce, of which token merging is made; inference took the first branch's rank."""
+    branches = (f"{name} () => (float[{dims}] b) {{ {body} }}" for name, dims, body in BRANCHES_OF_TWO_RANKS)
+    chosen = "b = If(few) <then_branch = {}, else_branch = {}>".format(*branches)
+    unknown = "wide = Unsqueeze(x, none) same = Squeeze(wide)"  # of unknown rank: other axes may be 1
+    nodes = f"{RANK} few = Not(many) {unknown} {chosen} both = Concat<axis = 1>(x, b) y = ReduceMean<axes = [1]>(both)"
+    original = parse(f"{HEAD} {{ {nodes} }}", all=np.array([-1]), none=np.array([0]), **WEIGHTS)
+    either = next(node for node in original.graph if node.op_type == "If")
+    for value in (original.graph.outputs[0], either.attributes["else_branch"].as_graph().outputs[0]):
+        value.shape = None
+    assert operators(original) == ["Unsqueeze", "Squeeze", "Cos", "Concat", "ReduceMean"]

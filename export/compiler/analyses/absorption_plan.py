@@ -21,7 +21,7 @@ from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import UNROUNDED, Array, constant
-from export.compiler.graph.def_use import only_reader, readers
+from export.compiler.graph.def_use import only_reader, other_readers, readers
 from export.compiler.graph.shapes import Dim, Shapes, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 
@@ -155,11 +155,10 @@ def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None
     attention = {*products, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
-            others = [reader for reader in readers(value) if reader not in attention]
             if node.op_type in SELECTING and not any(use.node in attention for use in value.uses()):
                 continue  # the queries' part of a Split
-            if others or value.is_graph_output():
-                what = others[0].op_type if others else "the graph's user"
+            if others := other_readers(value, attention):
+                what = others[0].op_type if others[0] is not None else "the graph's user"
                 raise Refused.of(value, f"is read by {what}, too")
 
 

@@ -28,7 +28,7 @@ from export.compiler.analyses.layer_changes import (
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, optional
 from export.compiler.graph.constants import Array, constant, is_constant
-from export.compiler.graph.def_use import readers
+from export.compiler.graph.def_use import other_readers, readers
 from export.compiler.graph.shapes import Shapes, same_shape
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places
@@ -40,8 +40,7 @@ def fold_upstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, a
     Raises Refused if a node that is not in `allowed` reads the value, and if no linear layer makes it.
     """
     node = value.producer()
-    others = [reader for reader in readers(value) if reader not in allowed]
-    if others or value.is_graph_output():
+    if other_readers(value, allowed):
         raise Refused.of(value, "is read elsewhere, too")
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "is no linear layer")

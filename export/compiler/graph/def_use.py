@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import reads_shape_alone
@@ -28,6 +30,12 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     """The node that alone reads the value; None if several nodes read it, or if it is an output of the graph."""
     nodes = {*readers(value)}
     return nodes.pop() if len(nodes) == 1 and not value.is_graph_output() else None
+
+
+def other_readers(value: ir.Value, known: Container[ir.Node | None]) -> list[ir.Node | None]:
+    """The nodes that read the value and are not `known`. If the value is an output of the graph, None is the last."""
+    user = [None] if value.is_graph_output() else []
+    return [*(node for node in readers(value) if node not in known), *user]
 
 
 def is_read(value: ir.Value) -> bool:

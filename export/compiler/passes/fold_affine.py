@@ -28,7 +28,7 @@ from export.compiler.analyses.fold_upstream import fold_upstream
 from export.compiler.analyses.layer_changes import Change, outputs_of
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
-from export.compiler.graph.def_use import readers, remove_unused
+from export.compiler.graph.def_use import other_readers, readers, remove_unused
 from export.compiler.graph.node_builder import Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.outcome import Outcome
@@ -137,11 +137,9 @@ def _check_copies(folding: Folding) -> Folding:
 
 def _check_unread_inside(value: ir.Value, form: Affine) -> None:
     """Raises Refused if another node reads a value inside the map: folding into layers before changes that value."""
-    for node in form.nodes:
-        for output in node.outputs:
-            others = [node for node in readers(output) if node not in form.nodes]
-            if output is not value and (others or output.is_graph_output()):
-                raise Refused.of(output, "is read from outside the map")
+    for output in (output for node in form.nodes for output in node.outputs):
+        if output is not value and other_readers(output, form.nodes):
+            raise Refused.of(output, "is read from outside the map")
 
 
 class Folder:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant
-from export.compiler.graph.def_use import readers
+from export.compiler.graph.def_use import other_readers
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
@@ -44,14 +44,9 @@ def _squeezable_nodes(shapes: Shapes, source: ir.Value, gather: ir.Node) -> set[
         if producer is not None and producer not in nodes and _works_on_rows(shapes, producer):
             nodes.add(producer)
             waiting += [value for value in producer.inputs if value is not None]
-    while read_elsewhere := [node for node in nodes if not _readers(node.outputs[0]) <= nodes | {gather}]:
+    while read_elsewhere := [node for node in nodes if other_readers(node.outputs[0], nodes | {gather})]:
         nodes -= {*read_elsewhere}
     return nodes
-
-
-def _readers(value: ir.Value) -> set[ir.Node | None]:
-    """None stands for the graph's user."""
-    return {*readers(value), *([None] if value.is_graph_output() else [])}
 
 
 def _works_on_rows(shapes: Shapes, node: ir.Node) -> bool:

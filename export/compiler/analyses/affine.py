@@ -168,33 +168,24 @@ def arithmetic(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array, Array] |
         return None
     if not np.issubdtype(array.dtype, np.floating) or array.ndim > rank:
         return None
-    factor = array.reshape((1,) * (rank - array.ndim) + array.shape)
-    ones, zeros = np.ones_like(factor), np.zeros_like(factor)
+    array = array.reshape((1,) * (rank - array.ndim) + array.shape)
+    if node.op_type in ("Add", "Sub"):
+        scale = np.full_like(array, -1.0 if node.op_type == "Sub" and constant_first else 1.0)
+        return operand, scale, -array if node.op_type == "Sub" and not constant_first else array
     with np.errstate(divide="ignore"):
-        scale, shift = {
-            "Mul": (factor, zeros),
-            "Div": (1 / factor, zeros),
-            "Add": (ones, factor),
-            "Sub": (-ones, factor) if constant_first else (ones, -factor),
-        }[node.op_type]
-    return (operand, scale, shift) if np.isfinite(scale).all() else None
+        scale = array if node.op_type == "Mul" else 1 / array
+    return (operand, scale, np.zeros_like(array)) if np.isfinite(scale).all() else None
 
 
-def constant_term(shapes: Shapes, node: ir.Node | None, changed: Array | None = None) -> tuple[ir.Value, Array] | None:
+def constant_term(shapes: Shapes, node: ir.Node) -> tuple[ir.Value, Array] | None:
     """Reads an Add as x + constant, where x has the sum's shape.
 
-    Returns x and the constant, with the sum's rank; None for another node. `changed` replaces the constant's numbers.
+    Returns x and the constant, with the sum's rank; None for another node.
     """
-    if node is None or node.op_type != "Add" or node.domain:
+    operands = arithmetic(shapes, node) if node.op_type == "Add" and not node.domain else None
+    if operands is None or not same_shape(shapes.dims(operands[0]), shapes.dims(node.outputs[0])):
         return None
-    out = shapes.dims(node.outputs[0])
-    for value, number in (node.inputs, reversed(node.inputs)):
-        array = constant(number) if changed is None else changed
-        if value is None or is_constant(value) or not is_constant(number) or array is None or array.ndim > len(out):
-            continue
-        if same_shape(shapes.dims(value), out):
-            return value, array.reshape((1,) * (len(out) - array.ndim) + array.shape)
-    return None
+    return operands[0], operands[2]
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:

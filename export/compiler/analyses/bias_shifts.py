@@ -65,19 +65,15 @@ class Shifts:
             raise Refused(value.name or "", "Add", f"float32 would round behind a constant over {LARGEST_SHIFT:.0f}")
         self.shifts[value] = array
 
-    def term(self, node: ir.Node | None) -> tuple[ir.Value, Array] | None:
-        """The other summand and the constant of an Add with a constant, as it will be; None for other nodes."""
-        return constant_term(self.shapes, node, self.constants.get(node) if node is not None else None)
-
     def add_at(self, node: ir.Node, array: Array) -> bool:
         """Lets a node add `array` more: an Add with a constant, an Expand of a constant, or LayerNormalization.
 
         Returns False for other nodes, which stay.
         """
         source = constant(node.inputs[0]) if node.op_type == "Expand" and not node.domain else None
-        term = self.term(node)
+        term = constant_term(self.shapes, node)
         if term is not None:
-            self.constants[node] = term[1] + array
+            self.constants[node] = self.constants.get(node, term[1]) + array
         elif source is not None:
             self.constants[node] = self.constants.get(node, source) + array
         elif node.op_type == "LayerNormalization" and (old := constant(optional(node, 2))) is not None:

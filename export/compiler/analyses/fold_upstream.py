@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import axis_of
+from export.compiler.analyses.affine import axis_of, constant_term
 from export.compiler.analyses.layer_changes import (
     Change,
     expect_channels,
@@ -27,9 +27,9 @@ from export.compiler.analyses.layer_changes import (
 )
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, optional
-from export.compiler.graph.constants import Array, constant, is_constant
+from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.def_use import other_readers, readers
-from export.compiler.graph.shapes import Shapes, same_shape
+from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places
 
@@ -87,17 +87,15 @@ def _into_transposed_conv(node: ir.Node, axis: int | None, scale: Array, shift: 
 
 def _into_bias(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
     """scale * (x + b) + shift = scale * x + (scale * b + shift)."""
-    bias = constant(next((operand for operand in node.inputs if is_constant(operand)), None))
-    source = next((operand for operand in node.inputs if not is_constant(operand)), None)
-    if bias is None or source is None or not same_shape(shapes.dims(source), shapes.dims(value)):
+    term = constant_term(shapes, node)
+    if term is None:
         raise Refused.of(value, "is no linear layer")
-    rank = shapes.rank(value)
-    total = scale * bias.reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
+    total = scale * term[1] + shift
     while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
         total = total[0]
     return [
         Change(node, lambda: total, total.shape, np.zeros(1)),
-        *fold_upstream(shapes, source, scale, np.zeros_like(shift), {node}),
+        *fold_upstream(shapes, term[0], scale, np.zeros_like(shift), {node}),
     ]
 
 

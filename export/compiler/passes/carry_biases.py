@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import is_normalised
+from export.compiler.analyses.affine import constant_term, is_normalised
 from export.compiler.analyses.bias_shifts import Shifts
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
@@ -69,7 +69,7 @@ def _is_bias(shapes: Shapes, node: ir.Node) -> bool:
     if node.op_type != "Add" or node.domain or node.outputs[0].dtype not in UNROUNDED:
         return False
     try:
-        term = Shifts(shapes).term(node)
+        term = constant_term(shapes, node)
     except Refused:  # a rank is unknown
         return False
     producer = term[0].producer() if term is not None else None
@@ -83,7 +83,7 @@ def _shift_tokens_before(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]
 
     None if the layer neither has more outputs than inputs nor makes absorbed queries. Raises Refused.
     """
-    term = Shifts(shapes).term(node)
+    term = constant_term(shapes, node)
     product = made_by(term[0], "MatMul") if term is not None else None
     tokens, weight = (product.inputs[0], constant(product.inputs[1])) if product is not None else (None, None)
     if term is None or tokens is None or weight is None or weight.ndim != 2:
@@ -145,8 +145,7 @@ def _subtract(shifts: Shifts, value: ir.Value, array: Array) -> None:
 
 def _shift_sums_behind(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]) -> Shifts | None:
     """The shifts that let the Add `node` go by later sums. Raises Refused."""
-    shifts = Shifts(shapes)
-    term = shifts.term(node)
+    shifts, term = Shifts(shapes), constant_term(shapes, node)
     if term is None:
         return None
     shifts.shift(node.outputs[0], term[1])

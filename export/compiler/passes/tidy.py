@@ -93,9 +93,10 @@ class Tidying:
             return None
         return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
 
-    def term(self, node: ir.Node) -> tuple[ir.Value, Array] | None:
-        """Of an Add with a constant: the other term, and the constant with the sum's rank. None for other nodes."""
-        return constant_term(self.shapes, node) if node.outputs[0].dtype in UNROUNDED else None
+    def term(self, total: ir.Value) -> tuple[ir.Value, Array] | None:
+        """Of a sum with a constant: the other term, and the constant with the sum's rank. None for other values."""
+        node = made_by(total, "Add") if total.dtype in UNROUNDED else None
+        return constant_term(self.shapes, node) if node is not None else None
 
     def summed(self, at: ir.Node, value: ir.Value, array: Array) -> ir.Value | None:
         """`value` + `array`, instead of the output of `at`; None if the constant would be too large."""
@@ -181,9 +182,8 @@ def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """(x + a) + b = x + (a + b)."""
-    outer = tidying.term(node)
-    producer = outer[0].producer() if outer is not None else None
-    inner = tidying.term(producer) if producer is not None else None
+    outer = tidying.term(node.outputs[0])
+    inner = tidying.term(outer[0]) if outer is not None else None
     if outer is None or inner is None or only_reader(outer[0]) is not node:
         return None
     return tidying.summed(node, inner[0], inner[1] + outer[1])
@@ -191,14 +191,12 @@ def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """pad(x + a) + b = pad(x) + (pad(a) + b)."""
-    outer = tidying.term(node)
+    outer = tidying.term(node.outputs[0])
     pad = made_by(outer[0], "Pad") if outer is not None else None
     if outer is None or pad is None or only_reader(outer[0]) is not node:
         return None
     source, pads = given(pad, 0), integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
-    producer = source.producer()
-    inner = tidying.term(producer) if producer is not None else None
-    pads_zeros = attribute_string(pad, "mode", "constant") == "constant"
+    inner, pads_zeros = tidying.term(source), attribute_string(pad, "mode", "constant") == "constant"
     if pads is None or inner is None or not pads_zeros or only_reader(source) is not pad:
         return None
     dims, rank = tidying.shapes.dims(source), tidying.shapes.rank(source)
@@ -213,7 +211,7 @@ def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _class_token_as_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """[t; x] + b = pad(x) + ([t; 0] + b), for a token t that all images share."""
-    outer = tidying.term(node)
+    outer = tidying.term(node.outputs[0])
     concat = made_by(outer[0], "Concat") if outer is not None else None
     if outer is None or concat is None or only_reader(outer[0]) is not node:
         return None

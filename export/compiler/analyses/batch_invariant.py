@@ -1,11 +1,13 @@
 """Computes values that are the same for every image of a batch, such as a class token after its LayerNorm.
 
-In: a graph with shapes and one of its values. Out: the value's numbers, or None if images may differ.
+In: a graph with shapes and one of its values. Out: the value's numbers, or None if images may differ. Of a Concat that
+adds such values to others: a `Padding`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -52,6 +54,37 @@ def batch_invariant(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE)
         array = np.squeeze(array, attribute_int(node, "axis", 0))
     array = array.reshape((1,) * (len(dims) - array.ndim) + array.shape)
     return array if array.shape[0] == 1 and all(map(same, array.shape[1:], dims[1:])) else None
+
+
+class Padding(NamedTuple):
+    """pad(value) + table: zeros for `before` and `after` rows of the axis, where the float64 `table` holds numbers.
+
+    The table's first axis has size 1.
+    """
+
+    value: ir.Value
+    axis: int
+    before: int
+    after: int
+    table: Array
+
+
+def concat_as_padding(shapes: Shapes, concat: ir.Node) -> Padding | None:
+    """Reads [t; x] as pad(x) + [t; 0] for parts t that all images share.
+
+    None unless images differ in a single part, and the sizes of all parts are known.
+    """
+    axis = attribute_int(concat, "axis", 0) % shapes.rank(concat.outputs[0])
+    parts = [(value, batch_invariant(shapes, value)) for value in concat.inputs if value is not None]
+    computed = [position for position, (_, array) in enumerate(parts) if array is None]
+    sizes = [size for value, _ in parts if (size := shapes.static(value, axis)) is not None]
+    if len(computed) != 1 or len(sizes) < max(len(parts), 2) or axis == 0:
+        return None
+    (position,) = computed
+    shape = [*next(array.shape for _, array in parts if array is not None)]
+    shape[axis] = sizes[position]
+    table = np.concatenate([np.zeros(shape) if array is None else array for _, array in parts], axis)
+    return Padding(parts[position][0], axis, sum(sizes[:position]), sum(sizes[position + 1 :]), table)
 
 
 def _keeps_images_apart(node: ir.Node, rank: int) -> bool:

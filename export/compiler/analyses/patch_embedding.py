@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.batch_invariant import batch_invariant
+from export.compiler.analyses.batch_invariant import concat_as_padding
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, given
+from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import Array, constant
 from export.compiler.graph.shapes import Shapes
 
@@ -67,12 +67,9 @@ def _summed(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
 
 
 def _concatenated(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
-    parts = [(value, batch_invariant(shapes, value)) for value in node.inputs if value is not None]
-    computed = [value for value, array in parts if array is None]
-    if len(computed) != 1 or attribute_int(node, "axis", 0) not in (1, -2):
+    padding = concat_as_padding(shapes, node)
+    if padding is None or padding.axis != 1:
         raise Refused.at(node, "expected one part that is no constant, joined by rows")
-    inner = patch_embedding(shapes, computed[0])
-    tables = [inner.table if array is None else array.reshape(-1, inner.table.shape[1]) for _, array in parts]
-    before = next(position for position, (value, _) in enumerate(parts) if value is computed[0])
-    start = inner.start + sum(len(table) for table in tables[:before])
-    return replace(inner, table=np.concatenate(tables), start=start)
+    inner = patch_embedding(shapes, padding.value)
+    table = padding.table[0] + np.pad(inner.table, ((padding.before, padding.after), (0, 0)))
+    return replace(inner, table=table, start=inner.start + padding.before)

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
-from export.compiler.analyses.batch_invariant import batch_invariant
+from export.compiler.analyses.batch_invariant import concat_as_padding
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, attribute_string, given, opset, permutation
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
@@ -215,22 +215,14 @@ def _class_token_as_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     concat = made_by(outer[0], "Concat") if outer is not None else None
     if outer is None or concat is None or only_reader(outer[0]) is not node:
         return None
-    dims = tidying.shapes.dims(outer[0])
-    axis = attribute_int(concat, "axis", 0) % len(dims)
-    parts = [(value, batch_invariant(tidying.shapes, value)) for value in concat.inputs if value is not None]
-    computed = [value for value, array in parts if array is None]
-    static_sizes = [tidying.shapes.static(value, axis) for value, _ in parts]
-    sizes = [size for size in static_sizes if size is not None]
-    if len(computed) != 1 or len(sizes) < len(parts) or axis == 0 or opset(node) < PADS_AS_INPUT:
+    padding = concat_as_padding(tidying.shapes, concat)
+    if padding is None or opset(node) < PADS_AS_INPUT:
         return None
-    position = next(k for k, (value, _) in enumerate(parts) if value is computed[0])
-    shared = [array for _, array in parts if array is not None]
-    shape = [*shared[0].shape]
-    shape[axis] = sizes[position]
-    table = np.concatenate([np.zeros(shape) if array is None else array for _, array in parts], axis)
-    pads = [0] * 2 * len(dims)
-    pads[axis], pads[len(dims) + axis] = sum(sizes[:position]), sum(sizes[position + 1 :])
-    padded = tidying.node(concat, "Pad", [computed[0], tidying.constants.add_integers(pads, "pads")])
+    value, axis, before, after, table = padding
+    rank = tidying.shapes.rank(value)
+    pads = [0] * 2 * rank
+    pads[axis], pads[rank + axis] = before, after
+    padded = tidying.node(concat, "Pad", [value, tidying.constants.add_integers(pads, "pads")])
     return tidying.summed(node, padded, table + outer[1])
 
 

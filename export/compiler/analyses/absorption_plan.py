@@ -17,13 +17,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.analyses.batch_invariant import batch_invariant
+from export.compiler.analyses.layer_changes import matrix
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
-from export.compiler.graph.constants import UNROUNDED, Array, constant
+from export.compiler.graph.constants import UNROUNDED, Array
 from export.compiler.graph.def_use import only_reader, other_readers, readers
 from export.compiler.graph.shapes import Dim, Shapes, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
+
+Output = tuple[ir.Node, Array]  # the MatMul of an output projection, and its weight (heads * E, columns)
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,15 @@ class AbsorptionPlan:
     """How keys and values follow from the tokens, and which other projections merge with their weights.
 
     query: the projection of the queries, to be merged with the keys' weight; None to leave it. output: the MatMul
-    behind the heads, to be merged with the values' weight; None to leave it. shared_queries: the queries (H, Q, E) in
-    float64 if all images share them. before, after: multiply-accumulates for an image.
+    behind the heads and its weight, to be merged with the values' weight; None to leave it. shared_queries: the queries
+    (H, Q, E) in float64 if all images share them. before, after: multiply-accumulates for an image.
     """
 
     parts: Parts
     keys: Channels
     values: Channels
     query: Channels | None
-    output: ir.Node | None
+    output: Output | None
     shared_queries: Array | None
     before: int
     after: int
@@ -98,7 +101,7 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     output = _output(shapes, parts, values)
     separate = queries * wide_values * features
     if output is not None:
-        columns = weight_of(output).shape[1]
+        columns = output[1].shape[1]
         projection, merged = queries * wide_values * columns, queries * heads * features * columns
         before += projection
         output, cost = (output, merged) if merged < projection + separate else (None, projection + separate)
@@ -192,7 +195,7 @@ def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Ch
     return query
 
 
-def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
+def _output(shapes: Shapes, parts: Parts, values: Channels) -> Output | None:
     """The output projection, if it can merge with the values' weight.
 
     That is the MatMul by a weight that alone reads the heads: (B, H, Q, E) -> (B, Q, H E) -> (B, Q, columns).
@@ -211,22 +214,14 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
     if not same_shape(joined, (batch, queries, wide)):
         return None
     product = _only_consumer(reader.outputs[0])
-    weight = constant(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None
-    return product if weight is not None and weight.ndim == 2 else None
+    weight = matrix(product)
+    return (product, weight) if product is not None and weight is not None else None
 
 
 def _only_consumer(value: ir.Value) -> ir.Node | None:
     """The node that reads the value as its first input, if no other reads it."""
     reader = only_reader(value)
     return reader if reader is not None and reader.inputs[0] is value and not reader.domain else None
-
-
-def weight_of(product: ir.Node) -> Array:
-    """The constant weight of a MatMul in float64. Raises Refused if it is no constant."""
-    weight = constant(product.inputs[1])
-    if weight is None:
-        raise Refused.at(product, "expected a constant weight")
-    return weight
 
 
 def projected(query: Channels, rows: Array, heads: int) -> Array:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.empty_axes import may_sum_to_zero
-from export.compiler.analyses.layer_changes import linear_weight, narrowed, old_bias
+from export.compiler.analyses.layer_changes import is_transposed, linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, mixed_axes, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles
@@ -147,7 +147,7 @@ def _gemm(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
     weight = linear_weight(node)
     if weight is None or set(shifted) != {0}:
         raise Refused.at(node, "reads the sum and is no layer with a weight")
-    matrix = doubles(weight).T if attribute_int(node, "transB", 0) else doubles(weight)
+    matrix = doubles(weight).T if is_transposed(node) else doubles(weight)
     wide = np.broadcast_to(shifted[0], (1, matrix.shape[0])) if shifted[0].shape[0] == 1 else None
     if wide is None:
         raise Refused.at(node, "the constant differs between its rows")

@@ -20,7 +20,9 @@ import onnx_ir as ir
 from export.compiler.analyses.affine import DEFAULT_EPSILON, axis_of
 from export.compiler.analyses.layer_changes import (
     Change,
+    by_feature,
     expect_channels,
+    is_transposed,
     linear_weight,
     narrowed,
     old_bias,
@@ -94,9 +96,8 @@ def _through_view(shapes: Shapes, node: ir.Node, scale: Array, shift: Array) -> 
 
 
 def _into_matrix(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:
-    transposed = node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
-    features = shape_of(weight)[1 if transposed else 0]
-    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (features,)) for array in (scale, shift))
+    transposed = is_transposed(node)
+    wide_scale, wide_shift = by_feature(shape_of(weight)[1 if transposed else 0], scale, shift)
     bias = old_bias(node) if node.op_type == "Gemm" else np.zeros(1)
     if shift.any():
         bias = bias + (doubles(weight) @ wide_shift if transposed else wide_shift @ doubles(weight))
@@ -109,9 +110,7 @@ def _into_conv(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shi
     weight, count = doubles(value), attribute_int(node, "group", 1)
     channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)
     grouped = weight.reshape(count, -1, *weight.shape[1:])
-    wide_scale, wide_shift = (
-        np.broadcast_to(array.reshape(-1), (channels,)).reshape(count, 1, -1, *ones) for array in (scale, shift)
-    )
+    wide_scale, wide_shift = (array.reshape(count, 1, -1, *ones) for array in by_feature(channels, scale, shift))
     bias = old_bias(node) + (grouped * wide_shift).reshape(weight.shape[0], -1).sum(1)
     scaled_weight = (grouped * wide_scale).reshape(weight.shape)
     return Change(node, lambda: scaled_weight, weight.shape, bias)

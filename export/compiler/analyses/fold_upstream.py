@@ -17,6 +17,8 @@ import onnx_ir as ir
 from export.compiler.analyses.affine import axis_of, constant_term
 from export.compiler.analyses.layer_changes import (
     Change,
+    by_feature,
+    by_output,
     expect_channels,
     linear_weight,
     narrowed,
@@ -26,7 +28,7 @@ from export.compiler.analyses.layer_changes import (
     shape_of,
 )
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, given, optional
+from export.compiler.graph.attributes import given, optional
 from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.def_use import other_readers, readers
 from export.compiler.graph.shapes import Shapes
@@ -45,18 +47,15 @@ def fold_upstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, a
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "is no linear layer")
     axis, rank = axis_of(scale, shift), shapes.rank(value)
-    weight = linear_weight(node)
+    weight = optional(node, 1) if node.op_type == "ConvTranspose" else linear_weight(node)
     if weight is not None:
+        if not is_constant(weight):
+            raise Refused.at(node, "expected a constant weight")
         expect_channels(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
-        outputs = outputs_of(node, shape_of(weight))
-        wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
-        if node.op_type == "MatMul":
-            return [scaled(node, weight, wide_scale, wide_shift)]
-        outputs_first = node.op_type == "Conv" or bool(attribute_int(node, "transB", 0))
-        factor = wide_scale.reshape(-1, *[1] * (len(shape_of(weight)) - 1)) if outputs_first else wide_scale
-        return [scaled(node, weight, factor, old_bias(node) * wide_scale + wide_shift)]
-    if node.op_type == "ConvTranspose":
-        return [_into_transposed_conv(node, axis, scale, shift)]
+        shape = shape_of(weight)
+        wide_scale, wide_shift = by_feature(outputs_of(node, shape), scale, shift)
+        bias = old_bias(node) * wide_scale + wide_shift
+        return [scaled(node, weight, by_output(node, shape, wide_scale), bias)]
     if node.op_type in SELECTING:
         return _into_selected(shapes, node, value, scale, shift)
     if value.index():
@@ -69,20 +68,6 @@ def fold_upstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, a
         scale, shift = (narrowed(view.backward(array)) for array in (scale, shift))
         return fold_upstream(shapes, given(node, 0), scale, shift, {node})
     raise Refused.of(value, "is no linear layer")
-
-
-def _into_transposed_conv(node: ir.Node, axis: int | None, scale: Array, shift: Array) -> Change:
-    """Into a ConvTranspose, whose weight is (inputs, outputs / groups, ...): a group of inputs makes one of outputs."""
-    weight = optional(node, 1)
-    if weight is None or not is_constant(weight):
-        raise Refused.at(node, "expected a constant weight")
-    expect_channels(node, axis, 1)
-    shape, groups = shape_of(weight), attribute_int(node, "group", 1)
-    outputs = outputs_of(node, shape)
-    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
-    scale_by_input = np.repeat(wide_scale.reshape(groups, -1), shape[0] // groups, axis=0)
-    factor = scale_by_input.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    return scaled(node, weight, factor, old_bias(node) * wide_scale + wide_shift)
 
 
 def _into_bias(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:

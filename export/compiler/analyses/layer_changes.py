@@ -42,6 +42,12 @@ def linear_weight(node: ir.Node) -> ir.Value | None:
     return weight if unscaled and not attribute_int(node, "transA", 0) else None
 
 
+def matrix(node: ir.Node | None) -> Array | None:
+    """The constant weight (inputs, outputs) of a MatMul, in float64; None for other nodes."""
+    weight = linear_weight(node) if node is not None and node.op_type == "MatMul" else None
+    return doubles(weight) if weight is not None else None
+
+
 def shape_of(weight: ir.Value) -> tuple[int, ...]:
     return tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
 
@@ -76,8 +82,31 @@ def expect_channels(node: ir.Node, axis: int | None, channels: int) -> None:
         raise Refused.at(node, f"expected a map along axis {channels}, found it along axis {axis}")
 
 
+def by_feature(features: int, *arrays: Array) -> list[Array]:
+    """Arrays that vary along one axis at most as vectors of this many features."""
+    return [np.broadcast_to(array.reshape(-1), (features,)) for array in arrays]
+
+
+def is_transposed(node: ir.Node) -> bool:
+    """Whether a layer is a Gemm whose weight is (outputs, inputs)."""
+    return node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
+
+
 def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:
     """The number of output features of a linear layer whose weight has this shape."""
     if node.op_type == "ConvTranspose":
         return shape[1] * attribute_int(node, "group", 1)
-    return shape[0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)) else 1]
+    return shape[0 if node.op_type == "Conv" or is_transposed(node) else 1]
+
+
+def by_output(node: ir.Node, shape: Sequence[int], numbers: Array) -> Array:
+    """A number for each output feature in a form that broadcasts to the layer's weight, which has this shape.
+
+    Of a ConvTranspose the weight is (inputs, outputs / groups, ...): a group of inputs makes a group of outputs.
+    """
+    if node.op_type == "ConvTranspose":
+        groups = attribute_int(node, "group", 1)
+        by_input = np.repeat(numbers.reshape(groups, -1), shape[0] // groups, axis=0)
+        return by_input.reshape(*shape[:2], *[1] * (len(shape) - 2))
+    outputs_first = node.op_type == "Conv" or is_transposed(node)
+    return numbers.reshape(-1, *[1] * (len(shape) - 1)) if outputs_first else numbers

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.batch_invariant import concat_as_padding
+from export.compiler.analyses.layer_changes import matrix
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given
-from export.compiler.graph.constants import Array, constant
+from export.compiler.graph.constants import Array
 from export.compiler.graph.shapes import Shapes
 
 
@@ -49,9 +50,9 @@ def patch_embedding(shapes: Shapes, tokens: ir.Value) -> PatchEmbedding:
 
 
 def _layer(shapes: Shapes, node: ir.Node) -> PatchEmbedding:
-    patches, weight = given(node, 0), constant(node.inputs[1])
+    patches, weight = given(node, 0), matrix(node)
     rows = shapes.static(patches, 1) if shapes.rank(patches) == 3 else None
-    if weight is None or weight.ndim != 2 or rows is None:
+    if weight is None or rows is None:
         raise Refused.at(node, "expected a known number of rows by a weight")
     return PatchEmbedding(patches, weight, np.zeros((rows, weight.shape[1])), 0, rows)
 

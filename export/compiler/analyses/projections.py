@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import arithmetic
+from export.compiler.analyses.layer_changes import matrix
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, permutation
-from export.compiler.graph.constants import Array, constant
+from export.compiler.graph.constants import Array
 from export.compiler.graph.def_use import made_by
 from export.compiler.graph.shapes import Dim, Shapes, same
 from export.compiler.operators.table import RESHAPES, view_of
@@ -70,8 +71,8 @@ def trace(shapes: Shapes, value: ir.Value, tokens_first: bool = False) -> Channe
 
 
 def _matmul(shapes: Shapes, node: ir.Node, tokens_first: bool) -> Channels:
-    tokens, weight = given(node, 0), constant(node.inputs[1])
-    if weight is None or weight.ndim != 2 or shapes.rank(tokens) != 3:
+    tokens, weight = given(node, 0), matrix(node)
+    if weight is None or shapes.rank(tokens) != 3:
         raise Refused.at(node, "expected tokens (batch, tokens, features) by a weight")
     columns = np.arange(weight.shape[1], dtype=np.int64).reshape(1, 1, -1)
     ones = np.ones(columns.shape)

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.absorption_plan import weight_of
 from export.compiler.analyses.batch_invariant import batch_invariant
+from export.compiler.analyses.layer_changes import matrix
 from export.compiler.analyses.patch_embedding import PatchEmbedding, patch_embedding
 from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
-from export.compiler.graph.constants import Array, Constants, constant
+from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_by, only_reader, readers
 from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.shapes import Shapes
@@ -42,13 +42,16 @@ OLDEST_OPSET = 11  # pads as an input
 class PatchAttention:
     """The only attention that reads the embedded tokens.
 
-    scores: the MatMul X Q. pooled: the MatMul A X. output: the MatMul of (batch, queries, heads * features) by V_h.
+    scores: the MatMul X Q by `query`. pooled: the MatMul A X. output: the MatMul of (batch, queries, heads * features)
+    by V_h, the `weights` (heads, features, columns).
     """
 
     tokens: PatchEmbedding
     scores: ir.Node
+    query: Array
     pooled: ir.Node
     output: ir.Node
+    weights: Array
     shared: tuple[ir.Value, ...]  # values made of X that are the same for every image
     queries: int
     heads: int
@@ -57,14 +60,9 @@ class PatchAttention:
         """Multiply-accumulates an image, before and after."""
         pixels, features = self.tokens.weight.shape
         patches, tokens, score_columns = self.tokens.rows, len(self.tokens.table), self.queries * self.heads
-        columns = self.queries * self.weights().shape[2]
+        columns = self.queries * self.weights.shape[2]
         before = patches * pixels * features + 2 * tokens * features * score_columns + self.heads * features * columns
         return before, 2 * patches * pixels * score_columns + self.heads * (pixels + tokens) * columns
-
-    def weights(self) -> Array:
-        """V_h of every head, (heads, features, columns)."""
-        weight = weight_of(self.output)
-        return weight.reshape(self.heads, -1, weight.shape[1])
 
 
 def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -90,7 +88,7 @@ def absorb_embedding(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 def _attention(shapes: Shapes, softmax: ir.Node) -> PatchAttention:
     """The attention around a Softmax. Raises Refused as in the module's docstring."""
     weights, name = softmax.outputs[0], softmax.outputs[0].name or ""
-    scores = _scores(shapes, softmax)
+    scores, query = _scores(shapes, softmax)
     tokens = given(scores, 0)
     pooled = _only_reader(weights)
     if pooled.op_type != "MatMul" or pooled.inputs[1] is not tokens:
@@ -99,7 +97,7 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> PatchAttention:
     if joined.op_type not in RESHAPES or shapes.rank(joined.outputs[0]) != 3:
         raise Refused(name, joined.op_type, "expected heads that are joined")
     output = _only_reader(joined.outputs[0])
-    if output.op_type != "MatMul" or constant(output.inputs[1]) is None:
+    if (weight := matrix(output)) is None:
         raise Refused(name, output.op_type, "expected the product with a weight behind the heads")
     embedding = patch_embedding(shapes, tokens)
     queries, width = shapes.static(joined.outputs[0], 1), shapes.static(joined.outputs[0], 2)
@@ -113,23 +111,25 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> PatchAttention:
             raise Refused(tokens.name or "", node.op_type, "reads the tokens, too")
     if tokens.is_graph_output() or opset(softmax) < OLDEST_OPSET:
         raise Refused(tokens.name or "", "graph output", "its tokens are read by the graph's user")
-    return PatchAttention(embedding, scores, pooled, output, shared, queries, rows // queries)
+    heads = rows // queries
+    by_head = weight.reshape(heads, -1, weight.shape[1])
+    return PatchAttention(embedding, scores, query, pooled, output, by_head, shared, queries, heads)
 
 
-def _scores(shapes: Shapes, softmax: ir.Node) -> ir.Node:
-    """The MatMul of X and a constant query in Softmax(Transpose(MatMul(X, Q))). Raises Refused."""
+def _scores(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, Array]:
+    """The MatMul of X and a constant query in Softmax(Transpose(MatMul(X, Q))), and the query. Raises Refused."""
     operand = given(softmax, 0)
     transpose = made_by(operand, "Transpose")
     over_tokens = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
     is_swap = transpose is not None and over_tokens and permutation(transpose, 3) == [0, 2, 1]
     scores = made_by(transpose.inputs[0], "MatMul") if transpose is not None and is_swap else None
-    query = constant(scores.inputs[1]) if scores is not None else None
-    if transpose is None or scores is None or query is None or query.ndim != 2:
+    query = matrix(scores)
+    if transpose is None or scores is None or query is None:
         reason = "expected scores of a query that all images share"
         raise Refused(softmax.outputs[0].name or "", operator(operand), reason)
     if _only_reader(scores.outputs[0]) is not transpose or _only_reader(transpose.outputs[0]) is not softmax:
         raise Refused.at(softmax, "expected scores that it alone reads")
-    return scores
+    return scores, query
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
@@ -158,7 +158,7 @@ class _Builder:
 
     def _scores(self) -> ir.Value:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
-        tokens, query = self.attention.tokens, weight_of(self.attention.scores)
+        tokens, query = self.attention.tokens, self.attention.query
         scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
         before, after = tokens.start, len(tokens.table) - tokens.start - tokens.rows
         if before or after:
@@ -172,7 +172,7 @@ class _Builder:
         if tokens.rows < len(tokens.table):
             start, end = (self.nodes.integers([row]) for row in (tokens.start, tokens.start + tokens.rows))
             patch_weights = self.nodes.cut(weights, start, end, 2)
-        values = attention.weights()
+        values = attention.weights
         pooled = self._node("MatMul", patch_weights, tokens.patches)
         patches = self._sum_over_heads(pooled, tokens.weight @ values, "patches")
         return self._node("Add", patches, self._sum_over_heads(weights, tokens.table @ values, "tables"))

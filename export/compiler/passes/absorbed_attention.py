@@ -16,7 +16,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from export.compiler.analyses.absorption_plan import AbsorptionPlan, head_weights, weight_of
+from export.compiler.analyses.absorption_plan import AbsorptionPlan, head_weights
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of
@@ -35,7 +35,7 @@ class Absorber:
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
-        pooled = self.parts.pooled.producer() if self.plan.output is None else self.plan.output
+        pooled = self.parts.pooled.producer() if self.plan.output is None else self.plan.output[0]
         weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
         if pooled is None or weights is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
@@ -183,10 +183,10 @@ class Absorber:
 
     def _projected(self, pooled: ir.Value) -> ir.Value:
         """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns)."""
-        plan, heads, product = self.plan, self.parts.heads, self.plan.output
-        if product is None:
+        plan, heads = self.plan, self.parts.heads
+        if plan.output is None:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the projection that merges with the values")
-        output = weight_of(product)
+        product, output = plan.output
         weight = head_weights(plan.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
         merged = self._constant(weight.reshape(-1, output.shape[1]), "values_output")
         sum_of_heads = self._node("MatMul", pooled, merged)

@@ -23,8 +23,9 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term, is_normalised
 from export.compiler.analyses.bias_shifts import Shifts
+from export.compiler.analyses.layer_changes import matrix
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.constants import UNROUNDED, Array, Constants, constant, is_constant
+from export.compiler.graph.constants import UNROUNDED, Array, Constants, is_constant
 from export.compiler.graph.def_use import made_by, made_of, readers, remove_unused
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.table import RESHAPES
@@ -85,8 +86,8 @@ def _shift_tokens_before(shapes: Shapes, node: ir.Node, later: Sequence[ir.Node]
     """
     term = constant_term(shapes, node)
     product = made_by(term[0], "MatMul") if term is not None else None
-    tokens, weight = (product.inputs[0], constant(product.inputs[1])) if product is not None else (None, None)
-    if term is None or tokens is None or weight is None or weight.ndim != 2:
+    tokens, weight = product.inputs[0] if product is not None else None, matrix(product)
+    if term is None or tokens is None or weight is None:
         return None
     if weight.shape[0] >= weight.shape[1] and not _makes_absorbed_queries(node, tokens):
         return None

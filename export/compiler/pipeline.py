@@ -130,18 +130,20 @@ def optimise(
         settle(copy)
     if node_without_reference(copy.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name in MOVING]
-    before, steps = model_work(copy, sizes), []
+    before = work = model_work(copy, sizes)
+    steps: list[Step] = []
     for name in PASSES:
         if name not in passes:
             continue
         outcome = _pass(name)(copy, sizes)
         if outcome.sites:
             settle(copy, norms_gone=any(site.operator == NORM for site in outcome.sites))
-        steps.append(Step(name, model_work(copy, sizes), outcome.sites, outcome.refusals))
+            work = model_work(copy, sizes)
+        steps.append(Step(name, work, outcome.sites, outcome.refusals))
     if packed is not None:
-        decompose_fused(copy, lambda node: True)
+        if decompose_fused(copy, lambda node: True):
+            work = model_work(copy, sizes)
         mask = mask_input(copy.graph, packed)
-        work = model_work(copy, sizes)
         outcome = pack(copy, mask, masked_feeds(copy.graph, mask))  # last: no other pass reads a loop
         steps.append(Step("pack", work, outcome.sites, outcome.refusals))
     restore_defaults(copy)

@@ -49,8 +49,8 @@ INPUTS = {
 }
 
 
-def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
-    """In place. Decomposes the nodes for which `wanted` is true and that this file can decompose."""
+def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
+    """In place. Decomposes the nodes for which `wanted` is true and that this file can decompose; whether it did."""
     shapes, constants, filters = Shapes(model.graph), Constants(model.graph), dict[ir.Value, ir.Value]()
     embeddings = [node for node in _of(model.graph, {EMBEDDING}) if wanted(node) and _counts_by_mask(shapes, node)]
     attentions = [node for node in _of(model.graph, INPUTS) if wanted(node) and _has_plain_form(shapes, node)]
@@ -61,9 +61,11 @@ def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
         _decompose_product(shapes, constants, node)
     for node in attentions:
         _decompose_attention(shapes, constants, node, filters)
-    if embeddings or products or attentions:
-        remove_unused(model)
-        infer(model)
+    if not (embeddings or products or attentions):
+        return False
+    remove_unused(model)
+    infer(model)
+    return True
 
 
 def _of(graph: ir.Graph, operators: Container[str]) -> Iterator[ir.Node]:

@@ -36,9 +36,9 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     hoisted = hoist_gathers(model, sizes)
     shapes = Shapes(model.graph, sizes)
     demands = analyse(shapes)
-    decompose_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0]))
-    shapes = Shapes(model.graph, sizes)
-    demands = analyse(shapes)
+    if decompose_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0])):
+        shapes = Shapes(model.graph, sizes)
+        demands = analyse(shapes)
     sites = (*hoisted, *_sites(shapes, demands))
     refusals = stops(shapes, demands) or ([] if sites else [_obstacle(model.graph)])
     if sites:

@@ -105,13 +105,14 @@ class Constants:
     def replace(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         """Lets all readers of `old` read `new`, except the node that computes `new` from `old`.
 
-        If `old` is an output of the graph, `new` becomes this output and takes its name; the name of `old` gets the
-        suffix.
+        If `new` has no shape it gets that of `old`. If `old` is an output of the graph, `new` becomes this output and
+        takes its name; the name of `old` gets the suffix.
         """
         inputs_of_new = [use for use in old.uses() if use.node is new.producer()]
         if old.is_graph_output():
             new.name, old.name = old.name, self.name(f"{old.name}_{suffix}")
             new.type, new.shape = old.type, old.shape
+        new.shape = old.shape if new.shape is None else new.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         for use in inputs_of_new:
             use.node.replace_input_with(use.idx, old)

@@ -117,6 +117,10 @@ class Nodes:
             return self.add(operator, [value], value.dtype, {"axes": [*axes], **(more or {})})
         return self.add(operator, [value, self.integers(axes)], value.dtype, more)
 
+    def range(self, end: ir.Value) -> ir.Value:
+        """0, 1, ..., `end` - 1, of a scalar `end`."""
+        return self.add("Range", [self.scalar(0), end, self.scalar(1)])
+
     def larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
         """The elementwise maximum; the operator Max takes integers only from opset 12 on."""
         less = self.add("Less", [left, right], BOOL)

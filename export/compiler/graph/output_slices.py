@@ -144,18 +144,19 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read], mask: str | None = None)
     outputs = {value.name: value for value in graph.outputs}
     nodes = Nodes(Constants(graph), put=graph.append)
     mask_input = next((value for value in graph.inputs if value.name == mask), None)
-    parts = [
-        _visible_rows(outputs[read.output], mask_input, nodes)
-        if read.masked
-        else _part(outputs[read.output], read, nodes, mask_input)
-        for read in reads
-    ]
+    parts = []
+    for read in reads:
+        value = outputs[read.output]
+        part = _visible_rows(value, mask_input, nodes) if read.masked else _part(value, read, nodes, mask_input)
+        if part is not value:
+            value.name, part.name = nodes.constants.name(f"{value.name}_whole"), value.name
+        parts.append(part)
     graph.outputs.clear()
     graph.outputs.extend(parts)
 
 
 def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> ir.Value:
-    """The part `read` of an output, which is renamed, under the output's name.
+    """The part `read` of an output.
 
     With a mask a token is picked by a list of one number: the pass read-rows leaves such a Gather to the pass "pack",
     which picks the token of each text.
@@ -174,10 +175,8 @@ def _part(value: ir.Value, read: Read, nodes: Nodes, mask: ir.Value | None) -> i
             part = nodes.squeeze(part, [axis]) if isinstance(index, int) else part
         else:
             part = nodes.gather(part, nodes.scalar(index), axis)
-    if part is not value:
-        if value.is_graph_input():
-            raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
-        value.name, part.name = nodes.constants.name(f"{value.name}_whole"), value.name
+    if part is not value and value.is_graph_input():
+        raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
     return part
 
 
@@ -191,7 +190,7 @@ def _check_tokens(value: ir.Value, axis: int, rows: slice, read: Read, mask: ir.
 
 
 def _visible_rows(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Value:
-    """The output with 0 for the tokens that the mask hides. The output is renamed; the result has its name."""
+    """The output with 0 for the tokens that the mask hides."""
     if mask is not None and value.shape is None:
         raise BadRequest(
             f"read: expected tokens in the output {value.name!r}, found that its shape does not follow from the graph"
@@ -200,6 +199,4 @@ def _visible_rows(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Va
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
     wide = nodes.reshape(mask, [0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
     zero = nodes.constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
-    part = nodes.add("Where", [nodes.cast(wide, BOOL), value, zero], value.dtype)
-    value.name, part.name = nodes.constants.name(f"{value.name}_whole"), value.name
-    return part
+    return nodes.add("Where", [nodes.cast(wide, BOOL), value, zero], value.dtype)

@@ -84,7 +84,7 @@ def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
     mask, position_ids = optional(node, 7), optional(node, 8)
     if position_ids is None:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
-        position_ids = nodes.unsqueeze(nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)]), [0])
+        position_ids = nodes.unsqueeze(nodes.range(length), [0])
     token = nodes.add("Gather", [words, ids], out.dtype)
     if segment_ids is not None:
         token = nodes.add("Add", [token, nodes.add("Gather", [segments, segment_ids], out.dtype)], out.dtype)
@@ -92,14 +92,14 @@ def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
     epsilon = {"epsilon": attribute_float(node, "epsilon", 1e-12)}
     terms = [token, position, *node.inputs[5:7]]
     norm = ir.node("SkipLayerNormalization", terms, epsilon, domain=DOMAIN, num_outputs=4)
-    _replace(constants, out, nodes.put(norm, f"{out.name}_norm", out.dtype))
+    constants.replace(out, nodes.put(norm, f"{out.name}_norm", out.dtype), "fused")
     for embedded in filter(is_read, sums):
         of_type(norm.outputs[3], out.dtype).name = constants.name("embedded")
-        _replace(constants, embedded, norm.outputs[3])
+        constants.replace(embedded, norm.outputs[3], "fused")
     if mask is not None and is_read(counts):
         one = constants.add(np.ones((), np.int32), "one", mask.dtype)
         is_shown = nodes.cast(nodes.add("Equal", [mask, one], BOOL), ir.DataType.INT32)
-        _replace(constants, counts, nodes.sum(is_shown, 1, keepdims=0))
+        constants.replace(counts, nodes.sum(is_shown, 1, keepdims=0), "fused")
 
 
 def _multiplies_matrices(shapes: Shapes, node: ir.Node) -> bool:
@@ -117,7 +117,7 @@ def _decompose_product(shapes: Shapes, constants: Constants, node: ir.Node) -> N
     product = nodes.add("MatMul", factors, out.dtype)
     if (alpha := attribute_float(node, "alpha", 1)) != 1:
         product = nodes.add("Mul", [product, constants.add(np.array(alpha, np.float32), "alpha", out.dtype)], out.dtype)
-    _replace(constants, out, product)
+    constants.replace(out, product, "fused")
 
 
 def _has_plain_form(shapes: Shapes, node: ir.Node) -> bool:
@@ -166,13 +166,7 @@ def _decompose_attention(
     weights = nodes.add("Softmax", [scores], out.dtype, {"axis": 3})
     joined = nodes.add("MatMul", [weights, by_heads(values, features, (0, 2, 1, 3))], out.dtype)
     rows = nodes.reshape(nodes.transpose(joined, (0, 2, 1, 3)), [0, 0, features])
-    _replace(constants, out, rows)
-
-
-def _replace(constants: Constants, old: ir.Value, new: ir.Value) -> None:
-    """Lets the readers of `old` read `new`, which gets its shape."""
-    new.shape = old.shape
-    constants.replace(old, new, "fused")
+    constants.replace(out, rows, "fused")
 
 
 def _parts(shapes: Shapes, nodes: Nodes, node: ir.Node) -> tuple[list[ir.Value], list[int]]:
@@ -203,7 +197,7 @@ def _filter(nodes: Nodes, node: ir.Node, filters: dict[ir.Value, ir.Value]) -> i
     rank, dtype = len(mask.shape or ()), node.outputs[0].dtype
     if rank == 1:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
-        positions = nodes.add("Range", [nodes.scalar(0), length, nodes.scalar(1)])
+        positions = nodes.range(length)
         lengths = nodes.unsqueeze(nodes.cast(mask, INT64), [1])
         is_shown = nodes.add("Less", [nodes.unsqueeze(positions, [0]), lengths], BOOL)
     else:

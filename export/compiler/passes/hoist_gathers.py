@@ -102,7 +102,6 @@ class _Hoisting:
         new = self._chosen_rows(self.choice.whole, (1, 0))
         if self.choice.count is None:
             new = self.nodes.squeeze(new, [1])
-        new.shape = value.shape
         self.constants.replace(value, new, "of_all")
 
     def _hoisted(self) -> dict[ir.Value, RowAxes]:
@@ -247,7 +246,6 @@ class _Hoisting:
             return None, nodes.reshape(chosen, [-1, 1]) if is_matrix else nodes.squeeze(chosen, [2])
         batch, rows = (self.sizes.vector([dim]) for dim in self.shapes.dims(self.choice.whole)[:2])
         end = nodes.scalar_of(nodes.add("Mul", [batch, rows]))
-        all_rows = nodes.add("Range", [nodes.scalar(0), end, nodes.scalar(1)])
-        indices = nodes.gather(all_rows, nodes.reshape(flat, [-1]))
+        indices = nodes.gather(nodes.range(end), nodes.reshape(flat, [-1]))
         texts, rows_in_text = (nodes.add(operator, [indices, rows]) for operator in ("Div", "Mod"))
         return texts, nodes.reshape(rows_in_text, [-1, 1])

@@ -62,7 +62,7 @@ def index_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | 
     is_shown = nodes.cast(mask, BOOL)
     picked = {pick: _picked_indices(nodes, pick, count, length) for pick in picks}
     one = nodes.scalar(1)
-    positions = nodes.add("Range", [nodes.scalar(0), nodes.scalar_of(length), one])
+    positions = nodes.range(nodes.scalar_of(length))
     keeps_all = _keeps_all(nodes, is_shown, [*picked.values()])
     if trailing:
         keeps_all = nodes.add("Or", [keeps_all, _hides_inside(nodes, is_shown, positions)], BOOL)
@@ -137,7 +137,7 @@ def index_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.Va
     chosen, kept_counts = nodes.cut(texts.sorted_texts, start, end), nodes.cut(texts.kept_counts, start, end)
     count, column = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept_counts, [1])
     first_rows = nodes.unsqueeze(nodes.add("CumSum", [kept_counts, zero], INT64, {"exclusive": 1}), [1])
-    positions = nodes.unsqueeze(nodes.add("Range", [zero, nodes.scalar_of(length), one]), [0])
+    positions = nodes.unsqueeze(nodes.range(nodes.scalar_of(length)), [0])
     clipped = nodes.smaller(positions, nodes.add("Sub", [column, one]))
     is_kept = nodes.add("Less", [positions, column], BOOL)
     token_indices = nodes.cut(nodes.gather(texts.token_order, chosen), nodes.integers([0]), length, 1)

@@ -33,7 +33,6 @@ def replace_scatters(graph: ir.Graph) -> None:
         nodes = nodes_before(constants, node)
         result = _where(shapes, nodes, node) or _gather(shapes, nodes, node)
         if result is not None:
-            result.shape = out.shape
             constants.replace(out, result, "put")
 
 

@@ -86,7 +86,7 @@ class _Attention:
     def _feed(self, node: ir.Node, position: int, operator: str, second: ir.Value) -> None:
         """Applies `operator` to the input at `position` of `node`, with `second` as the operator's second input."""
         value = given(node, position)
-        result = nodes_before(self.constants, node).add(operator, [value, second], value.dtype)
+        result = nodes_before(self.constants, node).add(operator, [value, second])
         node.replace_input_with(position, result)
 
 

@@ -140,8 +140,8 @@ def _normalisation(model: ir.Model, image: ir.Value, processor: Processor, netwo
     pixels = image
     if not network.reads_bytes:
         levels = nodes.gather(image, nodes.integers([2, 1, 0]), 1) if processor.bgr else image
-        scaled = nodes.add("Mul", [nodes.cast(levels, floats), constants.add(processor.scale, "scale", floats)], floats)
-        shifted = nodes.add("Add", [scaled, constants.add(processor.shift, "shift", floats)], floats)
+        scaled = nodes.add("Mul", [nodes.cast(levels, floats), constants.add(processor.scale, "scale", floats)])
+        shifted = nodes.add("Add", [scaled, constants.add(processor.shift, "shift", floats)])
         pixels = nodes.cast(shifted, network.pictures.dtype or floats)
     if network.channels_last:
         nodes.transpose(pixels, FIRST_TO_LAST)

@@ -123,22 +123,19 @@ def decompose_attention(shapes: Shapes, node: ir.Node) -> ir.Node:
     if features is None or query.dtype is None:
         raise Refused.at(node, "expected a known number of features")
 
-    def add(operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        return nodes.add(operator, inputs, query.dtype, attributes)
-
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
-    scores = add("MatMul", add("Mul", query, scale), nodes.transpose(key, [0, 1, 3, 2]))
+    scores = nodes.add("MatMul", [nodes.add("Mul", [query, scale]), nodes.transpose(key, [0, 1, 3, 2])])
     mask = optional(node, 3)
     if mask is not None:
         fills = 0.0, -np.inf, np.finfo(query.dtype.numpy()).min
         zero, masked, lowest = (constants.add(np.array(fill), "mask", query.dtype) for fill in fills)
         boolean = mask.dtype == BOOL
-        seen = mask if boolean else nodes.add("Greater", [mask, lowest], BOOL)
-        scores = add("Add", scores, add("Where", seen, zero if boolean else mask, masked))
-    weights = made = add("Softmax", scores, axis=-1)
+        seen = mask if boolean else nodes.add("Greater", [mask, lowest])
+        scores = nodes.add("Add", [scores, nodes.add("Where", [seen, zero if boolean else mask, masked])])
+    weights = made = nodes.add("Softmax", [scores], axis=-1)
     if mask is not None:
-        weights = add("Where", nodes.add("IsNaN", [made], BOOL), zero, made)
-    ir.convenience.replace_all_uses_with(node.outputs[0], add("MatMul", weights, value))
+        weights = nodes.add("Where", [nodes.add("IsNaN", [made]), zero, made])
+    ir.convenience.replace_all_uses_with(node.outputs[0], nodes.add("MatMul", [weights, value]))
     softmax = made.producer()
     if softmax is None:
         raise Refused.at(node, "expected a Softmax")

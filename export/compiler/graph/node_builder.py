@@ -6,7 +6,7 @@ the graph's opset wants them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.constants import Constants, of_type
 
-Attributes = Mapping[str, int | Sequence[int] | ir.Attr]
+Attribute = int | Sequence[int] | ir.Attr
 INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 
@@ -36,15 +36,15 @@ class Nodes:
         self,
         operator: str,
         inputs: Sequence[ir.Value | None],
-        dtype: ir.DataType | None = INT64,
-        attributes: Attributes | None = None,
         shape: ir.Shape | None = None,
+        /,
+        **attributes: Attribute,
     ) -> ir.Value:
-        """Makes a node with one output, and returns the output."""
+        """Makes a node with one output, and returns the output, whose dtype follows from operator and inputs."""
         node = ir.node(operator, inputs, attributes)
         node.outputs[0].shape = shape
         first = next((value.name for value in inputs if value is not None), operator)
-        return self.put(node, f"{self.prefix or first}_{operator}", dtype)
+        return self.put(node, f"{self.prefix or first}_{operator}", _dtype(node))
 
     def put(self, node: ir.Node, name: str, dtype: ir.DataType | None) -> ir.Value:
         """Inserts a node of the caller's, gives it and its output this name, and returns the output."""
@@ -77,7 +77,7 @@ class Nodes:
 
     def reshape(self, value: ir.Value, shape: Sequence[int | ir.Value]) -> ir.Value:
         """Each size of the shape is a number or a vector of length 1. The dtype stays."""
-        return self.add("Reshape", [value, self.vector(shape)], value.dtype)
+        return self.add("Reshape", [value, self.vector(shape)])
 
     def vector(self, sizes: Sequence[int | ir.Value]) -> ir.Value:
         """Joins numbers and vectors to one vector."""
@@ -86,17 +86,17 @@ class Nodes:
             run_sizes = [*run]
             numbers = [size for size in run_sizes if isinstance(size, int)]
             parts += [self.integers(numbers)] if are_numbers else [s for s in run_sizes if isinstance(s, ir.Value)]
-        return parts[0] if len(parts) == 1 else self.add("Concat", parts, INT64, {"axis": 0})
+        return parts[0] if len(parts) == 1 else self.add("Concat", parts, axis=0)
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        return value if value.dtype == dtype else self.add("Cast", [value], dtype, {"to": dtype.value})
+        return value if value.dtype == dtype else self.add("Cast", [value], to=dtype.value)
 
     def sizes(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         """The sizes of these axes when the graph runs, INT64 [number of axes]."""
         return self.gather(self.add("Shape", [value]), self.integers(axes))
 
     def gather(self, value: ir.Value, indices: ir.Value, axis: int = 0) -> ir.Value:
-        return self.add("Gather", [value, indices], value.dtype, {"axis": axis})
+        return self.add("Gather", [value, indices], axis=axis)
 
     def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         return self._along("Unsqueeze", value, axes)
@@ -109,13 +109,13 @@ class Nodes:
         return self.squeeze(value, [0])
 
     def sum(self, value: ir.Value, axis: int, keepdims: int) -> ir.Value:
-        return self._along("ReduceSum", value, [axis], {"keepdims": keepdims})
+        return self._along("ReduceSum", value, [axis], keepdims=keepdims)
 
-    def _along(self, operator: str, value: ir.Value, axes: Sequence[int], more: Attributes | None = None) -> ir.Value:
+    def _along(self, operator: str, value: ir.Value, axes: Sequence[int], **more: int) -> ir.Value:
         """An operator whose axes are an input from opset 13 on, and an attribute before."""
         if self._opset < 13:
-            return self.add(operator, [value], value.dtype, {"axes": [*axes], **(more or {})})
-        return self.add(operator, [value, self.integers(axes)], value.dtype, more)
+            return self.add(operator, [value], axes=[*axes], **more)
+        return self.add(operator, [value, self.integers(axes)], **more)
 
     def range(self, end: ir.Value) -> ir.Value:
         """0, 1, ..., `end` - 1, of a scalar `end`."""
@@ -123,23 +123,36 @@ class Nodes:
 
     def larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
         """The elementwise maximum; the operator Max takes integers only from opset 12 on."""
-        less = self.add("Less", [left, right], BOOL)
-        return self.add("Where", [less, right, left], left.dtype)
+        return self.add("Where", [self.add("Less", [left, right]), right, left])
 
     def smaller(self, left: ir.Value, right: ir.Value) -> ir.Value:
         """The elementwise minimum; the operator Min takes integers only from opset 12 on."""
-        less = self.add("Less", [left, right], BOOL)
-        return self.add("Where", [less, left, right], left.dtype)
+        return self.add("Where", [self.add("Less", [left, right]), left, right])
 
     def transpose(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         """Adds no node if the order of the axes stays."""
         if list(order) == sorted(order):
             return value
-        return self.add("Transpose", [value], value.dtype, {"perm": [*order]})
+        return self.add("Transpose", [value], perm=[*order])
 
     def cut(self, value: ir.Value, start: ir.Value, end: ir.Value, axis: int = 0) -> ir.Value:
         """The rows of an axis from `start` to before `end`, vectors of length 1."""
-        return self.add("Slice", [value, start, end, self.integers([axis])], value.dtype)
+        return self.add("Slice", [value, start, end, self.integers([axis])])
+
+
+def _dtype(node: ir.Node) -> ir.DataType | None:
+    """The dtype of a new node's output; None if that of its inputs is unknown."""
+    match node.op_type:
+        case "And" | "Equal" | "Greater" | "IsNaN" | "Less" | "Or" | "Xor":
+            return BOOL
+        case "NonZero" | "Shape" | "Size":
+            return INT64
+        case "Cast":
+            return ir.DataType(node.attributes["to"].as_int())
+        case "Constant":
+            return node.attributes["value"].as_tensor().dtype
+    like = node.inputs[1 if node.op_type == "Where" else 0]
+    return like.dtype if like is not None else None
 
 
 def nodes_before(constants: Constants, node: ir.Node) -> Nodes:

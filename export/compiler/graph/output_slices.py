@@ -199,4 +199,4 @@ def _visible_rows(value: ir.Value, mask: ir.Value | None, nodes: Nodes) -> ir.Va
         raise BadRequest(f"read: expected {value.name}[mask] with --packed MASK and tokens in that output")
     wide = nodes.reshape(mask, [0] * mask.shape.rank() + [1] * (value.shape.rank() - mask.shape.rank()))
     zero = nodes.constants.add(np.zeros((), (value.dtype or ir.DataType.FLOAT).numpy()), "zero", value.dtype)
-    return nodes.add("Where", [nodes.cast(wide, BOOL), value, zero], value.dtype)
+    return nodes.add("Where", [nodes.cast(wide, BOOL), value, zero])

@@ -159,11 +159,11 @@ class _Builder:
     def _scores(self) -> ir.Value:
         """pad(P (W Q)) + T Q, (batch, rows, queries * heads)."""
         tokens, query = self.attention.tokens, self.attention.query
-        scores = self._node("MatMul", tokens.patches, self._constant(tokens.weight @ query, "query"))
+        scores = self.nodes.add("MatMul", [tokens.patches, self._constant(tokens.weight @ query, "query")])
         before, after = tokens.start, len(tokens.table) - tokens.start - tokens.rows
         if before or after:
-            scores = self._node("Pad", scores, self.nodes.integers([0, before, 0, 0, after, 0]))
-        return self._node("Add", scores, self._constant(tokens.table @ query, "table"))
+            scores = self.nodes.add("Pad", [scores, self.nodes.integers([0, before, 0, 0, after, 0])])
+        return self.nodes.add("Add", [scores, self._constant(tokens.table @ query, "table")])
 
     def _output(self) -> ir.Value:
         """sum_h (A_h' P) (W V_h) + sum_h A_h (T V_h), (batch, queries, columns)."""
@@ -173,18 +173,15 @@ class _Builder:
             start, end = (self.nodes.integers([row]) for row in (tokens.start, tokens.start + tokens.rows))
             patch_weights = self.nodes.cut(weights, start, end, 2)
         values = attention.weights
-        pooled = self._node("MatMul", patch_weights, tokens.patches)
+        pooled = self.nodes.add("MatMul", [patch_weights, tokens.patches])
         patches = self._sum_over_heads(pooled, tokens.weight @ values, "patches")
-        return self._node("Add", patches, self._sum_over_heads(weights, tokens.table @ values, "tables"))
+        return self.nodes.add("Add", [patches, self._sum_over_heads(weights, tokens.table @ values, "tables")])
 
     def _sum_over_heads(self, by_head: ir.Value, weights: Array, name: str) -> ir.Value:
         """(batch, queries * heads, width) by (heads, width, columns), summed over the heads."""
         heads, width, columns = weights.shape
         joined = self.nodes.reshape(by_head, [0, self.attention.queries, heads * width])
-        return self._node("MatMul", joined, self._constant(weights.reshape(heads * width, columns), name))
-
-    def _node(self, operator: str, *inputs: ir.Value) -> ir.Value:
-        return self.nodes.add(operator, inputs, self.attention.tokens.patches.dtype)
+        return self.nodes.add("MatMul", [joined, self._constant(weights.reshape(heads * width, columns), name)])
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         base = f"{self.attention.output.outputs[0].name}_{name}"

@@ -61,12 +61,12 @@ class Absorber:
         plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
             weight = (plan.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(plan.features, self.rows)
-            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, Q H)
+            scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
             rows = self.nodes.reshape(self._query_keys(), [0, self.rows, plan.features])  # (B, Q H, D)
-            scores = self._node("MatMul", rows, self.nodes.transpose(self.tokens, [0, 2, 1]))
-        pooled = self._node("MatMul", self._node("Softmax", scores, axis=2), self.tokens)  # (B, Q H, D)
+            scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self.tokens, [0, 2, 1])])
+        pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]))
         return self._values_of_one_query(pooled)
@@ -77,7 +77,9 @@ class Absorber:
         weights = head_weights(plan.values, heads)
         values = self._by_head(self.nodes.reshape(pooled, [0, heads, 1, plan.features]), weights, "values")
         if plan.values.shift.any():
-            values = self._node("Add", values, self._value_bias(plan.values.shift.reshape(heads, 1, -1), "value_bias"))
+            values = self.nodes.add(
+                "Add", [values, self._value_bias(plan.values.shift.reshape(heads, 1, -1), "value_bias")]
+            )
         return self._with_original_axes(values, weights.shape[2])
 
     def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
@@ -94,7 +96,7 @@ class Absorber:
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.shared_queries is not None:
             weight = (plan.shared_queries @ self._keys()).reshape(self.rows, plan.features).T
-            scores = self._node("MatMul", self.tokens, self._constant(weight, "asked"))  # (B, N, H Q)
+            scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
                 scores = self.nodes.reshape(scores, [-1, queries, 0])
@@ -102,7 +104,7 @@ class Absorber:
                 scores = self.nodes.reshape(scores, [0, 0, heads, queries])
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
-            scores = self._node("MatMul", self._query_rows(), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2]))
+            scores = self.nodes.add("MatMul", [self._query_rows(), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])])
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [-1, queries, 0])
             else:
@@ -111,7 +113,7 @@ class Absorber:
         if self.parts.uniform or not bias.any():
             return scores
         query = self._with_head_axis(self.parts.query, bias.shape[1])
-        return self._node("Add", scores, self._with_original_axes(self._by_head(query, bias, "key_bias"), 1))
+        return self.nodes.add("Add", [scores, self._with_original_axes(self._by_head(query, bias, "key_bias"), 1)])
 
     def _keys(self) -> Array:
         """Wk' of every head, (H, E, D)."""
@@ -138,8 +140,8 @@ class Absorber:
         weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
-        product = self._node("MatMul", query.tokens, self._constant(joined, "query_keys"))
-        return self._node("Add", product, self._constant(bias, "query_keys_bias")) if bias.any() else product
+        product = self.nodes.add("MatMul", [query.tokens, self._constant(joined, "query_keys")])
+        return self.nodes.add("Add", [product, self._constant(bias, "query_keys_bias")]) if bias.any() else product
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
         """(A X) Wv + (A 1) bv with the axes of the original's heads; behind the output projection (B, Q, columns)."""
@@ -148,7 +150,7 @@ class Absorber:
             flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [-1, self.rows, 0]), [1])
         else:
             flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
-        pooled = self._node("MatMul", flat, self.tokens_4d)  # (B, 1, H Q, D)
+        pooled = self.nodes.add("MatMul", [flat, self.tokens_4d])  # (B, 1, H Q, D)
         if plan.output is not None:
             if queries > 1:
                 pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
@@ -158,7 +160,7 @@ class Absorber:
         pooled = self._by_head(pooled, head_weights(plan.values, heads), "values")
         bias = plan.values.shift.reshape(heads, 1, -1)
         if bias.any():
-            pooled = self._node("Add", pooled, self._weighted_bias(weights, bias))
+            pooled = self.nodes.add("Add", [pooled, self._weighted_bias(weights, bias)])
         return self._with_original_axes(pooled, bias.shape[2])
 
     def _weighted_bias(self, weights: ir.Value, bias: Array) -> ir.Value:
@@ -168,7 +170,7 @@ class Absorber:
         constant = self._constant(bias, "value_bias")
         # For an empty batch ONNX Runtime's sum over the keys keeps their axis as it is. The Gather makes its size 1.
         sums = self.nodes.gather(self.nodes.sum(weights, -1, keepdims=1), self.nodes.integers([0]), axis=-1)
-        return self._node("Mul", self._with_head_axis(sums, 1), constant)
+        return self.nodes.add("Mul", [self._with_head_axis(sums, 1), constant])
 
     def _by_head(self, value: ir.Value, weights: Array, name: str) -> ir.Value:
         """Multiplies every head by its weight: (B, H, Q, D) by (H, D, E) -> (B, H, Q, E).
@@ -178,7 +180,7 @@ class Absorber:
         heads, width, columns = weights.shape
         factor = self._constant(weights, name)
         flat = self.nodes.reshape(self.nodes.transpose(value, [1, 0, 2, 3]), [heads, -1, width])
-        product = self.nodes.reshape(self._node("MatMul", flat, factor), [heads, -1, self.parts.queries, columns])
+        product = self.nodes.reshape(self.nodes.add("MatMul", [flat, factor]), [heads, -1, self.parts.queries, columns])
         return self.nodes.transpose(product, [1, 0, 2, 3])
 
     def _projected(self, pooled: ir.Value) -> ir.Value:
@@ -189,11 +191,11 @@ class Absorber:
         product, output = plan.output
         weight = head_weights(plan.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
         merged = self._constant(weight.reshape(-1, output.shape[1]), "values_output")
-        sum_of_heads = self._node("MatMul", pooled, merged)
+        sum_of_heads = self.nodes.add("MatMul", [pooled, merged])
         bias: Array = plan.values.shift.ravel() @ output
         if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
             return sum_of_heads
-        return self._node("Add", sum_of_heads, self._value_bias(bias, "values_output_bias"))
+        return self.nodes.add("Add", [sum_of_heads, self._value_bias(bias, "values_output_bias")])
 
     def _value_bias(self, bias: Array, name: str) -> ir.Value:
         """(A 1) bias without a guard: the bias, times 0 where there is no token."""
@@ -201,15 +203,12 @@ class Absorber:
         if not self.parts.tokenless:
             return constant
         has_tokens = self.nodes.cast(self.nodes.sizes(self.tokens, [1]), BOOL)
-        return self._node("Mul", self.nodes.cast(has_tokens, self.tokens.dtype or ir.DataType.FLOAT), constant)
+        return self.nodes.add("Mul", [self.nodes.cast(has_tokens, self.tokens.dtype or ir.DataType.FLOAT), constant])
 
     @cached_property
     def tokens_4d(self) -> ir.Value:
         """The tokens (B, 1, N, D). Reshapes can copy their batch, even an empty one, where -1 would need elements."""
         return self.nodes.unsqueeze(self.tokens, [1])
-
-    def _node(self, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        return self.nodes.add(operator, inputs, self.tokens.dtype, attributes)
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         return self.constants.add(array, f"{self.parts.pooled.name}_{name}", self.tokens.dtype)

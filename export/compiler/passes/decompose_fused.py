@@ -24,7 +24,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_float, attribute_int, attribute_ints, given, optional
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.def_use import is_read, remove_unused
-from export.compiler.graph.node_builder import BOOL, INT64, Nodes, nodes_before
+from export.compiler.graph.node_builder import INT64, Nodes, nodes_before
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.contrib_rules import DOMAIN
 from export.compiler.operators.shape_inference import infer
@@ -85,10 +85,10 @@ def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
     if position_ids is None:
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
         position_ids = nodes.unsqueeze(nodes.range(length), [0])
-    token = nodes.add("Gather", [words, ids], out.dtype)
+    token = nodes.add("Gather", [words, ids])
     if segment_ids is not None:
-        token = nodes.add("Add", [token, nodes.add("Gather", [segments, segment_ids], out.dtype)], out.dtype)
-    position = nodes.add("Gather", [positions, position_ids], out.dtype)
+        token = nodes.add("Add", [token, nodes.add("Gather", [segments, segment_ids])])
+    position = nodes.add("Gather", [positions, position_ids])
     epsilon = {"epsilon": attribute_float(node, "epsilon", 1e-12)}
     terms = [token, position, *node.inputs[5:7]]
     norm = ir.node("SkipLayerNormalization", terms, epsilon, domain=DOMAIN, num_outputs=4)
@@ -98,7 +98,7 @@ def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
         constants.replace(embedded, norm.outputs[3], "fused")
     if mask is not None and is_read(counts):
         one = constants.add(np.ones((), np.int32), "one", mask.dtype)
-        is_shown = nodes.cast(nodes.add("Equal", [mask, one], BOOL), ir.DataType.INT32)
+        is_shown = nodes.cast(nodes.add("Equal", [mask, one]), ir.DataType.INT32)
         constants.replace(counts, nodes.sum(is_shown, 1, keepdims=0), "fused")
 
 
@@ -114,9 +114,9 @@ def _decompose_product(shapes: Shapes, constants: Constants, node: ir.Node) -> N
         rank = shapes.rank(factors[position])
         order = [*range(rank - 2), rank - 1, rank - 2] if attribute_int(node, name, 0) else [*range(rank)]
         factors[position] = nodes.transpose(factors[position], order)
-    product = nodes.add("MatMul", factors, out.dtype)
+    product = nodes.add("MatMul", factors)
     if (alpha := attribute_float(node, "alpha", 1)) != 1:
-        product = nodes.add("Mul", [product, constants.add(np.array(alpha, np.float32), "alpha", out.dtype)], out.dtype)
+        product = nodes.add("Mul", [product, constants.add(np.array(alpha, np.float32), "alpha", out.dtype)])
     constants.replace(out, product, "fused")
 
 
@@ -157,14 +157,14 @@ def _decompose_attention(
     def by_heads(value: ir.Value, size: int, order: tuple[int, ...]) -> ir.Value:
         return nodes.transpose(nodes.reshape(value, [0, 0, heads, size // heads]), order)
 
-    scaled = by_heads(nodes.add("Mul", [queries, scale], out.dtype), size, (0, 2, 1, 3))
-    scores = nodes.add("MatMul", [scaled, by_heads(keys, size, (0, 2, 3, 1))], out.dtype)
+    scaled = by_heads(nodes.add("Mul", [queries, scale]), size, (0, 2, 1, 3))
+    scores = nodes.add("MatMul", [scaled, by_heads(keys, size, (0, 2, 3, 1))])
     terms = [term for term in (_filter(nodes, node, filters), optional(node, BIAS)) if term is not None]
     if terms:  # first their sum, as the operator computes it: with a filter of -10000 another order rounds otherwise
-        added = terms[0] if len(terms) == 1 else nodes.add("Add", terms, out.dtype)
-        scores = nodes.add("Add", [scores, added], out.dtype)
-    weights = nodes.add("Softmax", [scores], out.dtype, {"axis": 3})
-    joined = nodes.add("MatMul", [weights, by_heads(values, features, (0, 2, 1, 3))], out.dtype)
+        added = terms[0] if len(terms) == 1 else nodes.add("Add", terms)
+        scores = nodes.add("Add", [scores, added])
+    weights = nodes.add("Softmax", [scores], axis=3)
+    joined = nodes.add("MatMul", [weights, by_heads(values, features, (0, 2, 1, 3))])
     rows = nodes.reshape(nodes.transpose(joined, (0, 2, 1, 3)), [0, 0, features])
     constants.replace(out, rows, "fused")
 
@@ -179,10 +179,10 @@ def _parts(shapes: Shapes, nodes: Nodes, node: ir.Node) -> tuple[list[ir.Value],
         sizes = attribute_ints(node, "qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
         columns = np.split(weight, np.cumsum(sizes)[:2], 1)
         weights = [nodes.constants.add(part, "projection", dtype) for part in columns]
-        parts = [nodes.add("MatMul", [*parts, factor], dtype) for factor in weights]
+        parts = [nodes.add("MatMul", [*parts, factor]) for factor in weights]
     if bias is not None:
         terms = [nodes.constants.add(part, "bias", dtype) for part in np.split(bias, np.cumsum(sizes)[:2])]
-        parts = [nodes.add("Add", [part, term], dtype) for part, term in zip(parts, terms, strict=True)]
+        parts = [nodes.add("Add", [part, term]) for part, term in zip(parts, terms, strict=True)]
     return parts, sizes
 
 
@@ -199,12 +199,12 @@ def _filter(nodes: Nodes, node: ir.Node, filters: dict[ir.Value, ir.Value]) -> i
         length = nodes.scalar_of(nodes.sizes(given(node, 0), [1]))
         positions = nodes.range(length)
         lengths = nodes.unsqueeze(nodes.cast(mask, INT64), [1])
-        is_shown = nodes.add("Less", [nodes.unsqueeze(positions, [0]), lengths], BOOL)
+        is_shown = nodes.add("Less", [nodes.unsqueeze(positions, [0]), lengths])
     else:
         zero = nodes.constants.add(np.zeros((), np.int32), "nothing", mask.dtype)
-        is_shown = nodes.add("Greater", [mask, zero], BOOL)
+        is_shown = nodes.add("Greater", [mask, zero])
     lowest = attribute_float(node, "mask_filter_value", FILTER)
     shown, hidden = (nodes.constants.add(np.array(term, np.float32), "filter", dtype) for term in (0, lowest))
-    term = nodes.add("Where", [is_shown, shown, hidden], dtype)
+    term = nodes.add("Where", [is_shown, shown, hidden])
     filters[mask] = nodes.unsqueeze(term, [1] if rank == 3 else [1, 2])
     return filters[mask]

@@ -157,7 +157,7 @@ class Folder:
                 root = new_output
         value, order = self.folding.value, self.folding.form.order
         if list(order) != list(range(len(order))):
-            root = self._behind(value, "Transpose", [root], {"perm": [*order]})
+            root = self._behind(value, "Transpose", [root], perm=[*order])
         if value.is_graph_output():
             root = self._behind(value, "Identity", [root])
         self.constants.replace(value, root, "mapped")
@@ -188,20 +188,16 @@ class Folder:
         """Replaces a norm by a new node, as the proof's runner in double keeps the attributes of the nodes it knows."""
         old, inputs = norm.outputs[0], [norm.inputs[0], gamma, *norm.inputs[2:]]
         attributes = {**norm.attributes, "epsilon": ir.AttrFloat32("epsilon", epsilon)}
-        new = nodes_before(self.constants, norm).add(norm.op_type, inputs, old.dtype, attributes, old.shape)
+        new = nodes_before(self.constants, norm).add(norm.op_type, inputs, old.shape, **attributes)
         self.constants.replace(old, new, "scaled")
         return new
 
     def _behind(
-        self,
-        value: ir.Value,
-        operator: str,
-        inputs: Sequence[ir.Value],
-        attributes: Mapping[str, Sequence[int]] | None = None,
+        self, value: ir.Value, operator: str, inputs: Sequence[ir.Value], **attributes: Sequence[int]
     ) -> ir.Value:
         """Inserts a node behind the producer of `value`. Its output has the shape and dtype of `value`."""
         producer = value.producer()
         if producer is None:
             raise Refused(value.name or "", operator, "expected a node that makes the value")
         nodes = Nodes(self.constants, value.name or "", partial(self.graph.insert_after, producer))
-        return nodes.add(operator, inputs, value.dtype, attributes, value.shape)
+        return nodes.add(operator, inputs, value.shape, **attributes)

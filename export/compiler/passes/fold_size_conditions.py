@@ -88,4 +88,4 @@ def _where(node: ir.Node, constants: Constants) -> ir.Value | None:
             parts.append(nodes.integers([(integers(value) or [])[position]]))
         else:
             parts.append(nodes.gather(value, nodes.integers([position])))
-    return nodes.add("Concat", parts, node.outputs[0].dtype, {"axis": 0})
+    return nodes.add("Concat", parts, axis=0)

@@ -191,7 +191,7 @@ class _Hoisting:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
             plan = shape_plan(self.shapes, node, value, {axes[0]: self.count}) or []
             inputs = [self._read_operand(value, source, read[0]), self.sizes.vector(plan)]
-            return self.nodes.add(operator, inputs, value.dtype)
+            return self.nodes.add(operator, inputs)
         if node not in self.copies:
             parts = [
                 None if operand is None else self._read_operand(value, operand, read[k])
@@ -217,9 +217,9 @@ class _Hoisting:
         nodes, indices, batch_dims = self.nodes, self.nodes.unsqueeze(self.rows, [2]), 1
         if self.texts is not None:
             pairs = [nodes.reshape(self.texts, [-1, 1, 1]), indices]
-            indices, batch_dims = nodes.add("Concat", pairs, INT64, {"axis": 2}), 0
+            indices, batch_dims = nodes.add("Concat", pairs, axis=2), 0
         batch_first = nodes.transpose(value, order)
-        chosen = nodes.add("GatherND", [batch_first, indices], value.dtype, {"batch_dims": batch_dims})
+        chosen = nodes.add("GatherND", [batch_first, indices], batch_dims=batch_dims)
         return nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
 
     def _gather_shared(self, source: ir.Value, row: int, value: ir.Value) -> ir.Value:

@@ -63,7 +63,7 @@ class Materialiser:
                     node.replace_input_with(position, self._rebuilt[value])
         for output in list(self.graph.outputs):
             if output in self._rebuilt:
-                new = self.nodes.add("Identity", [self._rebuilt[output]], output.dtype)
+                new = self.nodes.add("Identity", [self._rebuilt[output]])
                 self.constants.replace(output, new, "whole")
 
     def _rebuild(self, node: ir.Node, index: int, output: ir.Value) -> None:
@@ -191,12 +191,12 @@ class Materialiser:
             operator = "Expand" if node.op_type == "Expand" else "Reshape"
             part = self._part(source, read[0])
             plan = shape_plan(self.shapes, node, value, {axis: len(rows) for axis, rows in wanted}) or []
-            return self.nodes.add(operator, [part, self.sizes.vector(plan)], value.dtype)
+            return self.nodes.add(operator, [part, self.sizes.vector(plan)])
         if node.op_type == "Concat":
             operands = [(operand, read[k]) for k, operand in enumerate(node.inputs) if k in read]
             parts = [self._part(operand, box_read) for operand, box_read in operands if operand is not None]
             along = {"axis": attribute_int(node, "axis", 0)}
-            return parts[0] if len(parts) == 1 else self.nodes.add("Concat", parts, value.dtype, along)
+            return parts[0] if len(parts) == 1 else self.nodes.add("Concat", parts, **along)
         if node.op_type == "Split":
             return self._part(source, read[0])
         if node.op_type == "Slice":

@@ -150,8 +150,8 @@ class _Loop:
         shown = nodes.add("Size", [nodes.add("NonZero", [nodes.cast(self.mask, BOOL)])])
         mask = self._expanded_mask(nodes)
         index_count = nodes.add("Mul", [nodes.add("Size", [mask]), nodes.scalar(2)])  # NonZero gives two a token
-        has_texts = nodes.add("Greater", [nodes.scalar_of(nodes.sizes(mask, [0])), nodes.scalar(0)], BOOL)
-        return nodes.add("And", [nodes.add("Equal", [shown, index_count], BOOL), has_texts], BOOL)
+        has_texts = nodes.add("Greater", [nodes.scalar_of(nodes.sizes(mask, [0])), nodes.scalar(0)])
+        return nodes.add("And", [nodes.add("Equal", [shown, index_count]), has_texts])
 
     def _expanded_mask(self, nodes: Nodes) -> ir.Value:
         """The mask, expanded to the texts and tokens of the other inputs.
@@ -163,7 +163,7 @@ class _Loop:
         for value in shapes.graph.inputs:
             dims = shapes.dims(value)
             if value is not self.mask and len(dims) > 1 and all(map(same, dims, (entries.batch, entries.length))):
-                mask = nodes.add("Expand", [mask, nodes.sizes(value, [0, 1])], mask.dtype)
+                mask = nodes.add("Expand", [mask, nodes.sizes(value, [0, 1])])
         return mask
 
     def _add_loop(self) -> list[ir.Value]:
@@ -176,10 +176,10 @@ class _Loop:
         part_values = [pair for output in self.outputs for pair in self._part_values(body, part, output)]
         carried = [self._value(value.dtype) for value, _ in part_values]
         extended = [
-            inner.add("Concat", [previous, value], value.dtype, {"axis": 0})
+            inner.add("Concat", [previous, value], axis=0)
             for previous, (value, _) in zip(carried, part_values, strict=True)
         ]
-        goes_on = inner.scalar_of(inner.add("Less", [end, self.texts.count], BOOL))
+        goes_on = inner.scalar_of(inner.add("Less", [end, self.texts.count]))
         graph = ir.Graph(
             [iteration, condition, start, *carried],
             [goes_on, end, *extended],
@@ -187,9 +187,9 @@ class _Loop:
             opset_imports=dict(self.tokens.shapes.graph.opset_imports),
             name="part",
         )
-        has_texts = before.scalar_of(before.add("Greater", [self.texts.count, before.integers([0])], BOOL))
+        has_texts = before.scalar_of(before.add("Greater", [self.texts.count, before.integers([0])]))
         false = ir.AttrTensor("value", ir.tensor(False))
-        self.full_values[has_texts] = self.full.add("Constant", [], BOOL, {"value": false})
+        self.full_values[has_texts] = self.full.add("Constant", [], value=false)
         initial = [self._zeros(before, value.dtype, [0, *features]) for value, features in part_values]
         full_values = [value for output in self.outputs for value in self._full_values(output)]
         self.full_values |= zip(initial, full_values, strict=True)
@@ -226,7 +226,11 @@ class _Loop:
         if not self.tokens.roles[output].tokens:
             return [output]
         rows = self.full.reshape(output, [-1, *self._features(output)])
-        return [rows, self.full.range(self.full.scalar_of(self.full.sizes(rows, [0])))]
+        return [rows, self._range(self.full.scalar_of(self.full.sizes(rows, [0])))]
+
+    def _range(self, size: ir.Value) -> ir.Value:
+        """0 to `size` - 1, in the first branch: the indices of texts or tokens that are not sorted."""
+        return self.full.range(size)
 
     def _placeholder(self, value: ir.Value) -> ir.Value:
         """Returned for a value that only the loop's body reads, which then does not run.
@@ -239,7 +243,7 @@ class _Loop:
     def _zeros(self, nodes: Nodes, dtype: ir.DataType | None, shape: Sequence[int]) -> ir.Value:
         known_dtype = dtype or ir.DataType.FLOAT
         tensor = ir.tensor(np.zeros(shape, known_dtype.numpy()), known_dtype)
-        return nodes.add("Constant", [], dtype, {"value": ir.AttrTensor("value", tensor)})
+        return nodes.add("Constant", [], value=ir.AttrTensor("value", tensor))
 
     def _results(self, concatenated: Sequence[ir.Value]) -> list[ir.Value]:
         """The graph's outputs, of what the loop has concatenated."""
@@ -256,7 +260,7 @@ class _Loop:
         """(texts), where the loop has put each text."""
         positions = sorted_positions(self.texts)
         size = self.full.gather(self.full.add("Shape", [self.mask]), self.full.scalar(0))
-        self.full_values[positions] = self.full.range(size)  # the texts are not sorted there
+        self.full_values[positions] = self._range(size)
         return positions
 
     def _padded(self, rows: ir.Value, indices: ir.Value, features: Sequence[int]) -> ir.Value:
@@ -264,11 +268,11 @@ class _Loop:
         outer = self.outer
         number = self.constants.add(np.zeros((), (rows.dtype or ir.DataType.FLOAT).numpy()), "packed_zero", rows.dtype)
         count, length = (outer.sizes(self.mask, [axis]) for axis in (0, 1))
-        zeros = outer.add("Expand", [number, outer.vector([count, length, *features])], rows.dtype)
+        zeros = outer.add("Expand", [number, outer.vector([count, length, *features])])
         text = outer.add("Div", [indices, outer.larger(length, outer.integers([1]))])
         token = outer.add("Sub", [indices, outer.add("Mul", [text, length])])
-        pairs = outer.add("Concat", [outer.unsqueeze(text, [1]), outer.unsqueeze(token, [1])], INT64, {"axis": 1})
-        return outer.add("ScatterND", [zeros, pairs, rows], rows.dtype)
+        pairs = outer.add("Concat", [outer.unsqueeze(text, [1]), outer.unsqueeze(token, [1])], axis=1)
+        return outer.add("ScatterND", [zeros, pairs, rows])
 
 
 def _uses_outside(value: ir.Value, nodes: Container[ir.Node]) -> list[tuple[ir.Node, int]]:
@@ -285,7 +289,7 @@ def _shield_dequantised(graph: ir.Graph, constants: Constants) -> None:
     nodes = Nodes(constants, "packed", graph.append)
     for node in list(graph):
         if node.op_type == "DequantizeLinear" and not is_constant(node.inputs[0]):
-            constants.replace(node.outputs[0], nodes.add("Max", node.outputs, node.outputs[0].dtype), "numbers")
+            constants.replace(node.outputs[0], nodes.add("Max", node.outputs), "numbers")
 
 
 def _rebuild_shapes(tokens: Tokens, constants: Constants) -> None:
@@ -297,5 +301,5 @@ def _rebuild_shapes(tokens: Tokens, constants: Constants) -> None:
         if reads_shape_alone(node) and node.inputs[0] in tokens.roles:
             sizes = runtime_sizes.vector(sizes_read(shapes, node))
             if node.op_type == "Size":
-                sizes = nodes.add("ReduceProd", [sizes], INT64, {"keepdims": 0})
+                sizes = nodes.add("ReduceProd", [sizes], keepdims=0)
             ir.convenience.replace_all_uses_with(node.outputs[0], sizes)

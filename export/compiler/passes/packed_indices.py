@@ -65,14 +65,14 @@ def index_texts(nodes: Nodes, mask: ir.Value, picks: Sequence[tuple[int, ...] | 
     positions = nodes.range(nodes.scalar_of(length))
     keeps_all = _keeps_all(nodes, is_shown, [*picked.values()])
     if trailing:
-        keeps_all = nodes.add("Or", [keeps_all, _hides_inside(nodes, is_shown, positions)], BOOL)
-    kept = nodes.cast(nodes.add("Or", [is_shown, keeps_all], BOOL), INT64)
+        keeps_all = nodes.add("Or", [keeps_all, _hides_inside(nodes, is_shown, positions)])
+    kept = nodes.cast(nodes.add("Or", [is_shown, keeps_all]), INT64)
     rank = nodes.add("Sub", [nodes.add("CumSum", [kept, one]), one])  # of a kept token among those of its text
     penalty = nodes.add("Mul", [nodes.add("Sub", [one, kept]), length])  # sorts hidden tokens behind the kept
     token_order = _sort(nodes, nodes.add("Add", [positions, penalty]), length, largest=0)[1]
     counts = nodes.sum(kept, 1, keepdims=0)
     sorted_counts, texts = _sort(nodes, counts, count, largest=1)
-    ranks = {pick: nodes.add("GatherElements", [rank, index], INT64, {"axis": 1}) for pick, index in picked.items()}
+    ranks = {pick: nodes.add("GatherElements", [rank, index], axis=1) for pick, index in picked.items()}
     for value in (count, length):
         value.shape = ir.Shape([1])
     for value in (texts, sorted_counts):
@@ -92,27 +92,27 @@ def _picked_indices(nodes: Nodes, pick: tuple[int, ...] | ir.Value, count: ir.Va
         return wanted
     zero = nodes.scalar(0)
     from_end = nodes.add("Add", [wanted, length])
-    indices = nodes.add("Where", [nodes.add("Less", [wanted, zero], BOOL), from_end, wanted])
-    return nodes.add("Where", [nodes.add("Less", [indices, zero], BOOL), length, indices])
+    indices = nodes.add("Where", [nodes.add("Less", [wanted, zero]), from_end, wanted])
+    return nodes.add("Where", [nodes.add("Less", [indices, zero]), length, indices])
 
 
 def _keeps_all(nodes: Nodes, is_shown: ir.Value, picked: Sequence[ir.Value]) -> ir.Value:
     """(texts, 1), BOOL: whether the mask shows no token of a text, or hides a token that is picked."""
     shown = nodes.cast(is_shown, INT64)
-    keeps_all = nodes.add("Equal", [nodes.sum(shown, 1, keepdims=1), nodes.scalar(0)], BOOL)
+    keeps_all = nodes.add("Equal", [nodes.sum(shown, 1, keepdims=1), nodes.scalar(0)])
     for index in picked:
-        hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [shown, index], INT64, {"axis": 1})])
-        any_hidden = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)], BOOL)
-        keeps_all = nodes.add("Or", [keeps_all, any_hidden], BOOL)
+        hidden = nodes.add("Sub", [nodes.scalar(1), nodes.add("GatherElements", [shown, index], axis=1)])
+        any_hidden = nodes.add("Greater", [nodes.sum(hidden, 1, keepdims=1), nodes.scalar(0)])
+        keeps_all = nodes.add("Or", [keeps_all, any_hidden])
     return keeps_all
 
 
 def _hides_inside(nodes: Nodes, is_shown: ir.Value, positions: ir.Value) -> ir.Value:
     """(texts, 1), BOOL: whether the mask hides a token before a token that it shows."""
     shown_count = nodes.sum(nodes.cast(is_shown, INT64), 1, keepdims=1)
-    is_prefix = nodes.add("Less", [positions, shown_count], BOOL)
-    differs = nodes.cast(nodes.add("Xor", [is_shown, is_prefix], BOOL), INT64)
-    return nodes.add("Greater", [nodes.sum(differs, 1, keepdims=1), nodes.scalar(0)], BOOL)
+    is_prefix = nodes.add("Less", [positions, shown_count])
+    differs = nodes.cast(nodes.add("Xor", [is_shown, is_prefix]), INT64)
+    return nodes.add("Greater", [nodes.sum(differs, 1, keepdims=1), nodes.scalar(0)])
 
 
 def _sort(nodes: Nodes, value: ir.Value, count: ir.Value, largest: int) -> tuple[ir.Value, ir.Value]:
@@ -136,10 +136,10 @@ def index_part(nodes: Nodes, texts: Texts, start: ir.Value) -> tuple[Part, ir.Va
     end = nodes.add("Add", [start, max_texts])
     chosen, kept_counts = nodes.cut(texts.sorted_texts, start, end), nodes.cut(texts.kept_counts, start, end)
     count, column = nodes.add("Shape", [chosen]), nodes.unsqueeze(kept_counts, [1])
-    first_rows = nodes.unsqueeze(nodes.add("CumSum", [kept_counts, zero], INT64, {"exclusive": 1}), [1])
+    first_rows = nodes.unsqueeze(nodes.add("CumSum", [kept_counts, zero], exclusive=1), [1])
     positions = nodes.unsqueeze(nodes.range(nodes.scalar_of(length)), [0])
     clipped = nodes.smaller(positions, nodes.add("Sub", [column, one]))
-    is_kept = nodes.add("Less", [positions, column], BOOL)
+    is_kept = nodes.add("Less", [positions, column])
     token_indices = nodes.cut(nodes.gather(texts.token_order, chosen), nodes.integers([0]), length, 1)
     text_starts = nodes.unsqueeze(nodes.add("Mul", [chosen, texts.length]), [1])
     flat_indices = nodes.add("Add", [text_starts, token_indices])

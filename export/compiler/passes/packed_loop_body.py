@@ -152,7 +152,7 @@ class Body:
         fill = np.finfo(dtype.numpy()).min if roles.at(1).sunk else roles.at(1).true
         hidden = self.outer.constants.add(np.array(fill).astype(dtype.numpy()), "packed_hidden", dtype)
         is_kept = nodes.reshape(self.part.is_kept, [self.part.count, self.part.length, *[1] * len(features)])
-        return nodes.add("Where", [is_kept, grid, hidden], value.dtype)
+        return nodes.add("Where", [is_kept, grid, hidden])
 
     def hides(self, value: ir.Value) -> bool:
         """Whether a reader relies on what the value is at hidden tokens: 0, true, or far below the other scores."""
@@ -243,7 +243,7 @@ class Body:
         if heads > 1 and isinstance(pick.rows, tuple):
             ranks = self._for_heads(ranks, 0, heads, [self._size(texts), len(pick.rows)])
         indices = nodes.reshape(ranks, [-1, 1]) if single else nodes.unsqueeze(ranks, [2])
-        picked = nodes.add("GatherND", [tokens_first, indices], pick.value.dtype, {"batch_dims": 1})
+        picked = nodes.add("GatherND", [tokens_first, indices], batch_dims=1)
         order = [batch, *([] if single else [pick.axis]), *features]
         return nodes.transpose(picked, [order.index(axis) for axis in sorted(order)])
 
@@ -252,8 +252,8 @@ class Body:
         shape = [1] * (len(sizes) + 1)
         shape[axis + 1] = heads
         with_heads = self.nodes.unsqueeze(value, [axis + 1])
-        repeated = self.nodes.add("Expand", [with_heads, self.nodes.integers(shape)], value.dtype)
-        return self.nodes.add("Reshape", [repeated, self.nodes.vector(sizes)], value.dtype, self._zero)
+        repeated = self.nodes.add("Expand", [with_heads, self.nodes.integers(shape)])
+        return self.nodes.add("Reshape", [repeated, self.nodes.vector(sizes)], **self._zero)
 
     def _copy(self, node: ir.Node, packed: bool) -> None:
         """Computes a node by a copy, with shapes that fit the part."""
@@ -262,9 +262,9 @@ class Body:
             operator, keep_size = ("Expand", 1) if node.op_type == "Expand" else ("Reshape", -1)
             shape = self._shape(node.outputs[0], packed, keep_size)
             zero = self._zero if operator == "Reshape" and not packed else {}
-            outputs = [self.nodes.add(operator, [inputs[0], shape], node.outputs[0].dtype, zero)]
+            outputs = [self.nodes.add(operator, [inputs[0], shape], **zero)]
         elif node.op_type == "Tile" and not node.domain:
-            outputs = [self.nodes.add("Tile", [inputs[0], self._repeats(node, packed)], node.outputs[0].dtype)]
+            outputs = [self.nodes.add("Tile", [inputs[0], self._repeats(node, packed)])]
         else:
             outputs = [*self.nodes.copy(node, inputs, "packed").outputs]
         for old, new in zip(node.outputs, outputs, strict=True):

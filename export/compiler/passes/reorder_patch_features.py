@@ -53,9 +53,9 @@ def reorder_patch_features(shapes: Shapes, constants: Constants, node: ir.Node) 
         _permute(constants, reader, position, axis, new_order)
     nodes = nodes_before(constants, node)
     shape = ir.Shape([shapes.dims(source)[axis] for axis in order])
-    reordered = nodes.add("Transpose", [source], transposed.dtype, {"perm": order}, shape)
+    reordered = nodes.add("Transpose", [source], shape, perm=order)
     inputs = [reordered, *node.inputs[1:]]
-    return nodes.add(node.op_type, inputs, transposed.dtype, node.attributes, node.outputs[0].shape)
+    return nodes.add(node.op_type, inputs, node.outputs[0].shape, **node.attributes)
 
 
 def _axes_of_features(dims: Sequence[Dim], features: Dim) -> int:

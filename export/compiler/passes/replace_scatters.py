@@ -45,7 +45,7 @@ def _where(shapes: Shapes, nodes: Nodes, node: ir.Node) -> ir.Value | None:
         mask, dims = nodes.unsqueeze(mask, missing_axes), shapes.dims(mask)
         mask.shape = ir.Shape([*dims, *[1] * len(missing_axes)])
     fill = nodes.constants.add(number.reshape(()), "fill", out.dtype)
-    return nodes.add("Where", [mask, fill, given(node, 0)], out.dtype)
+    return nodes.add("Where", [mask, fill, given(node, 0)])
 
 
 def _mask(shapes: Shapes, node: ir.Node) -> ir.Value | None:
@@ -74,7 +74,7 @@ def _gather(shapes: Shapes, nodes: Nodes, node: ir.Node) -> ir.Value | None:
     features, size, axis = _features(shapes, node), shapes.dims(value)[-1], shapes.rank(value) - 1
     if features is None or not isinstance(size, int):
         return None
-    both = nodes.add("Concat", [value, update], value.dtype, {"axis": axis})
+    both = nodes.add("Concat", [value, update], axis=axis)
     both.shape = ir.Shape([*shapes.dims(value)[:-1], size + len(features)])
     sources = [size + features.index(k) if k in features else k for k in range(size)]
     return nodes.gather(both, nodes.integers(sources), axis)

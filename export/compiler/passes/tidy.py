@@ -71,7 +71,7 @@ class Tidying:
     def node(self, at: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: list[int]) -> ir.Value:
         """A new node before `at`, whose output has the shape and dtype of the output of `at`."""
         like = at.outputs[0]
-        return nodes_before(self.constants, at).add(operator, inputs, like.dtype, attributes, like.shape)
+        return nodes_before(self.constants, at).add(operator, inputs, like.shape, **attributes)
 
     def squeezed(self, at: ir.Node, source: ir.Value, axes: Sequence[int]) -> ir.Value:
         """`source` without axes of size 1."""

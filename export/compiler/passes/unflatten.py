@@ -26,7 +26,7 @@ from export.compiler.graph.attributes import (
 )
 from export.compiler.graph.constants import Constants, integers, is_constant, number
 from export.compiler.graph.def_use import is_read, made_of
-from export.compiler.graph.node_builder import Attributes, nodes_before
+from export.compiler.graph.node_builder import Nodes, nodes_before
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, REDUCING
 
@@ -108,7 +108,7 @@ class _Unflattening:
             return source
         sizes = [*[0] * len(token_axes), *(dim for dim in features if isinstance(dim, int))]
         shape = ir.Shape([*token_axes, *features])
-        return self._node(node, "Reshape", [source, self.constants.add_integers(sizes, "tokens")], shape)
+        return self._before(node).add("Reshape", [source, self.constants.add_integers(sizes, "tokens")], shape)
 
     def _is_row_by_row(self, node: ir.Node, rank: int) -> bool:
         """Whether a row of the outputs, of this rank, depends on the same row of the inputs alone."""
@@ -177,7 +177,7 @@ class _Unflattening:
         for out, tokens in zip(outputs, self._on_tokens(node, outputs, token_axes), strict=True):
             features = [dim for dim in self.shapes.dims(out)[1:] if isinstance(dim, int)]
             sizes = self.constants.add_integers([-1, *features], "flat")
-            flat = nodes_before(self.constants, node).add("Reshape", [tokens, sizes], out.dtype, shape=out.shape)
+            flat = self._before(node).add("Reshape", [tokens, sizes], out.shape)
             ir.convenience.replace_all_uses_with(out, flat)
             self.tokens[flat] = tokens
         self.changed = True
@@ -190,12 +190,12 @@ class _Unflattening:
             return [self._product(node, inputs, shape)]
         if node.op_type == "BatchNormalization":  # over axis 1
             order, back = [0, new_axes + 1, *range(1, new_axes + 1)], [0, *range(2, new_axes + 2), 1]
-            features_first = self._node(node, "Transpose", [inputs[0]], attributes={"perm": order})
-            normed = self._node(node, node.op_type, [features_first, *inputs[1:]], attributes=node.attributes)
-            return [self._node(node, "Transpose", [normed], shape, {"perm": back})]
-        new = nodes_before(self.constants, node).copy(node, inputs, "tokens")
+            features_first = self._before(node).add("Transpose", [inputs[0]], perm=order)
+            normed = self._before(node).add(node.op_type, [features_first, *inputs[1:]], **node.attributes)
+            return [self._before(node).add("Transpose", [normed], shape, perm=back)]
+        new = self._before(node).copy(node, inputs, "tokens")
         if (like := _shape_source(node)) in self.tokens and node.inputs[0] not in self.tokens:
-            new.replace_input_with(1, nodes_before(self.constants, new).add("Shape", [self.tokens[like]]))
+            new.replace_input_with(1, self._before(new).add("Shape", [self.tokens[like]]))
         elif node.op_type in ("Expand", "Tile"):
             is_expand = node.op_type == "Expand"
             sizes = self.shapes.dims(outputs[0])[1:] if is_expand else (integers(node.inputs[1]) or [])[1:]
@@ -221,20 +221,12 @@ class _Unflattening:
         """A Gemm as MatMul and Add, which take tokens."""
         weight, bias = inputs[1], inputs[2] if len(inputs) > 2 else None
         if attribute_int(node, "transB", 0):
-            weight = self._node(node, "Transpose", [weight], attributes={"perm": [1, 0]})
-        product_of_tokens = self._node(node, "MatMul", [inputs[0], weight], shape)
-        return product_of_tokens if bias is None else self._node(node, "Add", [product_of_tokens, bias], shape)
+            weight = self._before(node).add("Transpose", [weight], perm=[1, 0])
+        product_of_tokens = self._before(node).add("MatMul", [inputs[0], weight], shape)
+        return product_of_tokens if bias is None else self._before(node).add("Add", [product_of_tokens, bias], shape)
 
-    def _node(
-        self,
-        before: ir.Node,
-        operator: str,
-        inputs: Sequence[ir.Value | None],
-        shape: ir.Shape | None = None,
-        attributes: Attributes | None = None,
-    ) -> ir.Value:
-        dtype = before.outputs[0].dtype
-        return nodes_before(self.constants, before).add(operator, inputs, dtype, attributes, shape)
+    def _before(self, node: ir.Node) -> Nodes:
+        return nodes_before(self.constants, node)
 
 
 def _shape_source(node: ir.Node) -> ir.Value | None:

@@ -72,7 +72,7 @@ def _repeat(graph: ir.Graph, values: Sequence[ir.Value], mask: ir.Value) -> None
         uses, names = value.uses(), zip(_names(value), _names(mask), strict=True)
         sizes = [nodes.sizes(mask, [axis]) if name == shared else 1 for axis, (name, shared) in enumerate(names)]
         features = [1] * (len(value.shape or ()) - len(sizes))
-        repeated = nodes.add("Expand", [value, nodes.vector([*sizes, *features])], value.dtype)
+        repeated = nodes.add("Expand", [value, nodes.vector([*sizes, *features])])
         for reader, position in uses:
             reader.replace_input_with(position, repeated)
 

@@ -170,7 +170,7 @@ def forget_scale(patch: pytest.MonkeyPatch) -> None:
 def forget_others(patch: pytest.MonkeyPatch) -> None:
     def none(nodes: Any, seen: ir.Value, numbers: ir.Value, true: Any = packed_indices._hides_inside) -> ir.Value:
         hides: ir.Value = true(nodes, seen, numbers)
-        return nodes.add("And", [hides, nodes.add("Not", [hides], hides.dtype)], hides.dtype)  # type: ignore[no-any-return]
+        return nodes.add("And", [hides, nodes.add("Not", [hides])])  # type: ignore[no-any-return]
 
     patch.setattr(packed_indices, "_hides_inside", none)
 

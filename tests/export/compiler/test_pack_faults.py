@@ -80,7 +80,7 @@ def test_a_value_repeated_for_the_heads_of_other_texts_fails_the_proof(
     ) -> ir.Value:
         shape = [1] * (len(sizes) + 1)
         shape[axis] = heads
-        each = body.nodes.add("Expand", [body.nodes.unsqueeze(value, [axis]), body.nodes.integers(shape)], value.dtype)
+        each = body.nodes.add("Expand", [body.nodes.unsqueeze(value, [axis]), body.nodes.integers(shape)])
         return body.nodes.reshape(each, sizes)
 
     onnx.save(export(Disentangled()) if of_a_table else ir.to_proto(of_heads()), tmp_path / "in.onnx")

@@ -1,6 +1,7 @@
 """Computes which part of every value is read, from the outputs backward: a live-range analysis of elements.
 
-In: the shapes of a graph. Out: `Demands`: for each value that is read, the boxes that cover what is read.
+In: the shapes of a graph. Out: `Demands`: for each value that is read, the boxes that cover what is read; as readers
+ask for them, and as operators compute them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ Demands = dict[ir.Value, list[Box]]
 WHOLE_VALUE = [WHOLE]
 
 
-def analyse(shapes: Shapes) -> Demands:
-    """For every value that is read, the boxes of it that the outputs need.
+def analyse(shapes: Shapes) -> tuple[Demands, Demands]:
+    """For every value that is read, the boxes of it that its operator computes, and those for which readers ask.
 
-    A box is widened where the operator cannot compute that part alone.
+    Both differ where the operator cannot compute the part alone that readers ask for.
     """
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
+    asked: Demands = {}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):
             demand_shape(shapes, node, demands)
@@ -34,7 +36,8 @@ def analyse(shapes: Shapes) -> Demands:
         for index, output in enumerate(node.outputs):
             if output not in demands:
                 continue
-            demands[output] = _computable(shapes, node, index, demands[output])
+            asked[output] = demands[output]
+            demands[output] = _computable(shapes, node, index, asked[output])
             for wanted in demands[output]:
                 for position, read in demand_of(shapes, node, index, wanted).inputs.items():
                     value = node.inputs[position]
@@ -43,7 +46,7 @@ def analyse(shapes: Shapes) -> Demands:
     for value in demands:
         if value.producer() is None:
             demands[value] = merged(shapes, value, demands[value])
-    return demands
+    return demands, asked
 
 
 def _computable(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:

@@ -5,12 +5,12 @@ In: the demands of a graph. Out: `Site`s for the user; the last explains most.
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from collections.abc import Iterator
 
 from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Site
-from export.compiler.graph.attributes import optional, reads_shape_alone
+from export.compiler.graph.attributes import optional
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes
@@ -24,14 +24,15 @@ FOLLOWED = (
 )
 
 
-def stops(shapes: Shapes, demands: Demands) -> list[Site]:
+def stops(shapes: Shapes, demands: Demands, asked: Demands) -> list[Site]:
+    """`demands`, `asked`: of `analyse`."""
     unknown = [
         Site(value.name or "", node.op_type, "its shape does not follow from the graph")
         for node in shapes.graph
         for value in node.outputs
         if value.shape is None and is_read(value)
     ]
-    return [*_read_whole(shapes, demands), *_widened(shapes, demands), *_picked(shapes, demands), *unknown[:1]]
+    return [*_read_whole(shapes, demands), *_widened(shapes, demands, asked), *_picked(shapes, demands), *unknown[:1]]
 
 
 def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
@@ -49,24 +50,16 @@ def _read_whole(shapes: Shapes, demands: Demands) -> list[Site]:
     return sites[:1]
 
 
-def _widened(shapes: Shapes, demands: Demands) -> list[Site]:
+def _widened(shapes: Shapes, demands: Demands, asked: Demands) -> Iterator[Site]:
     """Operators that are computed in full though their readers need a part. Integers, as indices, do not count."""
-    asked: dict[ir.Value, list[Box]] = {output: [WHOLE] for output in shapes.graph.outputs}
-    sites = []
-    for node in reversed(shapes.graph):
-        for index, output in enumerate(node.outputs):
-            if reads_shape_alone(node) or output not in demands:
-                continue
-            for part in demands[output]:
-                for position, read in demand_of(shapes, node, index, part).inputs.items():
-                    if (value := node.inputs[position]) is not None:
-                        asked.setdefault(value, []).append(read)
-            boxes = merged(shapes, output, asked.get(output, [WHOLE]))
-            if demands[output] == WHOLE_VALUE and boxes != WHOLE_VALUE and output.dtype not in WHOLE_NUMBERS:
-                parts = " and ".join(map(in_words, boxes))
-                rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
-                sites.append(Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}"))
-    return sites[::-1]
+    for output in (output for node in shapes.graph for output in node.outputs if output in asked):
+        node = output.producer()
+        if node is None or demands[output] != WHOLE_VALUE or output.dtype in WHOLE_NUMBERS:
+            continue
+        if (boxes := merged(shapes, output, asked[output])) != WHOLE_VALUE:
+            parts = " and ".join(map(in_words, boxes))
+            rule = "is not computed alone" + ("" if operator_of(node).reads else ": it has no rule")
+            yield Site(output.name or "", node.op_type, f"the part that is read, {parts}, {rule}")
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Site]:

@@ -59,7 +59,7 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
         change = f"{queries} keys and values, {absorption.before:,} -> {absorption.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
     if sites:  # of a MatMul that made queries, keys and values, only the queries' columns are read now
-        Materialiser(shapes, analyse(shapes)).run()
+        Materialiser(shapes, analyse(shapes)[0]).run()
     return Outcome(tuple(sites), tuple(refusals))
 
 

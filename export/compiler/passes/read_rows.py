@@ -25,7 +25,6 @@ from export.compiler.errors import Site
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
-from export.compiler.operators.table import demand_of
 from export.compiler.passes.decompose_fused import decompose_fused
 from export.compiler.passes.hoist_gathers import hoist_gathers
 from export.compiler.passes.materialise_parts import Materialiser
@@ -35,28 +34,20 @@ from export.compiler.passes.outcome import Outcome
 def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     hoisted = hoist_gathers(model, sizes)
     shapes = Shapes(model.graph, sizes)
-    demands = analyse(shapes)
-    if decompose_fused(model, lambda node: _computes_more(shapes, demands, node.outputs[0])):
+    demands, asked = analyse(shapes)
+    if decompose_fused(model, lambda node: _computes_more(shapes, node.outputs[0], demands, asked)):
         shapes = Shapes(model.graph, sizes)
-        demands = analyse(shapes)
+        demands, asked = analyse(shapes)
     sites = (*hoisted, *_sites(shapes, demands))
-    refusals = stops(shapes, demands) or ([] if sites else [_obstacle(model.graph)])
+    refusals = stops(shapes, demands, asked) or ([] if sites else [_obstacle(model.graph)])
     if sites:
         Materialiser(shapes, demands).run()
     return Outcome(sites, tuple(refusals))
 
 
-def _computes_more(shapes: Shapes, demands: Demands, value: ir.Value) -> bool:
+def _computes_more(shapes: Shapes, value: ir.Value, demands: Demands, asked: Demands) -> bool:
     """Whether the readers of a value need only a part, and its operator computes it entirely all the same."""
-    if value.is_graph_output() or WHOLE not in demands.get(value, []):
-        return False
-    read = [
-        demand_of(shapes, use.node, index, wanted).inputs.get(use.idx, WHOLE)
-        for use in value.uses()
-        for index, output in enumerate(use.node.outputs)
-        for wanted in demands.get(output, [])
-    ]
-    return WHOLE not in merged(shapes, value, read)
+    return WHOLE in demands.get(value, []) and WHOLE not in merged(shapes, value, asked[value])
 
 
 def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:

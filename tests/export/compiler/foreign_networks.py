@@ -218,7 +218,7 @@ def with_read_rows_alone(original: ir.Model) -> ir.Model:
     """A copy in which only what the outputs read is computed, whether or not that saves work."""
     prepare(cut := original.clone())
     shapes = Shapes(cut.graph)
-    Materialiser(shapes, analyse(shapes)).run()
+    Materialiser(shapes, analyse(shapes)[0]).run()
     remove_unused(cut)
     cut.graph.sort()
     return cut

@@ -76,7 +76,7 @@ def part(model: ir.Model, read: Read) -> onnx.ModelProto:
     apply_reads(model.graph, [read])
     prepare(model)
     shapes = Shapes(model.graph)
-    Materialiser(shapes, analyse(shapes)).run()
+    Materialiser(shapes, analyse(shapes)[0]).run()
     remove_unused(model)
     model.graph.sort()
     return ir.to_proto(model)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.compiler.analyses.demand import sizes_read
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, is_constant
-from export.compiler.graph.shapes import Dim, Shapes, agree, same
+from export.compiler.graph.shapes import Dim, Shapes, agree, more, same, times
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
 SUNK = 1000.0  # a score is sunk if it lies this far below a visible score: exp(-1000) is 0 in float64
@@ -138,11 +138,11 @@ class MaskedEntries:
 
     def behind(self, dim: Dim) -> int:
         """How many further entries follow the tokens along an axis, such as an attention sink; 0 for other axes."""
-        return self.shapes.more(dim, self.length)
+        return more(dim, self.length)
 
     def texts_in(self, dim: Dim) -> int | None:
         """How many elements a text has along an axis: 1, or the heads for texts times heads; None: not of texts."""
-        return self.shapes.times(dim, self.batch)
+        return times(dim, self.batch)
 
     def _facts(self, value: ir.Value, batch: int, tokens: tuple[int, ...], axis: int) -> Facts:
         """The facts of `axis`, of the axes `tokens`, over all drawn inputs; NO_FACTS if an operator has no kernel."""

@@ -18,7 +18,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import Array
 from export.compiler.graph.def_use import made_by
-from export.compiler.graph.shapes import Dim, Shapes, same
+from export.compiler.graph.shapes import Dim, Shapes, same, times
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View
 
@@ -126,21 +126,11 @@ def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> C
             if not right or (wide_left and wide_left[0] != before.batch_axis and not same(batch, 1)):
                 raise _joins(value, "batch", old, new)
             batch_axis = next((axis for axis in right if same(new[axis], batch)), (wide_right or right)[0])
-            sizes[batch_axis] = quotient(new[batch_axis], batch) or -1
+            sizes[batch_axis] = times(new[batch_axis], batch) or -1
     if token_axis < 0 or batch_axis < 0 or min(sizes) < 1 or np.prod(sizes) != before.columns.size:
         raise _joins(value, "free dimensions", old, new)
     columns, scale, shift = (array.reshape(sizes) for array in (before.columns, before.scale, before.shift))
     return before.arrange(columns, scale, shift, token_axis, batch_axis)
-
-
-def quotient(dim: Dim, divisor: Dim) -> int | None:
-    """dim / divisor; None unless that is the same integer for every size of the free dimensions."""
-    if isinstance(divisor, int):
-        return dim // divisor if isinstance(dim, int) and dim % divisor == 0 else None
-    if isinstance(dim, int):
-        return None
-    ratio = (dim / divisor).simplify().evaluate({})
-    return ratio if isinstance(ratio, int) else None
 
 
 def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -> Refused:

@@ -57,10 +57,11 @@ def integers(value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
 
 
-def number(value: ir.Value) -> float | None:
+def number(value: ir.Value | None) -> float | None:
     """The element of a constant that has a single element; None for other values."""
-    array = constant(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    is_single = value is not None and value.const_value is not None and value.const_value.size == 1
+    array = constant(value) if is_single else None
+    return float(array.reshape(-1)[0]) if array is not None else None
 
 
 class Constants:

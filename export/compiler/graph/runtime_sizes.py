@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.node_builder import Nodes
-from export.compiler.graph.shapes import Dim, Shapes
+from export.compiler.graph.shapes import Dim, Shapes, times
 
 
 class Sizes:
@@ -35,6 +35,6 @@ class Sizes:
     def _product(self, size: Dim) -> ir.Value:
         """A size that is the size of an input's axis times a number, as a vector of length 1."""
         for unit in (dim for value in self._shapes.graph.inputs for dim in self._shapes.dims(value)):
-            if (factor := self._shapes.times(size, unit)) is not None:
+            if (factor := times(size, unit)) is not None:
                 return self._nodes.add("Mul", [self._size(unit), self._nodes.integers([factor])])
         raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")

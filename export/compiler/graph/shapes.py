@@ -103,6 +103,29 @@ def product(dims: Sequence[Dim]) -> Dim:
     return total
 
 
+def times(dim: Dim, unit: Dim) -> int | None:
+    """The integer k with dim = k * unit whatever the free dimensions are; else None. An axis of batch * 12 gives 12."""
+    if isinstance(unit, int):
+        return dim // unit if isinstance(dim, int) and unit and dim % unit == 0 else None
+    if isinstance(dim, int):
+        return None
+    factor = _sample(dim) // _sample(unit)
+    return factor if same(dim, unit * factor) else None
+
+
+def more(dim: Dim, unit: Dim) -> int:
+    """The integer k with dim = unit + k, for two free sizes; else 0. An axis with a class token is 1 longer."""
+    if isinstance(dim, int) or isinstance(unit, int):
+        return 0
+    difference = _sample(dim) - _sample(unit)
+    return difference if difference > 0 and same(dim, unit + difference) else 0
+
+
+def _sample(dim: ir.SymbolicDim) -> int:
+    """The size with all its symbols set to NOMINAL."""
+    return _evaluate(dim, (), NOMINAL)
+
+
 @cache
 def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: int) -> int:
     """The size with its symbols set to `sizes`, other symbols to `default`; at least 1."""
@@ -157,20 +180,6 @@ class Shapes:
     def is_known(self, dim: Dim) -> bool:
         """Whether the size is a number or the size of an input's axis."""
         return isinstance(dim, int) or self.source(dim) is not None
-
-    def times(self, dim: Dim, unit: Dim) -> int | None:
-        """The integer k with dim = k * unit, for two free sizes; else None. An axis of batch * 12 heads gives 12."""
-        if isinstance(dim, int) or isinstance(unit, int):
-            return None
-        factor = Shapes(self.graph, {str(unit): 1}).nominal(dim)
-        return factor if same(dim, unit * factor) else None
-
-    def more(self, dim: Dim, unit: Dim) -> int:
-        """The integer k with dim = unit + k, for two free sizes; else 0. An axis with a class token is 1 longer."""
-        if isinstance(dim, int) or isinstance(unit, int):
-            return 0
-        difference = Shapes(self.graph, {str(unit): 1}).nominal(dim) - 1
-        return difference if same(dim, unit + difference) else 0
 
     def is_positive(self, dim: Dim) -> bool:
         """Whether the size is never 0. A free size counts if an input of integers has it: there is at least one token.

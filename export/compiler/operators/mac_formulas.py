@@ -61,11 +61,7 @@ def filters_of_input(shapes: Shapes, node: ir.Node) -> int:
 
 
 def gemm(shapes: Shapes, node: ir.Node) -> int:
-    return _out(shapes, node) * _sizes(shapes, node.inputs[0])[0 if attribute_int(node, "transA", 0) else 1]
-
-
-def fused(shapes: Shapes, node: ir.Node) -> int:
-    """FusedMatMul."""
+    """Gemm and FusedMatMul."""
     return _out(shapes, node) * _sizes(shapes, node.inputs[0])[-2 if attribute_int(node, "transA", 0) else -1]
 
 

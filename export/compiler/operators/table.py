@@ -132,7 +132,7 @@ CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are r
     ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_rules.biased)),
     ("LayerNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm)),
     ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_rules.skip_norm)),
-    ("FusedMatMul", Operator(contrib_rules.fused_matmul, macs=mac_formulas.fused)),
+    ("FusedMatMul", Operator(contrib_rules.fused_matmul, macs=mac_formulas.gemm)),
     ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # a Gemm with an activation
     ("FusedConv", Operator(None, macs=mac_formulas.filters(1))),
     ("MatMulNBits", Operator(contrib_rules.rows, macs=mac_formulas.blocks)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import optional, permutation
-from export.compiler.graph.constants import integers
+from export.compiler.graph.constants import integers, number
 from export.compiler.graph.def_use import made_by
 from export.compiler.graph.shapes import Shapes, same_shape
 
@@ -44,19 +44,13 @@ def _returned(node: ir.Node) -> ir.Value | None:
             return value if len(node.inputs) == len(node.outputs) == 1 else None
         case "Pad":
             return value if not any(integers(other) or [1]) else None
-        case "Add" | "Mul" if _is_number(value, node.op_type == "Mul"):
+        case "Add" | "Mul" if number(value) == (node.op_type == "Mul"):
             return other
         case "Add" | "Div" | "Mul" | "Pow" | "Sub":
-            return value if _is_number(other, node.op_type not in ("Add", "Sub")) else None
+            return value if number(other) == (node.op_type not in ("Add", "Sub")) else None
         case "Transpose":
             return _untransposed(node)
     return None
-
-
-def _is_number(value: ir.Value | None, number: int) -> bool:
-    """Whether the value is a constant of one element, which is `number`."""
-    tensor = value.const_value if value is not None else None
-    return tensor is not None and tensor.size == 1 and bool((tensor.numpy() == number).all())
 
 
 def _untransposed(node: ir.Node) -> ir.Value | None:

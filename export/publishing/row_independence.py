@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
+from export.compiler.graph.shapes import bound_sizes
 from export.compiler.pipeline import drawable
-from export.compiler.proof.inputs import bound_sizes, draw, first_dimensions
+from export.compiler.proof.inputs import draw, first_dimensions
 from export.compiler.proof.original import Original
 from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import relative_error

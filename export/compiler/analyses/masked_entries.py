@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.compiler.analyses.demand import sizes_read
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, is_constant
-from export.compiler.graph.shapes import Dim, Shapes, agree, more, same, times
+from export.compiler.graph.shapes import Dim, Shapes, agree, bound_sizes, more, same, times
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
 SUNK = 1000.0  # a score is sunk if it lies this far below a visible score: exp(-1000) is 0 in float64
@@ -194,14 +194,8 @@ class MaskedEntries:
 
     def _size(self, node: ir.Node, values: Values) -> Values:
         """The output of a Shape, from the inputs' sizes alone: its value may need the whole network."""
-        sizes = {
-            str(dim.value): size
-            for value in self.shapes.graph.inputs
-            if value.shape is not None
-            for dim, size in zip(value.shape.dims, values[value].shape, strict=True)
-            if isinstance(dim, ir.SymbolicDim)
-        }
-        sized = Shapes(self.shapes.graph, sizes)
+        graph = self.shapes.graph
+        sized = Shapes(graph, bound_sizes(graph, {value.name or "": values[value] for value in graph.inputs}))
         return {node.outputs[0]: np.array([*map(sized.nominal, sizes_read(self.shapes, node))])}
 
     def _values(self, feeds: Mapping[str, Array]) -> tuple[Mask, Values]:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import integers
@@ -62,6 +64,22 @@ def agree(size: Dim, other: Dim) -> bool:
         return True
     clipped = re.fullmatch(r"Min\((\d+), (.+)\)", str(number(other)))
     return clipped is not None and int(clipped[1]) > 1 and str(number(size)) == clipped[2]
+
+
+def is_symbol(dim: ir.SymbolicDim) -> bool:
+    """Whether a dimension is a single symbol, not an expression such as a sum."""
+    return dim.value in dim.free_symbols()
+
+
+def bound_sizes(graph: ir.Graph, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, int]:
+    """The sizes that arrays for all inputs, by name, give to the free dimensions."""
+    return {
+        str(dim.value): size
+        for value in graph.inputs
+        if value.shape is not None
+        for dim, size in zip(value.shape.dims, feeds[value.name or ""].shape, strict=True)
+        if isinstance(dim, ir.SymbolicDim) and is_symbol(dim)
+    }
 
 
 @cache

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.input_defaults import default
+from export.compiler.graph.shapes import is_symbol
 from export.compiler.operators.table import Trait, operator_of
 from export.compiler.proof.memory import free_memory
 from export.compiler.proof.tolerances import size_of
@@ -47,23 +48,7 @@ def free_dimensions(graph: ir.Graph) -> list[str]:
     """The symbols of the inputs' free dimensions, those of first axes first."""
     shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
     dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
-    return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim) and _is_symbol(dim)))
-
-
-def _is_symbol(dim: ir.SymbolicDim) -> bool:
-    """Whether a dimension is a single symbol, not an expression such as a sum."""
-    return dim.value in dim.free_symbols()
-
-
-def bound_sizes(graph: ir.Graph, feeds: Feeds) -> Sizes:
-    """The sizes that `feeds` give to the free dimensions."""
-    return {
-        str(dim.value): size
-        for value in graph.inputs
-        if value.shape is not None
-        for dim, size in zip(value.shape.dims, feeds[value.name or ""].shape, strict=True)
-        if isinstance(dim, ir.SymbolicDim) and _is_symbol(dim)
-    }
+    return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim) and is_symbol(dim)))
 
 
 def first_dimensions(graph: ir.Graph) -> set[str]:

@@ -17,10 +17,10 @@ import onnx_ir as ir
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotDrawn, NotSupported
 from export.compiler.graph.constants import Array
 from export.compiler.graph.output_slices import Read
+from export.compiler.graph.shapes import bound_sizes
 from export.compiler.proof.inputs import (
     Feeds,
     Sizes,
-    bound_sizes,
     channels,
     draw,
     empty_sizes,

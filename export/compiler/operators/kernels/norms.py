@@ -16,6 +16,14 @@ def _root_mean_square(x: Array, axes: tuple[int, ...] | int, epsilon: float | No
     return np.asarray(np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon)))
 
 
+def _standardised(x: Array, axes: tuple[int, ...] | int, epsilon: float | None) -> tuple[Array, Array, Array]:
+    """(x - mean) / sqrt(variance + epsilon), the mean, and that square root."""
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    deviation = _root_mean_square(centred, axes, epsilon)
+    return centred / deviation, mean, deviation
+
+
 def _axes_from(x: Array, axis: int | None) -> tuple[int, ...]:
     """The axes from `axis` on, by default the last."""
     return tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
@@ -33,12 +41,9 @@ class LayerNormalization(OpRun):
         epsilon: float | None = None,
         **unread: object,
     ) -> tuple[Array, ...]:
-        axes = _axes_from(x, axis)
-        mean = x.mean(axes, keepdims=True)
-        centred = x - mean
-        deviation = _root_mean_square(centred, axes, epsilon)
-        normal = centred / deviation * scale
-        return (normal if bias is None else normal + bias, mean, 1 / deviation)[: len(self.onnx_node.output)]
+        normal, mean, deviation = _standardised(x, _axes_from(x, axis), epsilon)
+        scaled = normal * scale
+        return (scaled if bias is None else scaled + bias, mean, 1 / deviation)[: len(self.onnx_node.output)]
 
 
 class SimplifiedLayerNormalization(OpRun):
@@ -100,23 +105,22 @@ class GroupNormalization(OpRun):
         num_groups: int | None = None,
         **unread: object,
     ) -> tuple[Array]:
-        groups = num_groups or 1
-        grouped = x.reshape(len(x), groups, -1)
-        centred = grouped - grouped.mean(2, keepdims=True)
-        normal = (centred / _root_mean_square(centred, 2, epsilon)).reshape(x.shape)
-        by_channel = (np.repeat(array, x.shape[1] // len(array)) for array in (scale, bias))
-        factor, shift = (array.reshape(1, -1, *[1] * (x.ndim - 2)) for array in by_channel)
-        return (normal * factor + shift,)
+        return (_by_groups(x, scale, bias, epsilon, num_groups or 1),)
 
 
 class InstanceNormalization(OpRun):
     """Normalises all pixels of a channel."""
 
     def _run(self, x: Array, scale: Array, bias: Array, epsilon: float | None = None) -> tuple[Array]:
-        pixels, channels = tuple(range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
-        centred = x - x.mean(pixels, keepdims=True)
-        deviation = _root_mean_square(centred, pixels, epsilon)
-        return (centred / deviation * scale.reshape(channels) + bias.reshape(channels),)
+        return (_by_groups(x, scale, bias, epsilon, x.shape[1]),)
+
+
+def _by_groups(x: Array, scale: Array, bias: Array, epsilon: float | None, groups: int) -> Array:
+    """Normalises the channels and pixels of each group."""
+    normal, _, _ = _standardised(x.reshape(len(x), groups, -1), 2, epsilon)
+    by_channel = (np.repeat(array, x.shape[1] // len(array)) for array in (scale, bias))
+    factor, shift = (array.reshape(1, -1, *[1] * (x.ndim - 2)) for array in by_channel)
+    return normal.reshape(x.shape) * factor + shift
 
 
 class MeanVarianceNormalization(OpRun):

@@ -120,7 +120,7 @@ def _by_groups(x: Array, scale: Array, bias: Array, epsilon: float | None, group
     normal, _, _ = _standardised(x.reshape(len(x), groups, -1), 2, epsilon)
     by_channel = (np.repeat(array, x.shape[1] // len(array)) for array in (scale, bias))
     factor, shift = (array.reshape(1, -1, *[1] * (x.ndim - 2)) for array in by_channel)
-    return normal.reshape(x.shape) * factor + shift
+    return np.asarray(normal.reshape(x.shape) * factor + shift)
 
 
 class MeanVarianceNormalization(OpRun):

@@ -185,10 +185,8 @@ class Shapes:
         longest = max(self.sizes.values(), default=NOMINAL)
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), longest)
 
-    def is_sized(self, value: ir.Value | None) -> bool:
-        """Whether the value's shape follows from the sizes of the graph's inputs; true of None."""
-        if value is None:
-            return True
+    def is_sized(self, value: ir.Value) -> bool:
+        """Whether the value's shape follows from the sizes of the graph's inputs."""
         return value.shape is not None and _symbols([value]) <= self._sized_symbols
 
     @cached_property

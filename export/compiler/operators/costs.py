@@ -32,11 +32,9 @@ class Work:
 
 def graph_work(shapes: Shapes) -> Work:
     macs, guessed, uncounted = 0, 0, []
-    for node in shapes.graph:
-        if not is_multiplying(node):
-            if operator_of(node).macs is no_formula:
-                uncounted.append(_name(node))
-        elif _is_counted(shapes, node):
+    for node in (node for node in shapes.graph if operator_of(node).macs is not None):
+        values = [value for value in (*node.inputs, node.outputs[0]) if value is not None and value.name]
+        if is_multiplying(node) and all(map(shapes.is_sized, values)):
             macs += node_macs(shapes, node)
         else:
             guessed += node_macs(shapes, node)
@@ -47,11 +45,6 @@ def graph_work(shapes: Shapes) -> Work:
 def is_multiplying(node: ir.Node) -> bool:
     """Whether the operator multiplies matrices and has a formula for its multiply-accumulates."""
     return operator_of(node).macs not in (None, no_formula)
-
-
-def _is_counted(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether the sizes of the product follow from those of the graph's inputs."""
-    return all(map(shapes.is_sized, (*node.inputs, node.outputs[0] if node.outputs[0].name else None)))
 
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:

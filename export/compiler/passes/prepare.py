@@ -305,17 +305,14 @@ def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
         results = evaluate_node(node, {})
     except UnknownOperator:
         return False
-    if _grows(node, {value: results[value] for value in outputs}) or _is_quantised(node, results[outputs[0]]):
+    if node.op_type == "DequantizeLinear" and results[outputs[0]].size > 1:
+        return False  # ONNX Runtime would quantise the floats of a weight or bias otherwise
+    if _grows(node, {value: results[value] for value in outputs}):
         return False
     for value in outputs:
         new = constants.add(results[value], value.name or "constant", value.dtype)
         ir.convenience.replace_all_uses_with(value, new)
     return True
-
-
-def _is_quantised(node: ir.Node, array: NDArray[np.generic]) -> bool:
-    """Whether it is a quantised weight or bias: ONNX Runtime would quantise its floats otherwise."""
-    return node.op_type == "DequantizeLinear" and array.size > 1
 
 
 def _grows(node: ir.Node, results: Mapping[ir.Value, NDArray[np.generic]]) -> bool:

@@ -30,6 +30,8 @@ from export.compiler.passes.hoist_gathers import hoist_gathers
 from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
 
+NOTHING = "no multiplying operator computes more than the outputs read"
+
 
 def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     hoisted = hoist_gathers(model, sizes)
@@ -39,9 +41,11 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
         shapes = Shapes(model.graph, sizes)
         demands, asked = analyse(shapes)
     sites = (*hoisted, *_sites(shapes, demands))
-    refusals = stops(shapes, demands, asked) or ([] if sites else [_obstacle(model.graph)])
+    refusals = stops(shapes, demands, asked)
     if sites:
         Materialiser(shapes, demands).run()
+    elif not refusals:
+        refusals = [Site(model.graph.outputs[0].name or "", "graph output", NOTHING)]
     return Outcome(sites, tuple(refusals))
 
 
@@ -59,8 +63,3 @@ def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:
             computed = sum(share(shapes, node.outputs[0], part) for part in boxes)
             if computed < 1 and node_macs(shapes, node):
                 yield Site.at(node, f"computed only for {parts}")
-
-
-def _obstacle(graph: ir.Graph) -> Site:
-    reason = "no multiplying operator computes more than the outputs read"
-    return Site(graph.outputs[0].name or "", "graph output", reason)

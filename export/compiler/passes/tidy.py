@@ -98,6 +98,12 @@ class Tidying:
         node = made_by(total, "Add") if total.dtype in UNROUNDED else None
         return constant_term(self.shapes, node) if node is not None else None
 
+    def sum_behind(self, operator: str, node: ir.Node) -> tuple[ir.Node, Array] | None:
+        """Of y + b, if a node of this type makes y for the sum alone: that node, and the constant b."""
+        term = self.term(node.outputs[0])
+        maker = made_by(term[0], operator) if term is not None and only_reader(term[0]) is node else None
+        return (maker, term[1]) if term is not None and maker is not None else None
+
     def summed(self, at: ir.Node, value: ir.Value, array: Array) -> ir.Value | None:
         """`value` + `array`, instead of the output of `at`; None if the constant would be too large."""
         if array.size > LARGEST_TABLE:
@@ -182,19 +188,16 @@ def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """(x + a) + b = x + (a + b)."""
-    outer = tidying.term(node.outputs[0])
-    inner = tidying.term(outer[0]) if outer is not None else None
-    if outer is None or inner is None or only_reader(outer[0]) is not node:
-        return None
-    return tidying.summed(node, inner[0], inner[1] + outer[1])
+    outer = tidying.sum_behind("Add", node)
+    inner = tidying.term(outer[0].outputs[0]) if outer is not None else None
+    return tidying.summed(node, inner[0], inner[1] + outer[1]) if outer is not None and inner is not None else None
 
 
 def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """pad(x + a) + b = pad(x) + (pad(a) + b)."""
-    outer = tidying.term(node.outputs[0])
-    pad = made_by(outer[0], "Pad") if outer is not None else None
-    if outer is None or pad is None or only_reader(outer[0]) is not node:
+    if (outer := tidying.sum_behind("Pad", node)) is None:
         return None
+    pad, term = outer
     source, pads = given(pad, 0), integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
     inner, pads_zeros = tidying.term(source), attribute_string(pad, "mode", "constant") == "constant"
     if pads is None or inner is None or not pads_zeros or only_reader(source) is not pad:
@@ -206,23 +209,20 @@ def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     if len(known_shape) < rank or min(map(min, sides)) < 0:
         return None
     padded = tidying.node(pad, "Pad", [inner[0], *[value for value in pad.inputs[1:] if value is not None]])
-    return tidying.summed(node, padded, np.pad(np.broadcast_to(inner[1], known_shape), sides) + outer[1])
+    return tidying.summed(node, padded, np.pad(np.broadcast_to(inner[1], known_shape), sides) + term)
 
 
 def _class_token_as_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """[t; x] + b = pad(x) + ([t; 0] + b), for a token t that all images share."""
-    outer = tidying.term(node.outputs[0])
-    concat = made_by(outer[0], "Concat") if outer is not None else None
-    if outer is None or concat is None or only_reader(outer[0]) is not node:
-        return None
-    padding = concat_as_padding(tidying.shapes, concat)
-    if padding is None or opset(node) < PADS_AS_INPUT:
+    outer = tidying.sum_behind("Concat", node)
+    padding = concat_as_padding(tidying.shapes, outer[0]) if outer is not None else None
+    if outer is None or padding is None or opset(node) < PADS_AS_INPUT:
         return None
     value, axis, before, after, table = padding
     rank = tidying.shapes.rank(value)
     pads = [0] * 2 * rank
     pads[axis], pads[rank + axis] = before, after
-    padded = tidying.node(concat, "Pad", [value, tidying.constants.add_integers(pads, "pads")])
+    padded = tidying.node(outer[0], "Pad", [value, tidying.constants.add_integers(pads, "pads")])
     return tidying.summed(node, padded, table + outer[1])
 
 

@@ -25,10 +25,10 @@ WHOLE_VALUE = [WHOLE]
 def analyse(shapes: Shapes) -> tuple[Demands, Demands]:
     """For every value that is read, the boxes of it that its operator computes, and those for which readers ask.
 
-    Both differ where the operator cannot compute the part alone that readers ask for.
+    They differ where the operator cannot compute the part alone that readers ask for. A Shape asks for no box.
     """
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
-    asked: Demands = {}
+    asked: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):
             demand_shape(shapes, node, demands)
@@ -36,13 +36,13 @@ def analyse(shapes: Shapes) -> tuple[Demands, Demands]:
         for index, output in enumerate(node.outputs):
             if output not in demands:
                 continue
-            asked[output] = demands[output]
-            demands[output] = _computable(shapes, node, index, asked[output])
+            demands[output] = _computable(shapes, node, index, demands[output])
             for wanted in demands[output]:
                 for position, read in demand_of(shapes, node, index, wanted).inputs.items():
                     value = node.inputs[position]
                     if value is not None:
                         demands.setdefault(value, []).append(ascending(read))
+                        asked.setdefault(value, []).append(ascending(read))
     for value in demands:
         if value.producer() is None:
             demands[value] = merged(shapes, value, demands[value])

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, merged, share
 from export.compiler.analyses.pruning_stops import in_words, stops
 from export.compiler.errors import Site
+from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
@@ -51,7 +52,9 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 def _computes_more(shapes: Shapes, value: ir.Value, demands: Demands, asked: Demands) -> bool:
     """Whether the readers of a value need only a part, and its operator computes it entirely all the same."""
-    return WHOLE in demands.get(value, []) and WHOLE not in merged(shapes, value, asked[value])
+    if WHOLE not in demands.get(value, []) or any(reads_shape_alone(use.node) for use in value.uses()):
+        return False
+    return WHOLE not in merged(shapes, value, asked.get(value, [WHOLE]))
 
 
 def _sites(shapes: Shapes, demands: Demands) -> Iterator[Site]:

@@ -94,7 +94,9 @@ class MaskedEntries:
         self.places: list[tuple[int, ...]] = []
         self.batch, self.length = self._sizes()
         self.picks = [value for value in picks if shapes.rank(value) and same(shapes.dims(value)[0], self.batch)]
-        self._draws = [self._values(feeds) for feeds in drawn]
+        self._draws: list[Values] = [
+            {value: feeds[value.name or ""] for value in shapes.graph.inputs} for feeds in drawn
+        ]
         self._roles: dict[ir.Value, Roles] = {}
 
     def _sizes(self) -> tuple[Dim, Dim]:
@@ -177,12 +179,12 @@ class MaskedEntries:
 
     def _evaluated(self, wanted: Sequence[ir.Value]) -> Iterator[tuple[Mask, list[Array]]]:
         """The mask (texts, tokens) and the `wanted` values, of every drawn input; none if an operator has no kernel."""
-        for mask, values in self._draws:
+        for values in self._draws:
             try:
                 self._evaluate(wanted, values)
             except UnknownOperator:
                 return
-            yield mask, [values[value] for value in wanted]
+            yield values[self.mask].astype(bool), [values[value] for value in wanted]
 
     def _evaluate(self, wanted: Sequence[ir.Value], values: Values) -> None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -197,10 +199,6 @@ class MaskedEntries:
         graph = self.shapes.graph
         sized = Shapes(graph, bound_sizes(graph, {value.name or "": values[value] for value in graph.inputs}))
         return {node.outputs[0]: np.array([*map(sized.nominal, sizes_read(self.shapes, node))])}
-
-    def _values(self, feeds: Mapping[str, Array]) -> tuple[Mask, Values]:
-        values = {value: feeds[value.name or ""] for value in self.shapes.graph.inputs}
-        return values[self.mask].astype(bool), values
 
 
 def _reads_size(node: ir.Node) -> bool:

@@ -19,24 +19,13 @@ from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.masked_entries import MaskedEntries, Roles, producers
 from export.compiler.analyses.masked_propagation import facts_of
-from export.compiler.analyses.token_mixing import OF_ANOTHER, Axes, Join, join_of
+from export.compiler.analyses.token_mixing import OF_ANOTHER, Axes, Join, PickedTokens, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.def_use import is_read
 from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
 from export.compiler.operators.table import REPEATING, RESIZING
-
-
-@dataclass(frozen=True)
-class PickedTokens:
-    """The tokens of `value` that a node picks along `axis`: the same indices for all texts, or a value of the graph
-    with an index for every text.
-    """
-
-    value: ir.Value
-    rows: tuple[int, ...] | ir.Value
-    axis: int = 1
 
 
 @dataclass
@@ -133,26 +122,32 @@ def _follow(tokens: Tokens, node: ir.Node, choice: Choice | None) -> None:
     """Adds the roles of a node's outputs to `tokens`. `choice`: if the node picks rows at run time. Raises Refused."""
     given = [None if value is None or is_shape_input(node, k) else value for k, value in enumerate(node.inputs)]
     if choice is not None:
-        join, tokens.rows[node] = Join(axes={0: {0: 0}}, done={(0, 1)}), PickedTokens(choice.whole, choice.chosen)
-        given = [choice.whole]
+        join, given = Join({0: {0: 0}}, {(0, 1)}, picked=PickedTokens(choice.whole, choice.chosen)), [choice.whole]
         if not tokens.leads(choice.whole) or choice.chosen not in tokens.entries.picks:
             raise Refused.at(node, "expected texts and tokens as the first axes of what it picks")
     else:
         join = join_of(tokens.shapes, node, [None if value is None else tokens.role(value) for value in given])
-        if join.rows is not None and given[0] is not None:
-            heads = tokens.entries.texts_in(tokens.shapes.dims(given[0])[tokens.role(given[0]).batch or 0])
-            if heads is None or (heads > 1 and not isinstance(join.rows, tuple)):
-                raise Refused.at(node, "expected an axis of texts alone of what it picks")
-            if tokens.entries.behind(tokens.shapes.dims(given[0])[join.axis]):
-                raise Refused.at(node, "it may pick what is no token")
-            tokens.rows[node] = PickedTokens(given[0], join.rows, join.axis)
-            if isinstance(join.rows, tuple):
-                tokens.entries.places.append(join.rows)
+        if join.picked is not None:
+            _check_pick(tokens, node, join.picked)
+    if join.picked is not None:
+        tokens.rows[node] = join.picked
     if join.zero or join.done:
         tokens.joining.add(node)
     for output in node.outputs:
         if is_read(output):
             tokens.roles[output] = _roles(tokens, node, output, given, join)
+
+
+def _check_pick(tokens: Tokens, node: ir.Node, picked: PickedTokens) -> None:
+    """Raises Refused if the node may pick tokens of another text, or further entries. Notes constant indices."""
+    dims = tokens.shapes.dims(picked.value)
+    heads = tokens.entries.texts_in(dims[tokens.role(picked.value).batch or 0])
+    if heads is None or (heads > 1 and not isinstance(picked.rows, tuple)):
+        raise Refused.at(node, "expected an axis of texts alone of what it picks")
+    if tokens.entries.behind(dims[picked.axis]):
+        raise Refused.at(node, "it may pick what is no token")
+    if isinstance(picked.rows, tuple):
+        tokens.entries.places.append(picked.rows)
 
 
 def _roles(tokens: Tokens, node: ir.Node, output: ir.Value, given: list[ir.Value | None], join: Join) -> Roles:
@@ -203,8 +198,8 @@ def _joined(
         }
         if len(kinds) > 1:
             raise Refused.at(node, "an axis of texts meets one of tokens")
-        texts = tokens.entries.texts_in(tokens.shapes.dims(output)[axis])
-        batch += [axis] if kinds == {"batch"} or (not sources and texts is not None) else []
+        dim = tokens.shapes.dims(output)[axis]
+        batch += [axis] if kinds == {"batch"} or (not sources and tokens.entries.texts_in(dim) is not None) else []
         others += [axis] if kinds == {"token"} or (not sources and _is_long(tokens, output, axis)) else []
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")

@@ -25,6 +25,17 @@ Axes = Mapping[int, int]  # position of an input -> its axis
 
 
 @dataclass(frozen=True)
+class PickedTokens:
+    """The tokens of `value` that a node picks along `axis`: the same indices for all texts, or a value of the graph
+    with an index for every text.
+    """
+
+    value: ir.Value
+    rows: tuple[int, ...] | ir.Value
+    axis: int = 1
+
+
+@dataclass(frozen=True)
 class Join:
     """How a node joins tokens.
 
@@ -32,14 +43,13 @@ class Join:
     - `done`: pairs (input, axis) that the node sums or picks from, so that the output has no such axis. Hidden tokens
       change nothing there.
     - `zero`: axes of the output along which the entries of hidden tokens are 0.
-    - `rows`: the tokens that the node picks along `axis` of its first input: indices, or a value with indices.
+    - `picked`: the tokens that the node picks of its first input.
     """
 
     axes: Mapping[int, Axes] = field(default_factory=dict)
     done: set[tuple[int, int]] = field(default_factory=set)
     zero: frozenset[int] = frozenset()
-    rows: tuple[int, ...] | ir.Value | None = None
-    axis: int = 1
+    picked: PickedTokens | None = None
 
 
 OF_ANOTHER = "for a text without tokens it may take another text's token; torch's newer exporter writes no such node"
@@ -130,7 +140,7 @@ def _view(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:
         ((axis, pick), *others) = view.picks.items()
         if others or pick.numbers is None:
             raise Refused.at(node, "it may read hidden tokens")
-        return Join(done={(0, axis)}, rows=pick.numbers, axis=axis)
+        return Join(done={(0, axis)}, picked=PickedTokens(given(node, 0), pick.numbers, axis))
     axes = {}
     for run in view.runs:
         before, after = long_axes(view.before, run.source), long_axes(view.after, run.made)
@@ -173,7 +183,7 @@ def _gather_nd(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> 
     if attribute_int(node, "batch_dims", 0) != 1 or shapes.dims(indices)[1:] != (1, 1):
         raise Refused.at(node, "it may read hidden tokens")
     features = {axis: {0: axis} for axis in range(2, shapes.rank(value))}
-    return Join(axes={0: {0: 0}, **features}, done={(0, 1), (1, 0)}, rows=indices)
+    return Join(axes={0: {0: 0}, **features}, done={(0, 1), (1, 0)}, picked=PickedTokens(value, indices))
 
 
 def _attention(shapes: Shapes, node: ir.Node, roles: Sequence[Roles | None]) -> Join:

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.token_axes import PickedTokens, Tokens, is_shape_input
+from export.compiler.analyses.token_axes import Tokens, is_shape_input
+from export.compiler.analyses.token_mixing import PickedTokens
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import is_constant

@@ -90,7 +90,8 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     if query is not None:
         projection = queries * query.weight.shape[0] * wide_keys
         rows = batch_invariant(shapes, query.tokens)
-        shared_queries = projected(query, rows, heads) if rows is not None else None
+        if rows is not None:
+            shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
         merged = 0 if shared_queries is not None else queries * query.weight.shape[0] * heads * features
         before += projection
         query, cost = (query, merged) if merged < projection + separate else (None, projection + separate)
@@ -126,20 +127,19 @@ def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) 
 
 
 def _with_heads(channels: Channels, heads: int | None, token_axis: int) -> Channels:
-    """Splits an axis (batch * heads) into batch and heads."""
+    """Splits an axis (batch * heads) into batch and heads.
+
+    Raises Refused unless the channels then are (batch, heads, ...) with the tokens on `token_axis`, 2 or 3.
+    """
     if channels.columns.ndim == 3 and channels.batch_axis == 0:
         columns, scale, shift = channels.columns[None], channels.scale[None], channels.shift[None]
         channels = channels.arrange(columns, scale, shift, channels.token_axis + 1, 0)
-    check_layout(channels, heads or channels.columns.shape[1], token_axis)
-    return channels
-
-
-def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
-    """Raises Refused unless the channels are (batch, heads, ...) with the tokens on `token_axis`, 2 or 3."""
+    heads = heads or channels.columns.shape[1]
     width = channels.columns.size // heads
     shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
     if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
         raise Refused.at(channels.path[-1], f"expected {heads} heads, tokens on axis {token_axis}")
+    return channels
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
@@ -222,12 +222,6 @@ def _only_consumer(value: ir.Value) -> ir.Node | None:
     """The node that reads the value as its first input, if no other reads it."""
     reader = only_reader(value)
     return reader if reader is not None and reader.inputs[0] is value and not reader.domain else None
-
-
-def projected(query: Channels, rows: Array, heads: int) -> Array:
-    """The queries (H, Q, E) of the tokens `rows` (1, Q, D)."""
-    queries: Array = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-    return queries
 
 
 def head_weights(channels: Channels, heads: int) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attends_to_all, attribute_float, given, optional
+from export.compiler.graph.attributes import attribute_float, attribute_int, given, has_window, optional
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.def_use import is_read, made_by, readers
 from export.compiler.graph.node_builder import BOOL, nodes_before
@@ -102,7 +102,7 @@ def attention_sizes(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
     read_elsewhere = node.outputs[0].is_graph_output() or any(map(is_read, node.outputs[1:]))
     if len(dims) != 4 or read_elsewhere or any(value is not None for value in node.inputs[4:]):
         raise Refused.at(node, "expected (batch, heads, queries, features) inside the graph, and no cache")
-    if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):
+    if attribute_int(node, "is_causal", 0) or has_window(node) or attribute_float(node, "softcap", 0.0):
         raise Refused.at(node, "expected no causal mask, no window and no softcap")
     heads, queries = dims[1], dims[2]
     if not isinstance(heads, int) or not isinstance(queries, int):

@@ -101,9 +101,9 @@ Rule = Callable[[Shifts, ir.Node, Shifted], Array | None]
 
 
 def _add(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
-    if state.add_at(node, sum(shifted.values(), np.zeros(1))):
-        return None
     total = sum(shifted.values(), np.zeros(1))
+    if state.add_at(node, total):
+        return None
     others = [value for value in node.inputs if value is not None and value not in state.shifts]
     if not total.any() or any(state.add_before(value, node, total) for value in others):
         return None

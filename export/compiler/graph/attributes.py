@@ -74,11 +74,6 @@ def opset(node: ir.Node) -> int:
     return graph.opset_imports.get("", 1) if graph is not None else 1
 
 
-def attends_to_all(node: ir.Node) -> bool:
-    """Whether each query of an Attention sees all keys, apart from the mask."""
-    return not attribute_int(node, "is_causal", 0) and not has_window(node)
-
-
 def has_window(node: ir.Node) -> bool:
     """Whether each query of an Attention sees only the keys near its own position."""
     return {attribute_int(node, f"{side}_window_size", -1) for side in ("left", "right")} != {-1}

@@ -18,6 +18,7 @@ from export.compiler.operators.demand_rules import (
     canonical,
     everything,
     matmul,
+    partly,
     product,
     rotated,
     row_by_row,
@@ -44,7 +45,7 @@ def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         return everything(node)
     by_rows = row_by_row(node, demand, {shapes.rank(out) - 1})
     read = {k: broadcast(shapes, out, given(node, k), by_rows.produced) for k in (0, 1)}
-    return Demand(by_rows.produced, {**by_rows.inputs, **read})
+    return partly(node, by_rows.produced, read)
 
 
 def fused_matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -84,12 +85,12 @@ def multi_head(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
     queries = box({axis: rows for axis, rows in demand if axis == 1})
     if queries == WHOLE or (mask is not None and shapes.rank(mask) != 2):
         return everything(node)
-    read = {**everything(node).inputs, 0: queries}
+    read = {0: queries}
     if bias is not None:
         if shapes.rank(bias) != 4 or not agree(shapes.dims(query)[1], shapes.dims(bias)[2]):
             return everything(node)
         read[5] = box({2: dict(queries)[1]})
-    return Demand(queries, read)
+    return partly(node, queries, read)
 
 
 def gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -97,7 +98,7 @@ def gather_blocks(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dem
     if attribute_int(node, "gather_axis", 0):
         return everything(node)
     indices = box({axis: rows for axis, rows in demand if axis < shapes.rank(given(node, 1))})
-    return Demand(indices, {**everything(node).inputs, 1: indices})
+    return partly(node, indices, {1: indices})
 
 
 def scaled(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -120,7 +121,7 @@ def quantised_concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> 
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
     rows = box({other: chosen for other, chosen in demand if other != axis})
     parts = {k: canonical(shapes, given(node, k), rows) for k in range(2, len(node.inputs), 3)}
-    return Demand(rows, {**everything(node).inputs, **parts})
+    return partly(node, rows, parts)
 
 
 def _single(shapes: Shapes, value: ir.Value | None) -> bool:

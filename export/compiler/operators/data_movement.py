@@ -10,7 +10,7 @@ from export.compiler.graph.attributes import attribute_int, attribute_ints, give
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
-from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, row_by_row
+from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, partly, row_by_row
 from export.compiler.operators.view import Build, Pick, Places, Run, built
 
 ALWAYS = {0, -1}  # rows that an axis of any size has
@@ -164,7 +164,7 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     made, source = view.read(demand)
     read = canonical(shapes, given(node, 0), box(source))
     if not needs_shape:
-        return Demand(box(made), {**everything(node).inputs, 0: read})
+        return partly(node, box(made), {0: read})
     sizes = {axis: len(rows) for axis, rows in made.items()}
     if not made or shape_plan(shapes, node, node.outputs[index], sizes) is None:
         return everything(node)

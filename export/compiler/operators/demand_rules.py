@@ -45,13 +45,18 @@ def everything(node: ir.Node) -> Demand:
     return Demand(WHOLE, {position: WHOLE for position, value in enumerate(node.inputs) if value is not None})
 
 
+def partly(node: ir.Node, produced: Box, inputs: Mapping[int, Box]) -> Demand:
+    """The box `produced` needs these boxes of some inputs, and the other inputs entirely."""
+    return Demand(produced, {**everything(node).inputs, **inputs})
+
+
 def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0) -> Demand:
     """The rule of an operator that mixes elements only along the axes `mixed`, which it needs entirely.
 
     The other axes are also those of the input at the position `place`; other inputs are read entirely.
     """
     rows = box({axis: indices for axis, indices in demand if axis not in mixed})
-    return Demand(rows, {**everything(node).inputs, place: rows})
+    return partly(node, rows, {place: rows})
 
 
 def canonical(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
@@ -88,7 +93,7 @@ def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matri
 
 
 def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    return Demand(demand, {**everything(node).inputs, 0: demand})
+    return partly(node, demand, {0: demand})
 
 
 def broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -115,23 +120,23 @@ def product(shapes: Shapes, node: ir.Node, index: int, demand: Box, factors: tup
     if rank - 1 in chosen:
         columns[shapes.rank(right) - 1] = chosen[rank - 1]
     boxes = (canonical(shapes, left, box(rows)), canonical(shapes, right, box(columns)))
-    return Demand(demand, {**everything(node).inputs, **dict(zip(factors, boxes, strict=True))})
+    return partly(node, demand, dict(zip(factors, boxes, strict=True)))
 
 
 def gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    read, chosen = dict(everything(node).inputs), dict(demand)
+    read, chosen = dict[int, Box](), dict(demand)
     if 0 in chosen:
         read[0] = box({1 if attribute_int(node, "transA", 0) else 0: chosen[0]})
     if 1 in chosen:
         read[1] = box({0 if attribute_int(node, "transB", 0) else 1: chosen[1]})
     if (bias := optional(node, 2)) is not None:
         read[2] = broadcast(shapes, node.outputs[index], bias, demand)
-    return Demand(demand, read)
+    return partly(node, demand, read)
 
 
 def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """A channel of the output needs only its filter. A pixel needs only the same pixel if filters are 1 x 1."""
-    read = dict(everything(node).inputs)
+    read = dict[int, Box]()
     kernel = shapes.dims(given(node, 1))[2:]
     strides = attribute_ints(node, "strides") or []
     pointwise = all(same(size, 1) for size in kernel) and not is_padded(node) and set(strides) <= {1}
@@ -145,7 +150,7 @@ def conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
         elif axis == 0 or (axis > 1 and pointwise):
             produced[axis] = indices
     read[0] = box({axis: indices for axis, indices in produced.items() if axis != 1})
-    return Demand(box(produced), read)
+    return partly(node, box(produced), read)
 
 
 def softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -189,7 +194,7 @@ def _reduced(shapes: Shapes, node: ir.Node, demand: Box, axes: Sequence[int]) ->
     source = {axis: axis for axis in remaining} if attribute_int(node, "keepdims", 1) else dict(enumerate(remaining))
     produced = {axis: indices for axis, indices in demand if axis in source}
     read = box({source[axis]: indices for axis, indices in produced.items()})
-    return Demand(box(produced), {**everything(node).inputs, 0: read})
+    return partly(node, box(produced), {0: read})
 
 
 def einsum_terms(shapes: Shapes, node: ir.Node) -> tuple[list[str], str] | None:
@@ -233,14 +238,14 @@ def attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     queries = box({axis: indices for axis, indices in demand if axis == query_axis})
     if queries == WHOLE or (attribute_int(node, "is_causal", 0) and not sees_every_key(shapes, node, queries)):
         return everything(node)
-    read = {**everything(node).inputs, 0: queries}
+    read = {0: queries}
     if mask is not None:
         axis = shapes.rank(mask) - 2
         if axis >= 0 and not same(shapes.dims(mask)[axis], 1):
             if not same(shapes.dims(mask)[axis], shapes.dims(given(node, 0))[query_axis]):
                 return everything(node)
             read[3] = box({axis: dict(queries)[query_axis]})
-    return Demand(queries, read)
+    return partly(node, queries, read)
 
 
 def sees_every_key(shapes: Shapes, node: ir.Node, queries: Box) -> bool:
@@ -265,7 +270,7 @@ def rotated(shapes: Shapes, node: ir.Node, demand: Box, position_inputs: Sequenc
     out = given(node, 0)
     token_axis = shapes.rank(out) - 2
     rows = {axis: indices for axis, indices in demand if axis == 0 or (axis == token_axis and position_inputs)}
-    read = {**everything(node).inputs, 0: box(rows)}
+    read = {0: box(rows)}
     for position_input in position_inputs:
         value, value_rows = given(node, position_input), {}
         for axis, indices in rows.items():
@@ -275,4 +280,4 @@ def rotated(shapes: Shapes, node: ir.Node, demand: Box, position_inputs: Sequenc
             elif not same(shapes.dims(value)[value_axis], 1):
                 return everything(node)
         read[position_input] = canonical(shapes, value, box(value_rows))
-    return Demand(box(rows), read)
+    return partly(node, box(rows), read)

@@ -15,7 +15,7 @@ form or a second output; a product if it has transposed batches; an embedding if
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,27 +49,25 @@ INPUTS = {
 }
 
 
+class Graph(NamedTuple):
+    """What decompositions share. `filters`: of masks that were decomposed before, what is added to the scores."""
+
+    shapes: Shapes
+    constants: Constants
+    filters: dict[ir.Value, ir.Value]
+
+
 def decompose_fused(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
     """In place. Decomposes the nodes for which `wanted` is true and that this file can decompose; whether it did."""
-    shapes, constants, filters = Shapes(model.graph), Constants(model.graph), dict[ir.Value, ir.Value]()
-    embeddings = [node for node in _of(model.graph, {EMBEDDING}) if wanted(node) and _counts_by_mask(shapes, node)]
-    attentions = [node for node in _of(model.graph, INPUTS) if wanted(node) and _has_plain_form(shapes, node)]
-    products = [node for node in _of(model.graph, {PRODUCT}) if wanted(node) and _multiplies_matrices(shapes, node)]
-    for node in embeddings:
-        _decompose_embedding(constants, node)
-    for node in products:
-        _decompose_product(shapes, constants, node)
-    for node in attentions:
-        _decompose_attention(shapes, constants, node, filters)
-    if not (embeddings or products or attentions):
-        return False
-    remove_unused(model)
-    infer(model)
-    return True
-
-
-def _of(graph: ir.Graph, operators: Container[str]) -> Iterator[ir.Node]:
-    return (node for node in graph if node.domain == DOMAIN and node.op_type in operators)
+    graph = Graph(Shapes(model.graph), Constants(model.graph), {})
+    fused = [node for node in model.graph if node.domain == DOMAIN and node.op_type in RULES and wanted(node)]
+    fused = [node for node in fused if RULES[node.op_type].fits(graph.shapes, node)]
+    for node in fused:
+        RULES[node.op_type].decompose(graph, node)
+    if fused:
+        remove_unused(model)
+        infer(model)
+    return bool(fused)
 
 
 def _counts_by_mask(shapes: Shapes, node: ir.Node) -> bool:
@@ -78,7 +76,8 @@ def _counts_by_mask(shapes: Shapes, node: ir.Node) -> bool:
     return ids.shape is not None and shapes.rank(ids) == 2 and not (is_counted and optional(node, 7) is None)
 
 
-def _decompose_embedding(constants: Constants, node: ir.Node) -> None:
+def _decompose_embedding(graph: Graph, node: ir.Node) -> None:
+    constants = graph.constants
     nodes, (out, counts, *sums) = nodes_before(constants, node), node.outputs
     ids, segment_ids, words, positions, segments = (optional(node, k) for k in range(5))
     mask, position_ids = optional(node, 7), optional(node, 8)
@@ -108,7 +107,8 @@ def _multiplies_matrices(shapes: Shapes, node: ir.Node) -> bool:
     return matrices and not any(attribute_int(node, name, 0) for name in ("transBatchA", "transBatchB"))
 
 
-def _decompose_product(shapes: Shapes, constants: Constants, node: ir.Node) -> None:
+def _decompose_product(graph: Graph, node: ir.Node) -> None:
+    shapes, constants, _ = graph
     nodes, out, factors = nodes_before(constants, node), node.outputs[0], [given(node, 0), given(node, 1)]
     for position, name in enumerate(("transA", "transB")):
         rank = shapes.rank(factors[position])
@@ -145,10 +145,8 @@ def _is_token_mask(shapes: Shapes, node: ir.Node, mask: ir.Value | None) -> bool
     return is_vector and same(shapes.dims(mask)[0], shapes.dims(given(node, 0))[0])
 
 
-def _decompose_attention(
-    shapes: Shapes, constants: Constants, node: ir.Node, filters: dict[ir.Value, ir.Value]
-) -> None:
-    """`filters`: of masks that were decomposed before, what is added to the scores."""
+def _decompose_attention(graph: Graph, node: ir.Node) -> None:
+    shapes, constants, filters = graph
     nodes, out, heads = nodes_before(constants, node), node.outputs[0], attribute_int(node, "num_heads", 1)
     (queries, keys, values), (size, _, features) = _parts(shapes, nodes, node)
     factor = attribute_float(node, "scale", 0) or (size // heads) ** -0.5
@@ -208,3 +206,17 @@ def _filter(nodes: Nodes, node: ir.Node, filters: dict[ir.Value, ir.Value]) -> i
     term = nodes.add("Where", [is_shown, shown, hidden])
     filters[mask] = nodes.unsqueeze(term, [1] if rank == 3 else [1, 2])
     return filters[mask]
+
+
+class Rule(NamedTuple):
+    """Whether a node has a form that can be decomposed, and how."""
+
+    fits: Callable[[Shapes, ir.Node], bool]
+    decompose: Callable[[Graph, ir.Node], None]
+
+
+RULES = {
+    EMBEDDING: Rule(_counts_by_mask, _decompose_embedding),
+    PRODUCT: Rule(_multiplies_matrices, _decompose_product),
+    **dict.fromkeys(INPUTS, Rule(_has_plain_form, _decompose_attention)),
+}

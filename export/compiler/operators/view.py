@@ -10,7 +10,7 @@ In: a node and shapes. Out: a `View`: runs of the input's axes, and the axes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,11 @@ class View:
         An axis stays entire if its pick is unknown, or if the wanted rows are no box of the source.
         """
         wanted_rows = dict(wanted)
-        places = {axis: pick.places(wanted_rows.get(made)) for axis, made, pick in self._picked()}
+        places = {
+            run.source[0]: run.pick.places(wanted_rows.get(run.made[0]) if run.made else None)
+            for run in self.runs
+            if run.pick is not None
+        }
         are_known = None not in places.values()
         made: dict[int, Places] = {}
         source: dict[int, Places] = {}
@@ -99,19 +103,13 @@ class View:
                 source |= source_rows
         return made, source
 
-    def _picked(self) -> Iterator[tuple[int, int, Pick]]:
-        """For each pick its axis of the source, its axis of the output, or -1, and the pick."""
-        for run in self.runs:
-            if run.pick is not None:
-                yield run.source[0], run.made[0] if run.made else -1, run.pick
-
     def forward(self, array: Array) -> Array:
         """An array along the source's axes as an array along the output's axes.
 
         An axis of length 1 means that all its rows are equal. Raises Refused if the picked rows are unknown, or if rows
         that differ are joined with other axes.
         """
-        for axis, _, pick in self._picked():
+        for axis, pick in self.picks.items():
             if array.shape[axis] > 1:
                 places = pick.places(None)
                 if places is None:
@@ -126,7 +124,7 @@ class View:
         """
         runs = sorted((Run(run.made, run.source, run.pick) for run in self.runs), key=lambda run: run.made)
         array = self._moved(array, runs, self.after, self.before)
-        for axis, _, pick in self._picked():
+        for axis, pick in self.picks.items():
             places, size = pick.places(None), self.before[axis]
             if places is None or len({*places}) < len(places):
                 raise Refused.at(self.node, "expected known places of one axis")

@@ -17,7 +17,7 @@ from export.compiler.graph.constants import Array
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.rounds import Round
 from export.compiler.proof.runner import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, answers_apart, double_answers
-from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, relative_error
+from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, is_finite, relative_error
 
 INPUTS_HINT = "--inputs FILE.npz --inputs-only takes your inputs alone"
 QUANTISED_HINT = (
@@ -231,7 +231,7 @@ def _errors(expected: Sequence[Array], answers: Sequence[Array], precision: str,
             raise ProofFailed(f"{precision}: output {position}: expected shape {before.shape}, found {after.shape}")
         if not before.size and not empty:
             raise ProofFailed(f"{precision}: output {position}: expected elements to compare, found none")
-        if not np.isfinite(before.astype(np.float64)).all():
+        if not is_finite(before):
             raise ProofFailed(f"{precision}: output {position} of the graph itself is not finite: give --inputs")
         errors.append(relative_error(before, after) if before.size else 0.0)
     return errors

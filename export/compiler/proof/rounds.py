@@ -32,7 +32,7 @@ from export.compiler.proof.masks import FULL, KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
 from export.compiler.proof.original import Original
 from export.compiler.proof.runner import AS_WRITTEN, Arrays, answers_apart, double_answers
-from export.compiler.proof.tolerances import FILL
+from export.compiler.proof.tolerances import FILL, is_finite
 
 SMALL = 0.1  # an output is small below this fraction of its largest number in earlier rounds
 DRAWS, SEED_STEP = 4, 1000  # draws of a round until no output is small, and the distance of their seeds
@@ -204,7 +204,7 @@ class _Candidates:
         feeds = draw(self.graph, sizes)
         try:
             answers = picked(answers_apart(self.runner, feeds), self.options.reads, self._mask(feeds))
-            if not all(np.isfinite(array.astype(np.float64)).all() for array in answers):
+            if not all(map(is_finite, answers)):
                 raise NotSupported("expected finite numbers, found others")
             if (ranks := [array.ndim for array in answers]) != self.ranks:
                 raise NotSupported(f"expected outputs of ranks {self.ranks}, found {ranks}")
@@ -237,7 +237,7 @@ class _Candidates:
         """The parts that are read. Raises BadRequest if a part is missing, NotSupported if a number is not finite."""
         parts = picked(outputs, self.options.reads, self._mask(feeds))
         for position, array in enumerate(parts):
-            if not array.size or not np.isfinite(array.astype(np.float64)).all():
+            if not array.size or not is_finite(array):
                 raise NotSupported(
                     f"output {position}: expected finite numbers, found {array.shape} with others or none"
                 )

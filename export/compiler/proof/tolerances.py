@@ -19,6 +19,11 @@ def allowed(tolerance: float, own: float) -> float:
     return max(tolerance, 2 * own)
 
 
+def is_finite(array: NDArray[np.generic]) -> bool:
+    """Whether all numbers are finite."""
+    return bool(np.isfinite(array.astype(np.float64)).all())
+
+
 def size_of(array: NDArray[np.generic]) -> float:
     """The largest absolute value, to divide by; 1 where all are 0."""
     return float(np.abs(array.astype(np.float64)).max(initial=0.0)) or 1.0

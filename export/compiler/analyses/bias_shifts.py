@@ -18,7 +18,7 @@ from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.empty_axes import may_sum_to_zero
 from export.compiler.analyses.layer_changes import is_transposed, linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import attribute_int, given, mixed_axes, optional, reads_shape_alone
+from export.compiler.graph.attributes import attribute_int, given, mixes_last_axis, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles
 from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Shapes
@@ -129,11 +129,9 @@ def _matmul(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:
 
 
 def _is_softmax(node: ir.Node) -> bool:
-    """Whether the node is a softmax over its last axis alone; before opset 13 several axes may be flattened."""
-    if node.op_type != "Softmax" or node.domain or node.outputs[0].shape is None:
-        return False
-    rank = node.outputs[0].shape.rank()
-    return mixed_axes(node, rank) == range(rank - 1, rank)
+    """Whether the node is a softmax over its last axis alone."""
+    shape = node.outputs[0].shape if node.op_type == "Softmax" and not node.domain else None
+    return shape is not None and mixes_last_axis(node, shape.rank())
 
 
 def _softmax(state: Shifts, node: ir.Node, shifted: Shifted) -> Array | None:

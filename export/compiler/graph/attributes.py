@@ -57,6 +57,11 @@ def mixed_axes(node: ir.Node, rank: int) -> range:
     return range(axis, rank if opset(node) < 13 else axis + 1)
 
 
+def mixes_last_axis(node: ir.Node, rank: int) -> bool:
+    """Whether a Softmax sums over its last axis alone; before opset 13 it may flatten several axes."""
+    return mixed_axes(node, rank) == range(rank - 1, rank)
+
+
 def is_padded(node: ir.Node) -> bool:
     """Whether a convolution or a pool pads its input."""
     automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")

@@ -1,17 +1,18 @@
 """Makes nodes that compute free sizes when the graph runs, from the shapes of its inputs.
 
-In: sizes as numbers and expressions. Out: a value, INT64 [number of sizes]; or NotSupported.
+In: sizes as numbers and expressions. Out: a value, INT64 [number of sizes]; or NotSupported. For a Reshape or an Expand
+of which only some rows are computed: its new shape, or the new node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.node_builder import Nodes
-from export.compiler.graph.shapes import Dim, Shapes, times
+from export.compiler.graph.shapes import Dim, Shapes, same, times
 
 
 class Sizes:
@@ -22,6 +23,16 @@ class Sizes:
     def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """The sizes as a vector. Raises NotSupported for a size that does not follow from an axis of an input."""
         return self._nodes.vector([size if isinstance(size, int) else self._size(size) for size in sizes])
+
+    def resized(self, value: ir.Value, source: ir.Value, counts: Mapping[int, Dim]) -> ir.Value:
+        """`value`, which a Reshape or an Expand makes, with `counts` rows of some axes, made of those of its `source`.
+
+        Raises NotSupported as `vector`.
+        """
+        node = value.producer()
+        plan = shape_plan(self._shapes, node, value, counts) if node is not None else None
+        operator = "Expand" if node is not None and node.op_type == "Expand" else "Reshape"
+        return self._nodes.add(operator, [source, self.vector(plan or [])])
 
     def _size(self, size: Dim) -> ir.Value:
         """A free size as a vector of length 1."""
@@ -38,3 +49,30 @@ class Sizes:
             if (factor := times(size, unit)) is not None:
                 return self._nodes.add("Mul", [self._size(unit), self._nodes.integers([factor])])
         raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")
+
+
+def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Dim]) -> list[Dim] | None:
+    """The target shape of a Reshape or an Expand that computes only `chosen` numbers of rows of some axes of `value`.
+
+    A Reshape gets -1 for a single free size, or for the only free size that no input of the graph has. An Expand gets 1
+    for axes that it does not repeat. None if no target shape can be written.
+    """
+    dims = shapes.dims(value)
+    if node.op_type == "Expand":
+        return _expand_plan(shapes, node, dims, chosen)
+    sizes = [chosen.get(axis, dim) for axis, dim in enumerate(dims)]
+    free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
+    unknown = [position for position in free if shapes.source(sizes[position]) is None]
+    if len(unknown) > 1:
+        return None
+    if len(free) == 1 or unknown:
+        sizes[(unknown or free)[0]] = -1
+    return sizes
+
+
+def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Dim]) -> list[Dim] | None:
+    source = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
+    aligned = [1] * (len(dims) - len(source)) + [*source]
+    is_repeated = [not same(before, after) for before, after in zip(aligned, dims, strict=True)]
+    sizes = [chosen.get(axis, dim) if is_repeated[axis] else 1 for axis, dim in enumerate(dims)]
+    return sizes if all(map(shapes.is_known, sizes)) else None

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, attribute_ints, given, optional, permutation
 from export.compiler.graph.constants import constant, integers
+from export.compiler.graph.runtime_sizes import shape_plan
 from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, partly, row_by_row
@@ -169,33 +170,6 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     if not made or shape_plan(shapes, node, node.outputs[index], sizes) is None:
         return everything(node)
     return Demand(box(made), {0: read})
-
-
-def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Dim]) -> list[Dim] | None:
-    """The target shape of a Reshape or an Expand that computes only `chosen` numbers of rows of some axes of `value`.
-
-    A Reshape gets -1 for a single free size, or for the only free size that no input of the graph has. An Expand gets 1
-    for axes that it does not repeat. None if no target shape can be written.
-    """
-    dims = shapes.dims(value)
-    if node.op_type == "Expand":
-        return _expand_plan(shapes, node, dims, chosen)
-    sizes = [chosen.get(axis, dim) for axis, dim in enumerate(dims)]
-    free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
-    unknown = [position for position in free if shapes.source(sizes[position]) is None]
-    if len(unknown) > 1:
-        return None
-    if len(free) == 1 or unknown:
-        sizes[(unknown or free)[0]] = -1
-    return sizes
-
-
-def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Dim]) -> list[Dim] | None:
-    source = shapes.dims(node.inputs[0]) if node.inputs[0] is not None else ()
-    aligned = [1] * (len(dims) - len(source)) + [*source]
-    is_repeated = [not same(before, after) for before, after in zip(aligned, dims, strict=True)]
-    sizes = [chosen.get(axis, dim) if is_repeated[axis] else 1 for axis, dim in enumerate(dims)]
-    return sizes if all(map(shapes.is_known, sizes)) else None
 
 
 def gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

@@ -27,7 +27,7 @@ from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.analyses.layer_changes import matrix
 from export.compiler.analyses.patch_embedding import PatchEmbedding, patch_embedding
 from export.compiler.errors import Refused, Site, operator
-from export.compiler.graph.attributes import given, mixed_axes, opset, permutation
+from export.compiler.graph.attributes import given, mixes_last_axis, opset, permutation
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_by, only_reader, readers
 from export.compiler.graph.node_builder import Nodes
@@ -120,7 +120,7 @@ def _scores(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, Array]:
     """The MatMul of X and a constant query in Softmax(Transpose(MatMul(X, Q))), and the query. Raises Refused."""
     operand = given(softmax, 0)
     transpose = made_by(operand, "Transpose")
-    over_tokens = shapes.rank(softmax.outputs[0]) == 3 and mixed_axes(softmax, 3) == range(2, 3)
+    over_tokens = shapes.rank(softmax.outputs[0]) == 3 and mixes_last_axis(softmax, 3)
     is_swap = transpose is not None and over_tokens and permutation(transpose, 3) == [0, 2, 1]
     scores = made_by(transpose.inputs[0], "MatMul") if transpose is not None and is_swap else None
     query = matrix(scores)

@@ -28,7 +28,7 @@ from export.compiler.analyses.attention import attention_sizes, decompose_attent
 from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import given, mixed_axes
+from export.compiler.graph.attributes import given, mixes_last_axis
 from export.compiler.graph.shapes import Shapes
 from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.passes.drop_unread import refresh
@@ -76,7 +76,7 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     """The parts of an attention in single operators, from its Softmax. Raises Refused."""
     dims = shapes.dims(softmax.outputs[0])
     rank, joined = len(dims), len(dims) == 3
-    if rank not in (3, 4) or mixed_axes(softmax, rank) != range(rank - 1, rank):
+    if rank not in (3, 4) or not mixes_last_axis(softmax, rank):
         raise Refused.at(softmax, "expected scores (batch, heads, queries, tokens)")
     queries, tokens = dims[-2:]
     scores, uniform = scores_of(shapes, softmax)

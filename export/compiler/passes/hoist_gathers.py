@@ -23,12 +23,11 @@ from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.node_builder import INT64, Nodes
-from export.compiler.graph.runtime_sizes import Sizes
+from export.compiler.graph.runtime_sizes import Sizes, shape_plan
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
-from export.compiler.operators.data_movement import shape_plan
-from export.compiler.operators.table import BROADCASTING, RESHAPES
+from export.compiler.operators.table import BROADCASTING, RESIZING
 from export.compiler.passes.drop_unread import refresh
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
@@ -148,10 +147,9 @@ class _Hoisting:
         batches = input_axes(self.shapes, node, value, batch)
         if batches is None and node.op_type in ATTENTION:
             batches = {k: 0 for k, source in enumerate(node.inputs) if source is not None and self._has_batch(source)}
-        resizes = node.op_type in RESHAPES or node.op_type == "Expand"
         if rows is None or batches is None or not (rows or node.op_type == "Expand"):
             return None
-        if resizes and shape_plan(self.shapes, node, value, {row: self.count}) is None:
+        if node.op_type in RESIZING and shape_plan(self.shapes, node, value, {row: self.count}) is None:
             return None
         read = {position: Operand() for position, operand in enumerate(node.inputs) if operand is not None}
         for position, axis in rows.items():
@@ -187,11 +185,9 @@ class _Hoisting:
     def _compute(self, node: ir.Node, value: ir.Value, axes: RowAxes) -> ir.Value:
         read = self._read(node, value, axes) or {}
         source = node.inputs[0]
-        if source is not None and (node.op_type in RESHAPES or node.op_type == "Expand"):
-            operator = "Expand" if node.op_type == "Expand" else "Reshape"
-            plan = shape_plan(self.shapes, node, value, {axes[0]: self.count}) or []
-            inputs = [self._read_operand(value, source, read[0]), self.sizes.vector(plan)]
-            return self.nodes.add(operator, inputs)
+        if source is not None and node.op_type in RESIZING:
+            rows = self._read_operand(value, source, read[0])
+            return self.sizes.resized(value, rows, {axes[0]: self.count})
         if node not in self.copies:
             parts = [
                 None if operand is None else self._read_operand(value, operand, read[k])

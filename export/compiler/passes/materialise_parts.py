@@ -25,7 +25,7 @@ from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
-from export.compiler.operators.data_movement import ALWAYS, indices_of, shape_plan
+from export.compiler.operators.data_movement import ALWAYS, indices_of
 from export.compiler.operators.table import RESIZING, demand_of
 
 LARGEST_STORED_PART = 1 << 16  # elements of a part of a constant; a larger part is computed at each use
@@ -188,10 +188,8 @@ class Materialiser:
         if node.op_type in ("Squeeze", "Unsqueeze") and axes_of(node) is not None:
             return None  # keeps its axes at any size; in a Reshape a size of 0 would copy another axis
         if node.op_type in RESIZING and wanted != WHOLE:
-            operator = "Expand" if node.op_type == "Expand" else "Reshape"
-            part = self._part(source, read[0])
-            plan = shape_plan(self.shapes, node, value, {axis: len(rows) for axis, rows in wanted}) or []
-            return self.nodes.add(operator, [part, self.sizes.vector(plan)])
+            counts = {axis: len(rows) for axis, rows in wanted}
+            return self.sizes.resized(value, self._part(source, read[0]), counts)
         if node.op_type == "Concat":
             operands = [(operand, read[k]) for k, operand in enumerate(node.inputs) if k in read]
             parts = [self._part(operand, box_read) for operand, box_read in operands if operand is not None]

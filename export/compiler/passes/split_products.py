@@ -24,11 +24,9 @@ from export.compiler.graph.constants import is_constant
 from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending
-from export.compiler.operators.table import VIEWS, demand_of
+from export.compiler.operators.table import SELECTING, VIEWS, demand_of
 from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
-
-SEPARATING = frozenset({"Split", "Gather", "Slice"})
 
 
 def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -57,7 +55,7 @@ def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 def _chain(value: ir.Value) -> list[ir.Value]:
     """The values from a layer's output to the value that its readers split, through a bias and moves of elements."""
     chain = [value]
-    while (reader := only_reader(chain[-1])) is not None and reader.op_type not in SEPARATING:
+    while (reader := only_reader(chain[-1])) is not None and reader.op_type not in SELECTING:
         is_move = reader.op_type in VIEWS and reader.inputs[0] is chain[-1]
         is_bias = reader.op_type == "Add" and any(map(is_constant, reader.inputs))
         if reader.domain or not (is_move or is_bias):
@@ -94,7 +92,7 @@ def _boxes_of_readers(shapes: Shapes, value: ir.Value) -> list[Box]:
     """The boxes that the readers read; empty if one of them does more than select."""
     boxes: list[Box] = []
     for node in readers(value):
-        if node.op_type not in SEPARATING or node.domain or node.inputs[0] is not value or value.is_graph_output():
+        if node.op_type not in SELECTING or node.domain or node.inputs[0] is not value or value.is_graph_output():
             return []
         boxes += [demand_of(shapes, node, index, WHOLE).inputs.get(0, WHOLE) for index in range(len(node.outputs))]
     return [*dict.fromkeys(ascending(part) for part in boxes)]

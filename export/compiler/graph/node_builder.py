@@ -29,7 +29,7 @@ class Nodes:
         self.constants, self.prefix = constants, prefix
         self.list: list[ir.Node] = []
         self._put = put or self.list.append
-        self._opset = constants.graph.opset_imports.get("", 0)
+        self.opset = constants.graph.opset_imports.get("", 0)
         self._numbers: dict[tuple[int, ...] | int, ir.Value] = {}  # constants that were added before
 
     def add(
@@ -99,7 +99,8 @@ class Nodes:
         return self.add("Gather", [value, indices], axis=axis)
 
     def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        return self._along("Unsqueeze", value, axes)
+        """Adds no node without axes."""
+        return self._along("Unsqueeze", value, axes) if axes else value
 
     def squeeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         return self._along("Squeeze", value, axes)
@@ -113,7 +114,7 @@ class Nodes:
 
     def _along(self, operator: str, value: ir.Value, axes: Sequence[int], **more: int) -> ir.Value:
         """An operator whose axes are an input from opset 13 on, and an attribute before."""
-        if self._opset < 13:
+        if self.opset < 13:
             return self.add(operator, [value], axes=[*axes], **more)
         return self.add(operator, [value, self.integers(axes)], **more)
 
@@ -134,6 +135,10 @@ class Nodes:
         if list(order) == sorted(order):
             return value
         return self.add("Transpose", [value], perm=[*order])
+
+    def transpose_back(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
+        """The value, whose axes are those of an original in this order, with its axes in the original's order."""
+        return self.transpose(value, [order.index(axis) for axis in sorted(order)])
 
     def cut(self, value: ir.Value, start: ir.Value, end: ir.Value, axis: int = 0) -> ir.Value:
         """The rows of an axis from `start` to before `end`, vectors of length 1."""

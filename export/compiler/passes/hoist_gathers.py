@@ -216,18 +216,17 @@ class _Hoisting:
             indices, batch_dims = nodes.add("Concat", pairs, axis=2), 0
         batch_first = nodes.transpose(value, order)
         chosen = nodes.add("GatherND", [batch_first, indices], batch_dims=batch_dims)
-        return nodes.transpose(chosen, [order.index(axis) for axis in range(len(order))])
+        return nodes.transpose_back(chosen, order)
 
     def _gather_shared(self, source: ir.Value, row: int, value: ir.Value) -> ir.Value:
         """The chosen rows of a value without a batch. They differ between texts, so the result has `value`'s batch."""
         nodes, rank, batch = self.nodes, self.shapes.rank(value), self.hoisted[value][1]
         new_axes = rank - self.shapes.rank(source)
-        aligned = nodes.unsqueeze(source, [*range(new_axes)]) if new_axes else source
         row = row + new_axes
-        rows = nodes.gather(aligned, self.rows, row)  # (..., batch, rows, ...)
+        rows = nodes.gather(nodes.unsqueeze(source, range(new_axes)), self.rows, row)  # (..., batch, rows, ...)
         rows = nodes.squeeze(rows, [batch if batch < row else batch + 1])
         order = [k for axis in range(rank) if axis != batch for k in ((batch, row) if axis == row else (axis,))]
-        return nodes.transpose(rows, [order.index(axis) for axis in range(rank)])
+        return nodes.transpose_back(rows, order)
 
     def _indices(self) -> tuple[ir.Value | None, ir.Value]:
         """The texts (batch) of the chosen rows and their indices in the text (batch, rows), INT64.

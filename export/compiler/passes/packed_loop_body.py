@@ -46,14 +46,13 @@ class Body:
 
     def __init__(self, tokens: Tokens, texts: Texts, part: Part, nodes: Nodes, views: Nodes) -> None:
         self.tokens, self.shapes = tokens, tokens.shapes
-        self._opset = self.shapes.graph.opset_imports.get("", 0)
         self.texts, self.part, self.nodes, self.outer, self.views = texts, part, nodes, texts.nodes, views
         self._grids: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self._packed: dict[ir.Value, ir.Value] = {}
         self._flat: dict[ir.Value, ir.Value] = {}
         self._weights: dict[ir.Value, ir.Value] = {}
         self._sizes = Sizes(self.shapes, views)
-        self._zero = {"allowzero": 1} if self._opset >= ALLOWS_ZERO else {}
+        self._zero = {"allowzero": 1} if nodes.opset >= ALLOWS_ZERO else {}
 
     def run(self) -> None:
         """Computes the network's nodes, in their order."""
@@ -193,11 +192,11 @@ class Body:
         if (long_axes := [axis for axis in order if not same(dims[axis], 1)]) == sorted(long_axes):
             flat = self.views.reshape(value, sizes)
         else:
-            aligned = self.outer.unsqueeze(value, [*range(new_axes)]) if new_axes else value
+            aligned = self.outer.unsqueeze(value, range(new_axes))
             flat = self.outer.reshape(self.outer.transpose(aligned, order), sizes)
             flat.shape = ir.Shape([None, *(size if isinstance(size, int) else None for size in sizes[1:])])
         selected = self.nodes.gather(flat, self._grid_indices(len(roles.tokens), roles.batch is not None))
-        return self.nodes.transpose(selected, [order.index(axis) for axis in range(rank)])
+        return self.nodes.transpose_back(selected, order)
 
     def _size_outside(self, dim: Dim) -> int | ir.Value:
         """A size that is the same outside the loop: of an axis of features, or of another input's axis."""
@@ -233,7 +232,7 @@ class Body:
 
     def _pick_from_grid(self, pick: PickedTokens, ranks: ir.Value, single: bool) -> ir.Value:
         """By GatherND of (texts, tokens, ...)."""
-        if self._opset < OLDEST_OPSET:
+        if self.nodes.opset < OLDEST_OPSET:
             raise Refused(pick.value.name or "", "opset", f"expected at least {OLDEST_OPSET} to pick a token's scores")
         nodes, batch = self.nodes, self.tokens.role(pick.value).batch or 0
         front = [batch, pick.axis]
@@ -246,7 +245,7 @@ class Body:
         indices = nodes.reshape(ranks, [-1, 1]) if single else nodes.unsqueeze(ranks, [2])
         picked = nodes.add("GatherND", [tokens_first, indices], batch_dims=1)
         order = [batch, *([] if single else [pick.axis]), *features]
-        return nodes.transpose(picked, [order.index(axis) for axis in sorted(order)])
+        return nodes.transpose_back(picked, order)
 
     def _for_heads(self, value: ir.Value, axis: int, heads: int, sizes: Sequence[int | ir.Value]) -> ir.Value:
         """Repeats a text's row along the axis for each of its heads, which are adjacent; a value of these sizes."""

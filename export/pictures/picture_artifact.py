@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from common.files import sha256
 from export.compiler.errors import ForeignError
-from export.compiler.graph.attributes import reads_shape_alone
+from export.compiler.graph.def_use import only_reader
 from export.compiler.graph.files import weight_bytes
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
@@ -190,10 +190,8 @@ def _with_interface(proto: onnx.ModelProto, classes: int) -> onnx.ModelProto:
 
 def _normalising(model: ir.Model) -> tuple[str, ...]:
     """The Mul and Add between the input and the network's first layer, by name of the operator."""
-    value, nodes = model.graph.inputs[0], list[str]()
-    while len(readers := [use.node for use in value.uses() if not reads_shape_alone(use.node)]) == 1:
-        if readers[0].op_type not in NORMALISING:
-            break
-        nodes.append(readers[0].op_type)
-        value = readers[0].outputs[0]
-    return tuple(name for name in nodes if name in ("Mul", "Add"))
+    value, names = model.graph.inputs[0], list[str]()
+    while (node := only_reader(value)) is not None and node.op_type in NORMALISING:
+        names.append(node.op_type)
+        value = node.outputs[0]
+    return tuple(name for name in names if name in ("Mul", "Add"))

@@ -13,11 +13,13 @@ large, or if the Transpose copies runs already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from export.compiler.analyses.layer_changes import shape_of
 from export.compiler.graph.attributes import attribute_int, given, optional, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.def_use import made_by, only_reader, readers
@@ -73,7 +75,7 @@ def _feature_constants(shapes: Shapes, value: ir.Value) -> list[FeatureConstant]
         node, weight = use.node, optional(use.node, 1)
         if use.idx or node.domain or weight is None or not is_constant(weight) or weight.dtype not in FLOATS:
             return None
-        if node.op_type == "MatMul" and shapes.rank(weight) == 2 and doubles(weight).size <= LARGEST:
+        if node.op_type == "MatMul" and shapes.rank(weight) == 2 and math.prod(shape_of(weight)) <= LARGEST:
             feature_constants.append((node, 1, 0))
         elif node.op_type in NORMALISING and attribute_int(node, "axis", -1) in (-1, shapes.rank(value) - 1):
             behind = _feature_constants(shapes, node.outputs[0])
@@ -90,7 +92,7 @@ def _permute(constants: Constants, node: ir.Node, position: int, axis: int, orde
     weight = node.inputs[position]
     if weight is None or weight.dtype is None or (order == np.arange(order.size)).all():
         return
-    shape = doubles(weight).shape
+    shape = shape_of(weight)
     if shape and shape[axis] == order.size:
         permuted = constants.add_computed(
             lambda: np.take(doubles(weight), order, axis), shape, f"{weight.name}_order", weight.dtype

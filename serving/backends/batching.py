@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from common.plurals import counted
 from serving.backends.config_check import Tensor
 
 Array = npt.NDArray[Any]
@@ -121,7 +122,7 @@ def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], joining:
     rows = [call.rows for call in calls]
     for name, array in zip(names, arrays, strict=True):
         if len(array) != sum(rows):
-            raise RunFailed(f"output '{name}' has {len(array)} rows for a batch of {sum(rows)}")
+            raise RunFailed(f"output '{name}' has {counted(len(array), 'row')} for a batch of {sum(rows)}")
     if len(calls) == 1:  # a lone request was not padded
         return [dict(zip(names, arrays, strict=True))]
     ends = [*accumulate(rows)][:-1]

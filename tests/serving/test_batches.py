@@ -87,5 +87,6 @@ def test_each_request_gets_the_outputs_it_asks_for(engine: Doubler) -> None:
 
 
 def test_output_of_another_length_is_an_error(engine: Doubler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run", lambda names, feeds: [feeds["x"][:1]])
-    assert answers(engine, [[1], [2]]) == ["output 'y' has 1 rows for a batch of 2"]
+    monkeypatch.setattr(engine, "run", lambda names, feeds: [feeds["x"][:-1]])
+    assert answers(engine, [[1], [2]]) == ["output 'y' has 1 row for a batch of 2"]
+    assert answers(engine, [[1], [2], [3]]) == ["output 'y' has 2 rows for a batch of 3"]

@@ -1,14 +1,14 @@
-"""Parses Triton's command-line arguments for the launcher and the supervisor.
+"""Triton's command-line arguments, read as Triton reads them: of equal options the last counts.
 
-In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError with a message of one line.
+In: the arguments of `tritonserver`. Out: `Arguments`, or LauncherError.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
@@ -17,7 +17,7 @@ from common.repository import model_dir
 from serving.control import SPLIT_BY_SHELL
 from serving.control_key import GRPC_PREFIX
 
-REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
+REPOSITORY, REPOSITORY_OPTIONS = "--model-repository", ("--model-repository", "--model-store")
 # Makes Triton respect the priorities of instances; else a standby instance gets every second request.
 BY_PRIORITY = "--rate-limit=execution_count"
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
@@ -35,36 +35,86 @@ PARSED_OPTIONS = (
 EXIT_TIMEOUT_S = 3  # 1 s for queued requests, 2 s for a model's two processes, which end one after the other
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """The options of a supervised server. URLs are HOST:PORT.
+class LauncherError(ValueError):
+    """No server can start. The message is one line for the user."""
 
-    models:       names of the models to serve; None: all.
-    passed_on:    the arguments that Triton gets unchanged.
-    headers:      HTTP headers that give access to calls behind --http-restricted-api.
-    grpc_url:     None without gRPC.
-    grpc_headers: metadata that give access to calls behind --grpc-restricted-protocol.
-    """
 
-    http_url: str
-    repositories: tuple[Path, ...]
-    models: frozenset[str] | None
-    passed_on: tuple[str, ...]
-    headers: dict[str, str] = field(default_factory=dict)
-    grpc_url: str | None = None
-    grpc_headers: dict[str, str] = field(default_factory=dict)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LauncherError(message)
 
-    def command(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
-        """Triton's arguments under a supervisor.
 
-        at_start: the models to load at the start.
-        complete: every config.pbtxt is complete. Else Triton completes them, for which it starts each model once more.
-        memory:   prefix for the names of the stubs' shared memory.
-        """
-        added = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
-        added += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
-        added += ["--disable-auto-complete-config"] if complete else []
-        return [*added, *(f"--load-model={name}" for name in at_start), *self.passed_on]
+class Arguments:
+    """The words of a command line and what they mean. URLs are HOST:PORT. Everything may raise LauncherError."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._values, _ = _split(words, PARSED_OPTIONS)
+
+    def last(self, name: str, default: str) -> str:
+        """The value of an option; `default` without the option."""
+        return [default, *self._values[name]][-1]
+
+    def starts(self, service: str) -> bool:
+        """Whether Triton starts the service ("http", "grpc" or "metrics")."""
+        return self.last(f"--allow-{service}", "true").lower() not in ("false", "0")
+
+    def address(self, service: str) -> str:
+        """Where a service listens, in Triton's spelling."""
+        return self.last(f"--{service}-address", "127.0.0.1")
+
+    def port(self, service: str) -> int:
+        text = self.last(f"--{service}-port", str(PORTS[service]))
+        if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
+            raise LauncherError(f"--{service}-port: expected a port, found {text!r}")
+        return int(text)
+
+    def url(self, service: str) -> str:
+        """Where this machine reaches a service."""
+        given = self.address(service)
+        address = given.removeprefix("ipv6:").strip("[]")
+        if service == "http" and ":" in address and not given.startswith("ipv6:"):
+            expected = f"--http-address: expected ipv6:{address}"
+            raise LauncherError(f"{expected}, found {given}, in which Triton reads no IPv6")
+        if service == "grpc" and ":" in address and "[" not in given:
+            raise LauncherError(f"--grpc-address: expected [{address}], found {given}: Triton takes its end for a port")
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        address = f"[{address}]" if ":" in address else address
+        return f"{address}:{self.port(service)}"
+
+    @property
+    def http_url(self) -> str:
+        return self.url("http")
+
+    @property
+    def grpc_url(self) -> str | None:
+        """None without gRPC."""
+        return self.url("grpc") if self.starts("grpc") else None
+
+    @property
+    def control_ports(self) -> list[int]:
+        """The ports of HTTP and gRPC, at which clients could change the server."""
+        return [self.port(service) for service in ("http", "grpc") if self.starts(service)]
+
+    def listening_urls(self) -> list[str]:
+        """The URL of every service that Triton starts, without ports that it shares by option."""
+        if not self.repositories:
+            return []  # without a repository Triton ends at once, by --help or an error
+        shared = {service for service in PORTS if self.last(f"--reuse-{service}-port", "false") in ("true", "1")}
+        return [self.url(service) for service in PORTS if self.starts(service) and service not in shared]
+
+    @cached_property
+    def repositories(self) -> list[str]:
+        return [value for value in self._values[REPOSITORY] if value]
+
+    @cached_property
+    def models(self) -> frozenset[str] | None:
+        """Names of the models to serve; None: all."""
+        names = frozenset(self._values["--load-model"])
+        return None if not names or "*" in names else names
+
+    def serves(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
     def model_dirs(self) -> dict[str, Path]:
         """Returns model -> its folder in the first repository that has the model.
@@ -73,103 +123,81 @@ class ServerOptions:
         """
         folders: dict[str, Path] = {}
         for repository in self.repositories:
-            for path in sorted(repository.iterdir()):
-                is_served = not path.name.startswith(".") and (not self.models or path.name in self.models)
-                if S_ISDIR(path.stat().st_mode) and is_served:
+            for path in sorted(Path(repository).iterdir()):
+                if S_ISDIR(path.stat().st_mode) and not path.name.startswith(".") and self.serves(path.name):
                     folders.setdefault(path.name, path)
         return folders
 
     def folder(self, model: str) -> Path | None:
         """The model's folder in the first repository that has the model, or None."""
-        return model_dir(self.repositories, model)
+        return model_dir(map(Path, self.repositories), model)
+
+    def guards(self, option: str) -> list[str]:
+        """The values APIS:HEADER=CONTENT of one of GUARD_OPTIONS."""
+        return self._values[option]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that give access to calls behind --http-restricted-api."""
+        return self._keys("--http-restricted-api")
+
+    @property
+    def grpc_headers(self) -> dict[str, str]:
+        """Metadata that give access to calls behind --grpc-restricted-protocol."""
+        keys = self._keys("--grpc-restricted-protocol")
+        return {f"{GRPC_PREFIX}{name.lower()}": key for name, key in keys.items()}
+
+    def _keys(self, option: str) -> dict[str, str]:
+        """Returns header -> content."""
+        pairs = (guard.partition(":")[2].partition("=") for guard in self.guards(option))
+        return {header: content for header, _, content in pairs}
+
+    def check_supervised(self) -> None:
+        """Raises LauncherError for words with which a supervisor cannot work."""
+        if self.last("--model-control-mode", "explicit") != "explicit":
+            raise LauncherError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
+        if not self.starts("http"):
+            raise LauncherError("--supervised needs HTTP: remove --allow-http=false")
+        if not self.repositories:
+            raise LauncherError("--supervised needs --model-repository")
+        for repository in self.repositories:
+            check_repository(repository)
+        self.listening_urls()
+
+    def under_supervisor(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
+        """The words for Triton under a supervisor.
+
+        at_start: the models to load at the start.
+        complete: every config.pbtxt is complete. Else Triton completes them, for which it starts each model once more.
+        memory:   prefix for the names of the stubs' shared memory.
+        """
+        added = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+        added += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
+        added += ["--disable-auto-complete-config"] if complete else []
+        loads = [f"--load-model={name}" for name in at_start]
+        return [*added, *loads, *without(self.words, SUPERVISOR_OPTIONS)]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+def without(words: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The words but for the options `names`. Raises LauncherError."""
+    return _split(words, names)[1]
 
 
-def split(arguments: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the values of the options `names`, by option, and all other words. Raises ValueError."""
+def _split(words: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the values of the options `names`, by option, and all other words."""
     parser = _Parser(allow_abbrev=False, add_help=False, argument_default=[])
     for name in names:
-        parser.add_argument(name, action="append", dest=name)
-    values, other_words = parser.parse_known_args(list(arguments))
+        parser.add_argument(name, action="append", dest=REPOSITORY if name in REPOSITORY_OPTIONS else name)
+    values, other_words = parser.parse_known_args(list(words))
     return vars(values), other_words
 
 
-def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Parses the arguments of a supervised server. Raises ValueError."""
-    values, _ = split(arguments, PARSED_OPTIONS)
-    if values["--model-control-mode"] not in ([], ["explicit"]):
-        raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
-    if not is_enabled(values, "http"):
-        raise ValueError("--supervised needs HTTP: remove --allow-http=false")
-    repositories = tuple(Path(value) for name in REPOSITORY_OPTIONS for value in values[name] if value)
-    if not repositories:
-        raise ValueError("--supervised needs --model-repository")
-    for repository in repositories:
-        if not repository.is_dir():
-            raise ValueError(f"{repository}: expected a model repository, found no such folder")
-    models = frozenset(values["--load-model"])
-    grpc_keys = _keys(values["--grpc-restricted-protocol"])
-    return ServerOptions(
-        http_url=_url(values, "http"),
-        repositories=repositories,
-        models=None if not models or "*" in models else models,
-        passed_on=tuple(split(arguments, SUPERVISOR_OPTIONS)[1]),
-        headers=_keys(values["--http-restricted-api"]),
-        grpc_url=_url(values, "grpc") if is_enabled(values, "grpc") else None,
-        grpc_headers={f"{GRPC_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
-    )
-
-
-def listening_urls(arguments: Sequence[str]) -> list[str]:
-    """HOST:PORT of every service that Triton starts, without ports that it shares by option. Raises ValueError."""
-    values, _ = split(arguments, PARSED_OPTIONS)
-    if not any(values[name] for name in REPOSITORY_OPTIONS):
-        return []  # without a repository Triton ends at once, by --help or an error
-    shared = {service for service in PORTS if last_value(values, f"--reuse-{service}-port", "false") in ("true", "1")}
-    return [_url(values, service) for service in PORTS if is_enabled(values, service) and service not in shared]
-
-
-def last_value(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
-    """The last value of an option, as Triton takes the last; `default` without the option."""
-    return [default, *values[name]][-1]
-
-
-def is_enabled(values: Mapping[str, Sequence[str]], service: str) -> bool:
-    """Whether Triton starts the service ("http", "grpc" or "metrics")."""
-    return last_value(values, f"--allow-{service}", "true").lower() not in ("false", "0")
-
-
-def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
-    given = last_value(values, f"--{service}-address", "127.0.0.1")
-    address = given.removeprefix("ipv6:").strip("[]")
-    if service == "http" and ":" in address and not given.startswith("ipv6:"):
-        raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
-    if service == "grpc" and ":" in address and "[" not in given:
-        raise ValueError(f"--grpc-address: expected [{address}], found {given}: Triton takes its end for a port")
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    address = f"[{address}]" if ":" in address else address
-    return f"{address}:{port_of(values, service)}"
-
-
-def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
-    """The port of a service. Raises ValueError."""
-    text = last_value(values, f"--{service}-port", str(PORTS[service]))
-    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
-        raise ValueError(f"--{service}-port: expected a port, found {text!r}")
-    return int(text)
+def check_repository(folder: str) -> None:
+    if not Path(folder).is_dir():
+        raise LauncherError(f"{folder}: expected a model repository, found no such folder")
 
 
 def check_name(folder: Path) -> None:
-    """Raises ValueError for a model's name that a shell would split: its load fails, and Triton then never ends."""
+    """Raises LauncherError for a model's name that a shell would split: its load fails, and Triton then never ends."""
     if SPLIT_BY_SHELL.search(folder.name):
-        raise ValueError(f"{folder}: expected a name without blanks and signs of a shell, found {folder.name!r}")
-
-
-def _keys(guards: Iterable[str]) -> dict[str, str]:
-    """Returns header -> content for values APIS:HEADER=CONTENT of a guard option."""
-    pairs = (guard.partition(":")[2].partition("=") for guard in guards)
-    return {header: content for header, _, content in pairs}
+        raise LauncherError(f"{folder}: expected a name without blanks and signs of a shell, found {folder.name!r}")

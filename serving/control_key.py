@@ -38,9 +38,14 @@ def folders() -> list[Path]:
     There are several because a service and a shell of the same user have different environment variables.
     """
     runtime, state = os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("XDG_STATE_HOME")
-    parents = [Path(runtime)] if runtime and _belongs_to_user(Path(runtime)) else []  # `su` keeps the variable
+    parents = [Path(runtime)] if runtime and belongs_to_user(Path(runtime)) else []  # `su` keeps the variable
     parents += [Path(state)] if state else []
-    return [*(parent / "vitbn" for parent in parents), Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")]
+    return [*(parent / "vitbn" for parent in parents), temporary_folder()]
+
+
+def temporary_folder() -> Path:
+    """This user's folder where the environment names none; it may be missing, or another user's."""
+    return Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")
 
 
 def keep(ports: Sequence[int], key: str) -> None:
@@ -48,7 +53,7 @@ def keep(ports: Sequence[int], key: str) -> None:
     folder = folders()[0]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _belongs_to_user(folder):
+        if not belongs_to_user(folder):
             raise KeyFailed(f"{folder}: expected a folder of user {os.getuid()}, found another user's or a link")
         folder.chmod(0o700)
         for port in ports:
@@ -68,7 +73,7 @@ def find(address: str) -> str | None:
     for folder in folders():
         with suppress(OSError, KeyFailed):
             path = folder / port
-            if _belongs_to_user(folder) and not path.is_symlink():
+            if belongs_to_user(folder) and not path.is_symlink():
                 newest = max(filter(None, (newest, (path.stat().st_mtime_ns, read(path)))))
     return newest[1] if newest else None
 
@@ -99,7 +104,7 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _belongs_to_user(folder: Path) -> bool:
+def belongs_to_user(folder: Path) -> bool:
     """Whether the path is a folder of this user, and no link."""
     with suppress(OSError):
         status = folder.lstat()

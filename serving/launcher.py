@@ -16,21 +16,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 from serving import control_key, restricted_api
-from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening_urls
+from serving.arguments import BY_PRIORITY, REPOSITORY, REPOSITORY_OPTIONS, Arguments, LauncherError, without
 from serving.ports import TAKEN, is_taken
-from serving.preflight import (
-    CHOOSE_CACHE,
-    LauncherError,
-    allow_descriptors,
-    cache_folder,
-    check_has_repository,
-    check_names,
-)
+from serving.preflight import CHOOSE_CACHE, allow_descriptors, cache_folder, check_repositories
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -161,61 +153,37 @@ def shell_safe(folder: str) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def checked_repositories(arguments: Sequence[str]) -> list[str]:
-    """Returns `arguments` with shell-safe paths of the repositories.
-
-    Raises LauncherError for a missing folder: Triton's own message would stand below a page of log.
-    """
-    checked: list[str] = []
-    for previous, argument in pairwise(["", *arguments]):
-        option, equals, value = argument.partition("=")
-        if equals and option in REPOSITORY_OPTIONS:
-            checked.append(f"{option}={_repository(value)}")
-        else:
-            checked.append(_repository(argument) if previous in REPOSITORY_OPTIONS else argument)
-    return checked
+def shell_safe_words(arguments: Arguments) -> list[str]:
+    """The words for Triton, with shell-safe paths of the repositories."""
+    repositories = [f"{REPOSITORY}={shell_safe(folder)}" for folder in arguments.repositories]
+    words = without(arguments.words, REPOSITORY_OPTIONS)
+    return repositories + [word for word in words if word != restricted_api.OPEN]
 
 
-def _repository(value: str) -> str:
-    if not value or "://" in value:
-        return value
-    if not Path(value).is_dir():
-        raise LauncherError(f"{value}: expected a model repository, found no such folder")
-    return shell_safe(value)
-
-
-def check_ports(arguments: Sequence[str]) -> None:
+def check_ports(arguments: Arguments) -> None:
     """Raises LauncherError for a taken port: Triton reports it only after it has loaded all models."""
-    try:
-        taken = [url for url in listening_urls(arguments) if is_taken(url)]
-    except ValueError as error:
-        raise LauncherError(str(error)) from error
-    if taken:
+    if taken := [url for url in arguments.listening_urls() if is_taken(url)]:
         raise LauncherError(f"{taken[0]}: {TAKEN}")
 
 
-def control_defaults(arguments: Sequence[str]) -> list[str]:
+def control_defaults(arguments: Arguments) -> list[str]:
     """Options for explicit mode and all models unless `arguments` choose a mode: Triton's default loads none later."""
-    options = {argument.partition("=")[0] for argument in arguments}
-    if "--model-control-mode" in options:
+    if arguments.last("--model-control-mode", ""):
         return []
-    return ["--model-control-mode=explicit", *([] if "--load-model" in options else ["--load-model=*"])]
+    return ["--model-control-mode=explicit", *([] if arguments.last("--load-model", "") else ["--load-model=*"])]
 
 
-def guard_control(arguments: Sequence[str]) -> list[str]:
+def guard_control(arguments: Arguments) -> list[str]:
     """Draws a key, stores it for this user, returns the options by which Triton requires it. Raises LauncherError."""
     key = control_key.draw()
-    try:
-        options = restricted_api.options(arguments, key)
-    except ValueError as error:
-        raise LauncherError(str(error)) from error
+    options = restricted_api.options(arguments, key)
     if guarded := restricted_api.user_guarded(arguments):
         say(f"your key guards {', '.join(guarded)}; the key of this start guards what else changes the server")
     if places := restricted_api.exposed(arguments):
         say(f"warning: {' and '.join(places)}: one HTTP request from there can end Triton 2.51; {ADVICE}")
-    if options and listening_urls(arguments):
+    if options and arguments.listening_urls():
         try:
-            control_key.keep(restricted_api.ports(arguments), key)
+            control_key.keep(arguments.control_ports, key)
         except control_key.KeyFailed as failure:
             say(f"warning: {failure}; nobody can change this server while it runs")
     return options
@@ -226,16 +194,15 @@ def say(text: str) -> None:
     print(f"tritonserver: {text}", file=sys.stderr, flush=True)
 
 
-def launch(arguments: Sequence[str]) -> NoReturn:
+def launch(words: Sequence[str]) -> NoReturn:
     """Replaces this process by the server's. Raises LauncherError if no server can start."""
-    words = [argument for argument in arguments if argument != restricted_api.OPEN]
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
-        os.execv(native, [str(native), *words])
-    check_has_repository(words)
-    check_names(words)
-    words = checked_repositories(words)
-    check_ports(words)
+        os.execv(native, [str(native), *(word for word in words if word != restricted_api.OPEN)])
+    arguments = Arguments(words)
+    check_repositories(arguments)
+    passed_on = shell_safe_words(arguments)
+    check_ports(arguments)
     allow_descriptors()
     guards = guard_control(arguments)
     pytriton = pytriton_folder()
@@ -245,10 +212,10 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     backends = assemble_backends(files, cache_folder(os.environ))
     # Triton takes the last of equal options, so the user's stand at the end.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(words)]
+    defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
     defaults.append(f"--cache-directory={pytriton / 'tritonserver' / 'caches'}")
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
-    os.execve(server, [str(server), *defaults, *guards, *words], environment)
+    os.execve(server, [str(server), *defaults, *guards, *passed_on], environment)
 
 
 def main() -> None:

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from serving.arguments import REPOSITORY_OPTIONS, check_name, split
+from serving.arguments import Arguments, LauncherError, check_name, check_repository
+from serving.control_key import belongs_to_user, temporary_folder
 
 CHOOSE_CACHE = "XDG_CACHE_HOME names another folder"
 LEAST_DESCRIPTORS, RAISED_DESCRIPTORS = 128, 4096  # a server needs about 70, and 1 per connection
-
-
-class LauncherError(RuntimeError):
-    """No server can start. The message is one line for the user."""
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -36,35 +31,31 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
             (cache := Path(home, ".cache", "vitbn")).mkdir(parents=True, exist_ok=True)
             if os.access(cache, os.W_OK):
                 return cache
-    folder = Path(tempfile.gettempdir(), f"vitbn-{os.getuid()}")
+    folder = temporary_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
     except OSError as error:
         raise LauncherError(f"{folder}: expected a cache, found {error.strerror}; {CHOOSE_CACHE}") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not belongs_to_user(folder) or folder.stat().st_mode & 0o022:
         raise LauncherError(f"{folder}: expected a folder of this user alone, found another's; {CHOOSE_CACHE}")
     return folder
 
 
-def check_has_repository(arguments: Sequence[str]) -> None:
-    """Raises LauncherError without --model-repository: Triton's message would stand below a page of log."""
-    values, other_words = split(arguments, REPOSITORY_OPTIONS)
-    if not any(values[option] for option in REPOSITORY_OPTIONS) and "--help" not in other_words:
+def check_repositories(arguments: Arguments) -> None:
+    """Raises LauncherError without a repository, and for a name of a model to load that a shell would split.
+
+    Triton's own message would stand below a page of log, and a load of such a name never ends.
+    """
+    if not arguments.repositories and "--help" not in arguments.words:
         raise LauncherError("expected --model-repository FOLDER, such as triton_repo, found none")
-
-
-def check_names(arguments: Sequence[str]) -> None:
-    """Raises LauncherError for a name of a model to load that a shell would split: such a load never ends."""
-    values, _ = split(arguments, [*REPOSITORY_OPTIONS, "--load-model"])
-    repositories = [Path(folder) for option in REPOSITORY_OPTIONS for folder in values[option]]
-    loads_all = not values["--load-model"] or "*" in values["--load-model"]
+    folders = [folder for folder in arguments.repositories if "://" not in folder]
+    for folder in folders:
+        check_repository(folder)
     try:
-        for repository in (repository for repository in repositories if repository.is_dir()):
-            for path in sorted(repository.iterdir()):
-                if path.is_dir() and (loads_all or path.name in values["--load-model"]):
-                    check_name(path)
-    except (ValueError, OSError) as error:
+        for path in (path for folder in folders for path in sorted(Path(folder).iterdir())):
+            if path.is_dir() and arguments.serves(path.name):
+                check_name(path)
+    except OSError as error:
         raise LauncherError(str(error)) from error
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from serving.child import Child
@@ -73,7 +72,7 @@ class Prober(Child):
     output = subprocess.PIPE
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], repositories: Sequence[Path], health_port: int | None = None
+        self, url: str, headers: Mapping[str, str], repositories: Sequence[str], health_port: int | None = None
     ) -> None:
         command = [sys.executable, "-m", "clients.probe", "--url", url]
         command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from serving.launcher import launch
-from serving.preflight import LauncherError
 from serving.restricted_api import OPEN
 
 MODES = {  # option -> the modes in which the option has an effect
@@ -82,7 +81,7 @@ def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
         if options["supervised"] or options["servers"]:
             sys.exit(_supervise(options, arguments))
         launch(arguments)
-    except (LauncherError, ValueError) as error:
+    except ValueError as error:
         raise click.ClickException(str(error)) from error
 
 

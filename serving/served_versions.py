@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.repository import Damaged, has_manifest, versions
-from serving.arguments import ServerOptions
+from serving.arguments import Arguments
 from serving.events import Events
 from serving.healing import ServerLost
 from serving.prober import Failure
@@ -45,8 +45,8 @@ class RefusedVersions:
 class Versions:
     """Plans each model from its folder and its refused versions. Only the supervisor's thread uses it."""
 
-    def __init__(self, options: ServerOptions, events: Events) -> None:
-        self._options, self._events = options, events
+    def __init__(self, arguments: Arguments, events: Events) -> None:
+        self._arguments, self._events = arguments, events
         self._refused = defaultdict[str, RefusedVersions](RefusedVersions)
         # (model, version) -> file state at the last check; model without a served version -> file state
         self._checked: dict[tuple[str, int], tuple[object, ...] | None] = {}
@@ -56,7 +56,7 @@ class Versions:
     def plans(self) -> dict[str, Plan]:
         """The plans for a start. Raises ServerLost for an unreadable repository, such as a lost network folder."""
         try:
-            return {name: self._plan_for_start(name) for name in self._options.model_dirs()}
+            return {name: self._plan_for_start(name) for name in self._arguments.model_dirs()}
         except OSError as error:
             text = f"{error.filename}: expected a model repository, found {error.strerror}"
             raise ServerLost("blocked", text) from error
@@ -73,7 +73,7 @@ class Versions:
 
     def plan(self, name: str) -> Plan:
         """Plans a model anew; an operator may have loaded or removed the model since the start."""
-        folder, refused = self._options.folder(name), self._refused[name]
+        folder, refused = self._arguments.folder(name), self._refused[name]
         if folder is None:
             return Plan(name, None)
         # Read before the check of the hashes: a file that changes during the check is checked again.
@@ -116,7 +116,7 @@ class Versions:
 
     def has_others(self, name: str, slow: Mapping[int, str]) -> bool:
         """Whether a version can be served if the `slow` versions are given up."""
-        folder, refused = self._options.folder(name), self._refused[name]
+        folder, refused = self._arguments.folder(name), self._refused[name]
         return bool(slow and folder and plan(folder, {**refused.loads, **refused.answers, **slow}).versions)
 
     def loaded(self, name: str) -> None:
@@ -137,7 +137,7 @@ class Versions:
         if time.monotonic() - self._looked_s < LOOK_S:
             return []
         self._looked_s = time.monotonic()
-        folders = {name: self._options.folder(name) for name in self._unserved}
+        folders = {name: self._arguments.folder(name) for name in self._unserved}
         changed = [name for name, folder in folders.items() if folder and _state(folder) != self._unserved[name]]
         for name in changed:
             del self._unserved[name]
@@ -153,7 +153,7 @@ class Versions:
 
     def check_files(self, name: str, number: int) -> list[Failure]:
         """Compares a version's files with their hashes. Returns the failure, or an empty list."""
-        folder = self._options.folder(name)
+        folder = self._arguments.folder(name)
         self._checked[name, number] = self._state(name, number)
         if folder is None or not has_manifest(folder, _present(folder)):
             return []
@@ -165,7 +165,7 @@ class Versions:
 
     def _state(self, name: str, number: int) -> tuple[object, ...] | None:
         """A value that changes with a version's files; None without files."""
-        folder = self._options.folder(name)
+        folder = self._arguments.folder(name)
         return _state(folder / str(number)) if folder else None
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from serving import control_key, restricted_api
-from serving.arguments import ServerOptions, listening_urls, parse
+from serving.arguments import Arguments
 from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
@@ -56,15 +56,15 @@ class Supervisor(Loop):
     """
 
     def __init__(
-        self, options: ServerOptions, events: Events, key: str, ports: Sequence[int], health_port: int | None = None
+        self, arguments: Arguments, events: Events, key: str, ports: Sequence[int], health_port: int | None = None
     ) -> None:
         super().__init__()
-        self._options, self._events = options, events
-        self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
-        self._prober = Prober(options.http_url, options.headers, options.repositories, health_port)
-        self._versions = Versions(options, events)
+        self._arguments, self._events = arguments, events
+        self._control = Control(arguments.http_url, arguments.headers, arguments.grpc_url, arguments.grpc_headers)
+        self._prober = Prober(arguments.http_url, arguments.headers, arguments.repositories, health_port)
+        self._versions = Versions(arguments, events)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
-        urls = (options.http_url, options.grpc_url, *listening_urls(options.passed_on), health_url)
+        urls = (arguments.http_url, arguments.grpc_url, *arguments.listening_urls(), health_url)
         self._urls = [url for url in dict.fromkeys(urls) if url]
         self._key, self._ports = key, ports
         self._failed_starts_s: deque[float] = deque()  # times of starts after which the server never became healthy
@@ -149,7 +149,7 @@ class Supervisor(Loop):
         except ServerLost as lost:
             self._events.ended(lost.reason, str(lost))
             raise
-        server, grace_s = TritonServer(self._options, plans, self._events), END_S
+        server, grace_s = TritonServer(self._arguments, plans, self._events), END_S
         server.start()
         try:
             self._load(server, plans)
@@ -303,16 +303,18 @@ class Supervisor(Loop):
         return None
 
 
-def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Supervises a server with Triton's `arguments` until its end. Returns the exit code. Raises ValueError."""
+def supervise(words: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
+    """Supervises a server with Triton's arguments until its end. Returns the exit code. Raises ValueError."""
     key = control_key.draw()
-    guards = restricted_api.options(arguments, key)
-    options, ports = parse([*guards, *arguments]), restricted_api.ports(arguments) if guards else []
+    guards = restricted_api.options(Arguments(words), key)
+    arguments = Arguments([*guards, *words])
+    arguments.check_supervised()
+    ports = arguments.control_ports if guards else []
     try:
         events = Events(metrics_port)
     except OSError as error:
         raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
-    supervisor = Supervisor(options, events, key, ports, health_port)
+    supervisor = Supervisor(arguments, events, key, ports, health_port)
     supervisor.listen()
     try:
         return supervisor.run()

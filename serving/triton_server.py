@@ -1,6 +1,6 @@
 """The supervised Triton server: a Child with a bounded log, whose end leaves no stub and no shared memory.
 
-In: the user's options, the plans of the models. Out: the server's process; after its end the reason in words.
+In: the user's arguments, the plans of the models. Out: the server's process; after its end the reason in words.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 
-from serving.arguments import ServerOptions
+from serving.arguments import Arguments
 from serving.child import Child
 from serving.events import Events
 from serving.healing import ServerLost
@@ -30,13 +30,13 @@ class TritonServer(Child):
     At its start it loads the models whose config.pbtxt serves what `plans` say; the supervisor loads the others later.
     """
 
-    def __init__(self, options: ServerOptions, plans: Mapping[str, Plan], events: Events) -> None:
+    def __init__(self, arguments: Arguments, plans: Mapping[str, Plan], events: Events) -> None:
         at_start = [name for name, plan in plans.items() if not plan.differs and plan.versions != ()]
         complete = all(plan.complete for plan in plans.values())
         self._memory = f"vitbn_{secrets.token_hex(4)}_"
         self._events, self.log = events, ServerLog(events.say)
-        arguments = options.command(at_start, complete, self._memory)
-        super().__init__([sys.executable, "-m", "serving.launcher", *arguments], self.log.writer)
+        words = arguments.under_supervisor(at_start, complete, self._memory)
+        super().__init__([sys.executable, "-m", "serving.launcher", *words], self.log.writer)
 
     def start(self) -> None:
         try:

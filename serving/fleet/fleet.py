@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from serving.arguments import parse, port_of, split
+from serving.arguments import Arguments, without
 from serving.fleet.member import DEVICES, Member, share
 from serving.loop import Loop, NotInTime, Stopping, say
 from serving.proxy.envoy_config import ProxyError
@@ -131,7 +131,7 @@ class Fleet(Loop):
 
 def serve_fleet(
     count: int,
-    arguments: Sequence[str],
+    words: Sequence[str],
     first_port: int,
     metrics_port: int,
     keys: Mapping[str, str],
@@ -139,22 +139,20 @@ def serve_fleet(
 ) -> int:
     """Runs `count` servers behind a proxy. Returns the exit code. Raises ValueError.
 
-    arguments:    Triton's.
+    words:        Triton's arguments.
     first_port:   the first of the servers' ports, PORTS_EACH per server.
     metrics_port: the fleet's metrics; Envoy's administration is at the next port.
     keys:         client -> API key; without keys everybody may send requests.
     """
-    values, server_arguments = split(arguments, PROXY_OPTIONS + DROPPED_OPTIONS)
-    parse(server_arguments)
+    given, server_words = Arguments(words), without(words, PROXY_OPTIONS + DROPPED_OPTIONS)
+    Arguments(server_words).check_supervised()
     devices = [device for device in os.environ.get(DEVICES, "").split(",") if device]
     cores = sorted(os.sched_getaffinity(0))
-    members = [
-        Member(index, first_port, server_arguments, share(cores, index, count), devices) for index in range(count)
-    ]
+    members = [Member(index, first_port, server_words, share(cores, index, count), devices) for index in range(count)]
     settings = Settings(
         [member.backend for member in members],
-        host=["127.0.0.1", *values["--http-address"]][-1],
-        ports=(port_of(values, "http"), port_of(values, "grpc")),
+        host=given.address("http"),
+        ports=(given.port("http"), given.port("grpc")),
         admin=metrics_port + 1,
         tls=tls,
         keys=keys,
@@ -162,8 +160,6 @@ def serve_fleet(
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             fleet = Fleet(members, Proxy(settings, Path(folder), Path(folder, "envoy.log")), metrics_port)
-        except ProxyError as error:
-            raise ValueError(str(error)) from error
         except OSError as error:
             raise ValueError(f"port {metrics_port} of the fleet: {error.strerror}") from error
         fleet.listen()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from serving.proxy.envoy_config import ProxyError, write
+from serving.proxy.envoy_config import write
 from serving.proxy.settings import (
     ADMIN_PORT,
     IN_FLIGHT,
@@ -97,7 +97,7 @@ def proxy(
         page_server = parse_backend(page, PAGE_PORT) if page else None
         settings = Settings(backends, host, ports, admin_port, in_flight, tls_files, clients, metrics_port, page_server)
         write(settings, output, seen_as)
-    except (ValueError, OSError, ProxyError) as error:
+    except (ValueError, OSError) as error:
         raise click.ClickException(in_words(error)) from error
     click.echo(f"Wrote {output / 'envoy.yaml'}")
 

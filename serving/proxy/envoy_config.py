@@ -19,7 +19,7 @@ CHECK_S = 60.0
 TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
-class ProxyError(Exception):
+class ProxyError(ValueError):
     """The proxy cannot start. The message is one line for the user."""
 
 

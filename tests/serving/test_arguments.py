@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.arguments import EXIT_TIMEOUT_S, parse
+from serving.arguments import EXIT_TIMEOUT_S, Arguments
 
 
 def test_addresses_headers_and_models(tmp_path: Path) -> None:
@@ -10,28 +10,28 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     guard = "--http-restricted-api=model-repository,statistics:secret=7"
     words = ["--model-repository", str(tmp_path), "--http-port=81", "--http-address", "0.0.0.0", guard]
-    options = parse([*words, "--disable-auto-complete-config", "--load-model", "a"])
+    options = Arguments([*words, "--disable-auto-complete-config", "--load-model", "a"])
     assert options.http_url == "127.0.0.1:81"
     assert options.headers == {"secret": "7"}
     assert (options.grpc_url, options.grpc_headers) == ("127.0.0.1:8001", {})
     key = "--grpc-restricted-protocol=model-repository:Admin=9"
-    assert parse([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
-    assert parse([*words, "--allow-grpc=false"]).grpc_url is None
+    assert Arguments([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
+    assert Arguments([*words, "--allow-grpc=false"]).grpc_url is None
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="gone"):
         options.model_dirs()
     (tmp_path / "gone").unlink()
-    sixth = parse([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])
+    sixth = Arguments([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])
     assert (sixth.http_url, sixth.grpc_url) == ("[::1]:81", "[::1]:8001")
     assert list(options.model_dirs()) == ["a"]
-    assert list(parse(words).model_dirs()) == ["a", "b"]
-    assert list(parse([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]
+    assert list(Arguments(words).model_dirs()) == ["a", "b"]
+    assert list(Arguments([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]
 
 
 def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) -> None:
     kept = [f"--model-repository={tmp_path}", "--log-verbose", "1", "--disable-auto-complete-config"]
-    options = parse([*kept, "--load-model=a", "--exit-timeout-secs", "60", "--model-control-mode=explicit"])
-    command = options.command(["a", "b"], complete=False, memory="vitbn_1_")
+    options = Arguments([*kept, "--load-model=a", "--exit-timeout-secs", "60", "--model-control-mode=explicit"])
+    command = options.under_supervisor(["a", "b"], complete=False, memory="vitbn_1_")
     assert command[-len(kept) :] == kept
     assert [word for word in command if word.startswith("--load-model")] == ["--load-model=a", "--load-model=b"]
     assert [word for word in command if word == "60" or "exit-timeout" in word] == [

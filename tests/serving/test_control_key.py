@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from serving import control_key, restricted_api
+from serving.arguments import Arguments
 from serving.control_key import HEADER, KeyFailed
 
 CLOSED = "model-repository,shared-memory,logging,trace"
@@ -88,8 +89,8 @@ def test_a_file_without_a_key_is_one_line(tmp_path: Path, content: str) -> None:
 def test_apis_that_the_user_guards_stay_and_all_others_get_a_guard(
     given: list[str], added: list[str], theirs: list[str]
 ) -> None:
-    assert restricted_api.options(given, "secret") == [f"{each}:{HEADER}=secret" for each in added]
-    assert restricted_api.user_guarded(given) == theirs
+    assert restricted_api.options(Arguments(given), "secret") == [f"{each}:{HEADER}=secret" for each in added]
+    assert restricted_api.user_guarded(Arguments(given)) == theirs
 
 
 @pytest.mark.parametrize("place", ["--http-address=0.0.0.0", "--grpc-address=::", "--http-address=ipv6:::"])
@@ -97,7 +98,7 @@ def test_an_open_interface_beyond_loopback_needs_to_be_asked_for_twice(place: st
     with pytest.raises(
         ValueError, match=r"^--open-control: expected loopback, found (http|grpc) at .*: write --open-con"
     ):
-        restricted_api.options(["--open-control", place], "secret")
+        restricted_api.options(Arguments(["--open-control", place]), "secret")
     for harmless in ("--http-address=127.0.0.2", "--grpc-address=localhost", "--http-address=ipv6:::1"):
-        assert restricted_api.exposed([harmless]) == []
-    assert restricted_api.exposed([place, "--allow-http=false", "--allow-grpc=0"]) == []
+        assert restricted_api.exposed(Arguments([harmless])) == []
+    assert restricted_api.exposed(Arguments([place, "--allow-http=false", "--allow-grpc=0"])) == []

@@ -6,7 +6,7 @@ import pytest
 from published_models import published
 
 from serving import supervisor
-from serving.arguments import ServerOptions, parse
+from serving.arguments import Arguments
 from serving.events import Events
 from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
 from serving.prober import Failure, Verdict
@@ -136,13 +136,13 @@ def test_a_server_that_lists_no_models_is_lost() -> None:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ServerOptions:
+def options(tmp_path: Path) -> Arguments:
     repository = published(tmp_path / "models", versions=1).parent
-    return parse([f"--model-repository={repository}", "--load-model=listed", "--http-port=9", *CLOSED])
+    return Arguments([f"--model-repository={repository}", "--load-model=listed", "--http-port=9", *CLOSED])
 
 
 def told(
-    options: ServerOptions, health_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: Arguments, health_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     for name in ("PORTS_S", "RESTARTS"):
         monkeypatch.setattr(supervisor, name, 0)
@@ -151,7 +151,7 @@ def told(
 
 
 def test_no_server_starts_where_another_answers(
-    options: ServerOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: Arguments, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its answers would pass for those of the supervised server."""
     with socket.create_server(("127.0.0.1", 0)) as another:
@@ -161,7 +161,7 @@ def test_no_server_starts_where_another_answers(
     assert "started" not in lines
 
 
-def test_only_failed_starts_make_it_give_up(options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_failed_starts_make_it_give_up(options: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ends the server ten times must not end the service."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.0)
     watching = Supervisor(options, Events(None), "", [])
@@ -176,15 +176,15 @@ def test_only_failed_starts_make_it_give_up(options: ServerOptions, monkeypatch:
 
 
 def test_a_repository_that_is_away_blocks_the_start(
-    options: ServerOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: Arguments, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (repository,) = options.repositories
+    repository = Path(*options.repositories)
     repository.rename(repository.with_name("away"))
     lines = told(options, 0, monkeypatch, capsys)
     assert f"the server blocked: {repository}: expected a model repository, found No such file" in lines
 
 
-def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptions) -> None:
+def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: Arguments) -> None:
     """An operator may load any model."""
     versions = Versions(options, Events(None))
     assert versions.plans() == {}
@@ -192,7 +192,7 @@ def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptio
     assert versions.plan("removed") == Plan("removed", None)
 
 
-def test_any_exception_of_a_call_is_raised(options: ServerOptions) -> None:
+def test_any_exception_of_a_call_is_raised(options: Arguments) -> None:
     def fail() -> None:
         raise KeyError("config")
 

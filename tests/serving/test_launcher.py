@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.load.published_candidates import shared_memory_arguments
 from serving import launcher
-from serving.arguments import PORTS
+from serving.arguments import PORTS, Arguments
 from serving.launcher import LauncherError
 from serving.ports import free_ports
 
@@ -86,10 +86,10 @@ def test_a_taken_port_is_one_line_before_any_model_loads(service: str) -> None:
         with pytest.raises(
             LauncherError, match=f"^127.0.0.1:{port}: expected a free port, found Address already in use; .*--http-port"
         ):
-            launcher.check_ports(arguments)
+            launcher.check_ports(Arguments(arguments))
         for unaffected in (f"--allow-{service}=false", f"--reuse-{service}-port=true"):
-            launcher.check_ports([*arguments, unaffected])
-    launcher.check_ports(arguments)
+            launcher.check_ports(Arguments([*arguments, unaffected]))
+    launcher.check_ports(Arguments(arguments))
 
 
 def test_python_without_stub_is_refused() -> None:
@@ -133,11 +133,10 @@ def test_environment_puts_this_python_first() -> None:
 def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, name: str) -> None:
     odd = tmp_path / name
     odd.mkdir()
-    arguments = [f"--model-repository={odd}", "--model-store", str(odd), f"--log-file={odd}", "s3://a b/c"]
-    first, option, second, *others = launcher.checked_repositories(arguments)
-    assert option == "--model-store"
+    arguments = [f"--model-repository={odd}", "--model-store", str(odd), f"--log-file={odd}", "--id", "a b"]
+    first, second, *others = launcher.shell_safe_words(Arguments(arguments))
     assert others == arguments[3:]
-    for renamed in (first.removeprefix("--model-repository="), second):
+    for renamed in (each.removeprefix("--model-repository=") for each in (first, second)):
         assert renamed.startswith(f"/proc/{os.getpid()}/fd/")
         assert Path(renamed).samefile(odd)
         os.close(int(Path(renamed).name))
@@ -145,8 +144,11 @@ def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, 
 
 def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
     (odd := tmp_path / "a=b").mkdir()
-    arguments = [f"--model-repository={odd}", "--model-repository", "triton_repo", "--model-store", "s3://a b/c"]
-    assert launcher.checked_repositories(arguments) == arguments
+    folders = [str(odd), "s3://a b/c", "triton_repo"]
+    arguments = Arguments(
+        [f"--model-repository={odd}", "--model-store", *folders[1:2], "--model-repository", "triton_repo"]
+    )
+    assert launcher.shell_safe_words(arguments) == [f"--model-repository={folder}" for folder in folders]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
     ],
 )
 def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[str]) -> None:
-    assert launcher.control_defaults(arguments) == expected
+    assert launcher.control_defaults(Arguments(arguments)) == expected
 
 
 def test_a_folder_that_may_not_be_read_is_skipped() -> None:
@@ -202,8 +204,8 @@ def test_a_models_name_that_a_shell_would_split_is_refused(tmp_path: Path, name:
     (tmp_path / name).mkdir()
     (tmp_path / "modèle-1_a.b").mkdir()
     with pytest.raises(LauncherError, match=f"^{re.escape(str(tmp_path / name))}: expected a name without blanks"):
-        launcher.check_names([f"--model-repository={tmp_path}"])
-    launcher.check_names(["--model-repository", str(tmp_path), "--load-model=modèle-1_a.b"])
+        launcher.check_repositories(Arguments([f"--model-repository={tmp_path}"]))
+    launcher.check_repositories(Arguments(["--model-repository", str(tmp_path), "--load-model=modèle-1_a.b"]))
 
 
 @pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 64, None), (64, 512, 512), (300, 512, 300)])

@@ -23,7 +23,7 @@ from waiting import HEAL_S, wait_until
 from benchmarks.drills.supervised_faults import change_weights
 from clients.probing.server_probe import probe_server
 from serving import served_versions
-from serving.arguments import parse
+from serving.arguments import Arguments
 from serving.control import Control
 from serving.events import Events
 from serving.local_server import Server, running_server
@@ -184,7 +184,7 @@ def test_a_model_without_an_intact_version_is_due_when_its_files_change(
 ) -> None:
     monkeypatch.setattr(served_versions, "LOOK_S", 0.0)
     model = published(tmp_path, versions=1)
-    versions, path = Versions(parse([f"--model-repository={tmp_path}"]), Events(None)), model / "1" / "model.onnx"
+    versions, path = Versions(Arguments([f"--model-repository={tmp_path}"]), Events(None)), model / "1" / "model.onnx"
     content = path.read_bytes()
     for damage in (path.unlink, lambda: path.write_bytes(b"half")):
         damage()
@@ -212,7 +212,7 @@ def test_repaired_files_are_served_unattended(tmp_path: Path) -> None:
 
 def test_only_refused_loads_are_tried_again(tmp_path: Path) -> None:
     model = published(tmp_path, versions=2)
-    versions = Versions(parse([f"--model-repository={tmp_path}"]), Events(None))
+    versions = Versions(Arguments([f"--model-repository={tmp_path}"]), Events(None))
     assert versions.plan("linear").versions == (1, 2)
     assert versions.replan("linear", {2: "it lies"}).versions == (1,)
     assert versions.load_failed("linear", 1).versions == (1,), "somebody may have killed its process"

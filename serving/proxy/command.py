@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from serving.proxy.envoy_config import write
+from serving.proxy.envoy_config import check, write
 from serving.proxy.settings import (
     ADMIN_PORT,
     IN_FLIGHT,
@@ -96,6 +96,7 @@ def proxy(
         tls_files = TlsFiles(*tls) if tls else None
         page_server = parse_backend(page, PAGE_PORT) if page else None
         settings = Settings(backends, host, ports, admin_port, in_flight, tls_files, clients, metrics_port, page_server)
+        check(settings)
         write(settings, output, seen_as)
     except (ValueError, OSError) as error:
         raise click.ClickException(in_words(error)) from error

@@ -62,37 +62,30 @@ def _fill(template: str, **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
+def check(settings: Settings) -> None:
+    """Raises ProxyError for a configuration that Envoy refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(settings, Path(folder))
+        command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", f"{folder}/envoy.yaml"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+        if done.returncode:
+            words = " ".join((done.stderr + done.stdout).split()).rpartition(f"{folder}/envoy.yaml': ")[2]
+            raise ProxyError(f"Envoy refuses the configuration: {words[-600:]}")
+
+
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Checks the configuration and writes its files into `folder`, which Envoy sees as `seen_as`.
+    """Writes the configuration's files into `folder`, which Envoy sees as `seen_as`.
 
     A rename replaces each file, so a running Envoy never sees an incomplete file. Only the owner can read the files,
-    which hold the API keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
+    which hold the API keys.
     """
     folder = folder.resolve()
-    with tempfile.TemporaryDirectory() as trial:
-        _replace(Path(trial), contents(settings, trial))
-        check(Path(trial))
-    write_again(settings, folder, seen_as)
-
-
-def write_again(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Writes the files as `write` does, without the check: for a configuration that Envoy has accepted before."""
-    folder.mkdir(parents=True, exist_ok=True)
     _replace(folder, contents(settings, seen_as or str(folder)))
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
     """Writes only the lists of servers, which a running Envoy reads again at once."""
     _replace(folder, _endpoints(settings))
-
-
-def check(folder: Path) -> None:
-    """Raises ProxyError if Envoy refuses the configuration in `folder`."""
-    command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", str(folder / "envoy.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
-    if done.returncode:
-        words = " ".join((done.stderr + done.stdout).split()).rpartition(f"{folder}/envoy.yaml': ")[2]
-        raise ProxyError(f"Envoy refuses the configuration: {words[-600:]}")
 
 
 def _replace(folder: Path, texts: dict[str, str]) -> None:

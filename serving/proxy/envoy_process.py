@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.child import Child, ChildFailed
 from serving.control import DIRECT
-from serving.proxy.envoy_config import ProxyError, envoy, write, write_again, write_endpoints
+from serving.proxy.envoy_config import ProxyError, check, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # measured: until a draining server's open requests are answered
@@ -30,12 +30,12 @@ class Proxy(Child):
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
         self._last_request_s, self._silences = 0.0, 0
-        write(settings, folder)
+        check(settings)
         command = [str(envoy()), "-c", str(folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
         super().__init__(command, log_path)
 
     def start(self) -> None:
-        write_again(self.settings, self._folder.resolve())  # programs that clean /tmp may have removed the files
+        write(self.settings, self._folder)  # also at a restart: programs that clean /tmp may have removed the files
         super().start()
         self._silences = 0
 

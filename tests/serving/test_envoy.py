@@ -11,7 +11,7 @@ from proxies import running_proxy
 from serving.ports import free_ports
 from serving.proxy import envoy_config, envoy_process
 from serving.proxy.command import proxy
-from serving.proxy.envoy_config import ProxyError, write
+from serving.proxy.envoy_config import ProxyError, check
 from serving.proxy.envoy_process import SILENCES, Proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 
@@ -51,7 +51,8 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
         envoy_config, "_fill", lambda *a, **v: fill(*a, **v).replace("refresh_interval", "refresh_intervall")
     )
     with pytest.raises(ProxyError, match="refresh_intervall"):
-        write(Settings([Backend("10.0.0.1")]), tmp_path / "envoy")
+        check(Settings([Backend("10.0.0.1")]))
+    assert "refresh_intervall" in run("10.0.0.1", "--output", str(tmp_path / "envoy"))[1]
     assert not (tmp_path / "envoy").exists()
 
 

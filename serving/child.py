@@ -33,6 +33,14 @@ WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 POLL_S, KILL_S = 0.05, 1.0
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits until `condition()` is true, at most for `seconds`. Returns whether it is."""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return holds
+
+
 class ChildFailed(RuntimeError):
     """A child has ended, or is not ready in time. The message says which; the caller adds the child's name."""
 
@@ -82,14 +90,11 @@ class Child:
 
     def wait_until_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
         """Returns when `is_ready()` is true. Raises ChildFailed if the child ends first, or after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while self.wait(0) is None:
-            if is_ready():
-                return
-            if time.monotonic() > deadline:
-                raise ChildFailed(f"was not ready after {timeout_s:g} s")
-            time.sleep(POLL_S)
-        raise ChildFailed(f"stopped with {self.ending}")
+        in_time = wait_until(lambda: self.wait(0) is not None or is_ready(), timeout_s)
+        if self.wait(0) is not None:
+            raise ChildFailed(f"stopped with {self.ending}")
+        if not in_time:
+            raise ChildFailed(f"was not ready after {timeout_s:g} s")
 
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -138,15 +143,12 @@ class Child:
 
     def kill_session(self, grace_s: float = 0.0) -> int:
         """Kills the processes that are left in the ended child's session after `grace_s`. Returns their number."""
-        deadline = time.monotonic() + grace_s
-        while (remaining := self._session()) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        wait_until(lambda: not self._session(), grace_s)
+        remaining = self._session()
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        deadline = time.monotonic() + KILL_S
-        while self._session() and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        wait_until(lambda: not self._session(), KILL_S)
         return len(remaining)
 
     def _session(self) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from types import FrameType
 from typing import TypeVar
@@ -74,26 +75,21 @@ class Loop:
 
         def has_ended() -> bool:
             check()
-            return not thread.is_alive()
-
-        results: list[Result] = []
-        failures: list[Exception] = []
+            return future.done()
 
         def run() -> None:
             try:
-                results.append(function())
-            except Exception as error:
-                failures.append(error)
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
+        future = Future[Result]()
+        threading.Thread(target=run, daemon=True).start()
         try:
             self.wait(has_ended, seconds, "an answer")
         except NotInTime:
             raise NotInTime(f"no answer within {seconds:g} s") from None
-        if failures:
-            raise failures[0]
-        return results[0]
+        return future.result()
 
 
 def say(program: str, text: str) -> None:

@@ -54,7 +54,7 @@ class Fleet(Loop):
             self._proxy.wait_until_live()
             for member in self._members:
                 member.start()
-            self.wait(lambda: self._healthy() > 0, START_S, "a server that answers right")
+            self.wait(lambda: self._proxy.healthy() > 0, START_S, "a server that answers right")
             log(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
             while True:
                 self.tick()
@@ -85,31 +85,19 @@ class Fleet(Loop):
     def _restart_one(self, member: Member) -> None:
         """Drains and restarts a server. Raises NotInTime if servers do not become healthy."""
         count = len(self._members)
-        self.wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
+        self.wait(lambda: self._proxy.healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
         try:
-            self.wait(lambda: self._healthy() < count, START_S, "the proxy to drain a server")
+            self.wait(lambda: self._proxy.healthy() < count, START_S, "the proxy to drain a server")
             self.pause(DRAIN_S)
             with suppress(NotInTime):  # the proxy ends a request after ANSWER_S anyway
-                self.wait(lambda: self._idle(member), ANSWER_S, "")
+                self.wait(lambda: self._proxy.is_idle(member.ports["http"], member.ports["grpc"]), ANSWER_S, "")
             member.stop()
             member.start()
             self.wait(member.is_healthy, START_S, f"server {member.index} to answer right")
         finally:
             self._proxy.set_draining(member.index, False)
-        self.wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
-
-    def _healthy(self) -> int:
-        """The number of servers that get requests; 0 if the proxy does not answer."""
-        with suppress(OSError, ValueError):
-            return self._proxy.healthy()
-        return 0
-
-    def _idle(self, member: Member) -> bool:
-        """Whether the server has no open request."""
-        with suppress(OSError, ValueError):
-            return not self._proxy.in_flight(member.ports["http"], member.ports["grpc"])
-        return False
+        self.wait(lambda: self._proxy.healthy() == count, START_S, f"{count} servers that answer right")
 
     def tick(self) -> None:
         """Starts ended servers again, and the proxy if it has ended or hangs. Raises Stopping."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
-from serving.child import Child, ChildFailed
+from serving.child import Child, ChildFailed, wait_until
 from serving.control import DIRECT
 from serving.proxy.envoy_config import ProxyError, check, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # measured: until a draining server's open requests are answered
-START_S, FINISH_S, POLL_S = 20.0, 2.0, 0.05
+START_S, FINISH_S = 20.0, 2.0
 ASK_S, SILENCES = 5.0, 3  # Envoy hangs if 3 requests in a row to its administration port have no answer within 5 s
 
 
@@ -72,13 +72,17 @@ class Proxy(Child):
         return False
 
     def healthy(self) -> int:
-        """The number of servers that get requests. Raises OSError."""
-        return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
+        """The number of servers that get requests; 0 if Envoy does not answer."""
+        with suppress(OSError, ValueError):
+            return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
+        return 0
 
-    def in_flight(self, *ports: int) -> int:
-        """The number of open requests at the servers with these ports. Raises OSError."""
-        lines = [line.split("::") for line in self.ask("clusters").splitlines() if "::rq_active::" in line]
-        return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
+    def is_idle(self, *ports: int) -> bool:
+        """Whether the servers with these ports have no open request; False if Envoy does not answer."""
+        with suppress(OSError, ValueError):
+            lines = [line.split("::") for line in self.ask("clusters").splitlines() if "::rq_active::" in line]
+            return not any(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
+        return False
 
     def set_draining(self, index: int, draining: bool) -> None:
         """Lets server `index` get no new requests, or get requests again."""
@@ -89,11 +93,9 @@ class Proxy(Child):
 
     def finish(self) -> None:
         """Closes the listeners to new connections and waits up to FINISH_S for open requests."""
-        deadline = time.monotonic() + FINISH_S
         with suppress(OSError):
             self.ask("drain_listeners", b"")
-            while any(self._numbers("^http\\.clients\\.downstream_rq_active$")) and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+            wait_until(lambda: not any(self._numbers("^http\\.clients\\.downstream_rq_active$")), FINISH_S)
 
     def _numbers(self, pattern: str) -> list[int]:
         """The values of Envoy's statistics whose names match the pattern."""

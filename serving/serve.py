@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from serving.launcher import launch
+from serving.proxy.command import FILE
 from serving.restricted_api import OPEN
 
 MODES = {  # option -> the modes in which the option has an effect
@@ -51,17 +51,9 @@ def _supervise(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     type=click.IntRange(1024, 64000),
     help="With --servers: first of the servers' own ports.  [default: 8100]",
 )
+@click.option("--keys", type=FILE, help="With --servers: a file with lines CLIENT KEY.  [default: anybody may ask]")
 @click.option(
-    "--keys",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --servers: a file with lines CLIENT KEY.  [default: anybody may ask]",
-)
-@click.option(
-    "--tls",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    nargs=2,
-    metavar="CERTIFICATE KEY",
-    help="With --servers: PEM files.  [default: no TLS]",
+    "--tls", type=FILE, nargs=2, metavar="CERTIFICATE KEY", help="With --servers: PEM files.  [default: no TLS]"
 )
 @click.option(
     OPEN,

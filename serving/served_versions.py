@@ -18,10 +18,11 @@ from serving.arguments import Arguments
 from serving.events import Events
 from serving.healing import ServerLost
 from serving.prober import Failure
-from serving.version_plan import Plan, check_version, file_state, plan
+from serving.version_plan import Plan, check_version, plan
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
 LOOK_S = 2.0  # between two looks at the files of models without a served version
+FileState = tuple[object, ...] | None  # changes with the files of a folder; None without files
 
 
 @dataclass
@@ -49,8 +50,8 @@ class Versions:
         self._arguments, self._events = arguments, events
         self._refused = defaultdict[str, RefusedVersions](RefusedVersions)
         # (model, version) -> file state at the last check; model without a served version -> file state
-        self._checked: dict[tuple[str, int], tuple[object, ...] | None] = {}
-        self._unserved: dict[str, tuple[object, ...] | None] = {}
+        self._checked: dict[tuple[str, int], FileState] = {}
+        self._unserved: dict[str, FileState] = {}
         self._looked_s = 0.0
 
     def plans(self) -> dict[str, Plan]:
@@ -77,8 +78,8 @@ class Versions:
         if folder is None:
             return Plan(name, None)
         # Read before the check of the hashes: a file that changes during the check is checked again.
-        version_states = {number: self._state(name, number) for number in _present(folder)}
-        model_state = _state(folder)
+        version_states = {number: _file_state(folder / str(number)) for number in _present(folder)}
+        model_state = _file_state(folder)
         current = plan(folder, refused.loads | refused.answers)
         self._checked |= {(name, number): version_states.get(number) for number in current.versions or ()}
         self._unserved.pop(name, None)
@@ -138,7 +139,7 @@ class Versions:
             return []
         self._looked_s = time.monotonic()
         folders = {name: self._arguments.folder(name) for name in self._unserved}
-        changed = [name for name, folder in folders.items() if folder and _state(folder) != self._unserved[name]]
+        changed = [name for name, folder in folders.items() if folder and _file_state(folder) != self._unserved[name]]
         for name in changed:
             del self._unserved[name]
         return changed
@@ -149,12 +150,16 @@ class Versions:
 
     def unchecked(self, served: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """The served (model, version) whose files have changed since their last check."""
-        return [version for version in served if self._state(*version) not in (None, self._checked.get(version))]
+        folders = {version: self._arguments.folder(version[0]) for version in served}
+        states = {
+            (name, number): _file_state(folder and folder / str(number)) for (name, number), folder in folders.items()
+        }
+        return [version for version, state in states.items() if state not in (None, self._checked.get(version))]
 
     def check_files(self, name: str, number: int) -> list[Failure]:
         """Compares a version's files with their hashes. Returns the failure, or an empty list."""
         folder = self._arguments.folder(name)
-        self._checked[name, number] = self._state(name, number)
+        self._checked[name, number] = _file_state(folder and folder / str(number))
         if folder is None or not has_manifest(folder, _present(folder)):
             return []
         try:
@@ -163,15 +168,13 @@ class Versions:
             return [Failure(name, number, str(error), broken=True)]
         return []
 
-    def _state(self, name: str, number: int) -> tuple[object, ...] | None:
-        """A value that changes with a version's files; None without files."""
-        folder = self._arguments.folder(name)
-        return _state(folder / str(number)) if folder else None
 
-
-def _state(folder: Path) -> tuple[object, ...] | None:
+def _file_state(folder: Path | None) -> FileState:
+    """The paths, inodes, sizes and change times of a folder's files; None if there are none or one cannot be read."""
     try:
-        return file_state(folder) or None
+        files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
+        statuses = ((path, path.stat()) for path in files)
+        return tuple((path, status.st_ino, status.st_size, status.st_ctime_ns) for path, status in statuses) or None
     except OSError:
         return None
 

@@ -137,13 +137,6 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     return Plan(name, served, tuple(problems), message, differs=True)
 
 
-def file_state(folder: Path) -> tuple[object, ...]:
-    """The paths, inodes, sizes and change times of a folder's files: changes with the files. Raises OSError."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    statuses = ((path, path.stat()) for path in files)
-    return tuple((path, status.st_ino, status.st_size, status.st_ctime_ns) for path, status in statuses)
-
-
 def _read_config(path: Path, name: str) -> pb.ModelConfig:
     message = read_config(path)
     if message.name != name or not message.input or not message.output:

@@ -20,6 +20,8 @@ from serving.proxy.settings import (
 )
 from vitbn_packages import in_words
 
+PORT, FILE = click.IntRange(1, 65535), click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.argument("servers", nargs=-1, required=True, metavar="HOST[:HTTP[:GRPC[:HEALTH]]]...")
@@ -37,23 +39,17 @@ from vitbn_packages import in_words
 @click.option(
     "--port",
     "ports",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     multiple=True,
     default=(8000, 8001),
     show_default=True,
     help="For HTTP and gRPC alike; repeatable.",
 )
 @click.option(
-    "--admin-port",
-    type=click.IntRange(1, 65535),
-    default=ADMIN_PORT,
-    show_default=True,
-    help="Envoy's administration, on loopback.",
+    "--admin-port", type=PORT, default=ADMIN_PORT, show_default=True, help="Envoy's administration, on loopback."
 )
 @click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    help="Statistics at --host for Prometheus on another machine.  [default: none]",
+    "--metrics-port", type=PORT, help="Statistics at --host for Prometheus on another machine.  [default: none]"
 )
 @click.option(
     "--in-flight",
@@ -62,18 +58,8 @@ from vitbn_packages import in_words
     show_default=True,
     help="Requests at once to each server; the rest is refused.",
 )
-@click.option(
-    "--tls",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    nargs=2,
-    metavar="CERTIFICATE KEY",
-    help="PEM files.  [default: no TLS]",
-)
-@click.option(
-    "--keys",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with lines CLIENT KEY.  [default: anybody may ask]",
-)
+@click.option("--tls", type=FILE, nargs=2, metavar="CERTIFICATE KEY", help="PEM files.  [default: no TLS]")
+@click.option("--keys", type=FILE, help="A file with lines CLIENT KEY.  [default: anybody may ask]")
 @click.option("--page", metavar="HOST[:PORT]", help="Where `vitbn web --behind-proxy` listens.  [default: no page]")
 def proxy(
     servers: tuple[str, ...],

@@ -167,7 +167,7 @@ def _output_name() -> str:
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
     """The index of every label. Raises UsageError unless `paths` is a single idx file with as many images."""
-    from clients.images.idx import IdxFile
+    from clients.images.decode import IdxFile
     from common.idx import is_idx
 
     if len(paths) != 1 or not os.path.isfile(paths[0]) or not is_idx(paths[0]):  # noqa: PTH113

@@ -25,11 +25,10 @@ from clients.bulk.job import JobMismatch, Part, Settings
 from clients.bulk.network import BATCH_SIZE
 from clients.bulk.planning import file_size, ids_as_text, image_form, open_file
 from clients.errors import InvalidImage
-from clients.images.decode import read_image
-from clients.images.idx import IdxFile
+from clients.images.decode import IdxFile, read_image
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.paths import has_image_suffix
 from clients.images.prepare import Preparation
+from common.picture_formats import has_picture_suffix
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -250,13 +249,13 @@ def _tar_members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
     """The id of every picture in a tar, and a function that returns its bytes or raises InvalidImage."""
     with tarfile.open(fileobj=raw, mode="r|*", tarinfo=_CheckedHeader) as shard:
         for member in shard:
-            if member.isfile() and has_image_suffix(member.name):
+            if member.isfile() and has_picture_suffix(member.name):
                 file = shard.extractfile(member)
                 content = file.read(min(member.size, _LARGEST_PICTURE + 1)) if file else b""
                 if len(content) < min(member.size, _LARGEST_PICTURE):
                     raise tarfile.ReadError(f"{member.name}: expected {member.size} bytes, found {len(content)}")
                 yield f"{path}/{member.name}", partial(_check_size, content)
-            elif (member.islnk() or member.issym()) and has_image_suffix(member.name):
+            elif (member.islnk() or member.issym()) and has_picture_suffix(member.name):
                 yield f"{path}/{member.name}", partial(_refuse_link, member.linkname)
             shard.members = []  # type: ignore[attr-defined]  # else tarfile keeps every header
 

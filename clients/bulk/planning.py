@@ -20,8 +20,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from clients.bulk.job import JobMismatch, Kind, Part
 from clients.errors import InvalidImage
-from clients.images.idx import IdxFile
-from clients.images.paths import has_image_suffix
+from clients.images.decode import IdxFile
+from common.picture_formats import has_picture_suffix
 from common.plurals import counted
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def ids_as_text(path: str, ids: pa.Array) -> pa.Array:
 
 def file_kind(path: str) -> Kind | None:
     """The kind by the file's name; None for another kind."""
-    if has_image_suffix(path):
+    if has_picture_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
         return "parquet"

@@ -1,4 +1,4 @@
-"""Labels the connected components of a mask, here called parts.
+"""Labels the connected components of a mask, here called parts, and bounds a part.
 
 Libraries for this are large or wrong (docs/decisions.md, Libraries weighed).
 """
@@ -8,6 +8,12 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 Parts = NDArray[np.intp]
+
+
+def bounds(mask: Mask) -> tuple[slice, slice]:
+    """The rows and columns of the bounding box of a mask (h, w) that is not empty."""
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
 
 
 def label(mask: Mask) -> tuple[Parts, int]:

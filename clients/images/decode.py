@@ -1,11 +1,15 @@
-"""Reads and converts pictures as training does (common/pictures.py), with InvalidImage as the error."""
+"""Reads pictures and idx files as training does (common/pictures.py, common/idx.py), with InvalidImage as the error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clients.errors import InvalidImage
-from common import pictures
+from common import idx, pictures
 from common.picture_formats import UnreadablePicture
+
+
+class IdxFile(idx.IdxFile):
+    error = InvalidImage
 
 
 @contextmanager

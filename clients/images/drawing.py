@@ -6,7 +6,7 @@ aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of the
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 
 from clients.errors import InvalidImage
 from clients.images.grey import to_grey
@@ -73,9 +73,7 @@ def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
     """A larger copy of a picture of mode "F", with strokes that are wider by `missing` pixels of the original."""
     enlarged = picture.resize(scaled_to(picture.size, _WIDENED_SIDE * box), Image.Resampling.BOX)
     reach = round(missing / 2 * max(enlarged.size) / max(picture.size))
-    padded = Image.new("F", (enlarged.width + 2 * reach, enlarged.height + 2 * reach))
-    padded.paste(enlarged, (reach, reach))
-    return padded.filter(ImageFilter.MaxFilter(2 * reach + 1))
+    return ImageOps.expand(enlarged, reach).filter(ImageFilter.MaxFilter(2 * reach + 1))
 
 
 def _centred(ink: Pixels, size: tuple[int, int]) -> NDArray[np.uint8]:

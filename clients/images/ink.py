@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from clients.errors import BlankImage
-from clients.images.connected_components import Mask, label
+from clients.images.connected_components import Mask, bounds, label
 from clients.images.printed_frames import CERTAIN, TAKEN_AWAY, TAKEN_FOR_INK, erase_lines, find_frames, without_border
 
 Pixels = NDArray[np.float32]
@@ -183,8 +183,8 @@ def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
 
 def _bounding_box(strokes: Mask) -> Box:
     """Raises BlankImage if the strokes are only specks."""
-    rows, columns = np.flatnonzero(strokes.any(axis=1)), np.flatnonzero(strokes.any(axis=0))
-    left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+    rows, columns = bounds(strokes)
+    left, top, right, bottom = columns.start, rows.start, columns.stop, rows.stop
     width, height = right - left, bottom - top
     cover = np.count_nonzero(strokes) / (width * height)
     if max(width, height) < _LEAST_SIDE or cover < _LEAST_COVER:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from common.picture_formats import SUFFIXES
+from common.picture_formats import has_picture_suffix
 
 STANDARD_INPUT = "-"
 SORTED = 50_000  # names; further names come unsorted, to bound memory
@@ -30,7 +30,7 @@ def expand(paths: Sequence[str], on_failure: Report, on_note: Report) -> Iterato
         folders: set[Path] = set()  # of this path; `**` also matches what is in them
         for match in _matches(path, on_failure):
             is_folder = os.path.isdir(match)  # noqa: PTH112 (Path.is_dir raises in a locked folder)
-            if (is_folder or has_image_suffix(match)) and not folders.isdisjoint(Path(match).parents):
+            if (is_folder or has_picture_suffix(match)) and not folders.isdisjoint(Path(match).parents):
                 continue
             if is_folder:
                 folders.add(Path(match))
@@ -53,10 +53,6 @@ def _matches(path: str, on_failure: Report) -> Iterator[str]:
     yield from matches
 
 
-def has_image_suffix(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES
-
-
 def _folder_images(folder: str, on_failure: Report, on_note: Report) -> Iterator[str]:
     """The folder's images, then the images of its sub-folders. Links to folders are not followed."""
     pending, images, others = [folder], 0, 0
@@ -70,7 +66,7 @@ def _folder_images(folder: str, on_failure: Report, on_note: Report) -> Iterator
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         sub_folders.append(entry.path)
-                    elif has_image_suffix(entry.name) and _may_be_file(entry.path):
+                    elif has_picture_suffix(entry.name) and _may_be_file(entry.path):
                         images += 1
                         yield entry.path
                     else:

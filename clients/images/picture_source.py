@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients.errors import InvalidImage
-from clients.images.decode import read_image
-from clients.images.idx import IdxFile
-from clients.images.paths import SORTED, STANDARD_INPUT, Report, expand, has_image_suffix
+from clients.images.decode import IdxFile, read_image
+from clients.images.paths import SORTED, STANDARD_INPUT, Report, expand
 from clients.images.prepare import Preparation, Prepared
 from common.idx import is_idx
+from common.picture_formats import has_picture_suffix
 from common.pictures import DRAFTED
 
 _LARGEST_STREAM = 1 << 27  # bytes
@@ -80,7 +80,7 @@ class Pictures:
 
 def _count(name: str) -> int:
     """The number of images in the header of an idx file; 1 for another file."""
-    if has_image_suffix(name) or not os.path.isfile(name) or not is_idx(name):  # noqa: PTH113 (Path.is_file raises)
+    if has_picture_suffix(name) or not os.path.isfile(name) or not is_idx(name):  # noqa: PTH113 (Path.is_file raises)
         return 1
     try:
         with IdxFile(name, dimensions=2) as images:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from clients.images.connected_components import Mask, label
+from clients.images.connected_components import Mask, bounds, label
 
 _ENCLOSED = 0.35  # of a frame's height or width; smaller ink inside is the dot of a zero
 _STRAIGHT = 0.8  # of a side's length must lie near the edge of the part, a connected component
@@ -35,8 +35,7 @@ def find_frames(strokes: Mask) -> tuple[Mask, bool] | None:
     lines, is_certain = np.zeros_like(strokes), False
     for number in range(1, count + 1):
         part = parts == number
-        rows, columns = (np.flatnonzero(part.any(axis=axis)) for axis in (1, 0))
-        box = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        box = bounds(part)
         if min(part[box].shape) < 8:  # pixels
             continue
         if _encloses(part[box], strokes[box]):
@@ -65,8 +64,7 @@ def _is_large(ink: Mask, shape: tuple[int, ...]) -> bool:
     parts, count = label(ink)
     if not count:
         return False
-    largest = parts == np.bincount(parts[ink]).argmax()
-    height, width = (np.ptp(np.flatnonzero(largest.any(axis=axis))) + 1 for axis in (1, 0))
+    height, width = (side.stop - side.start for side in bounds(parts == np.bincount(parts[ink]).argmax()))
     return bool(max(height / shape[0], width / shape[1]) >= _ENCLOSED and height >= _ENCLOSED * width)
 
 

@@ -6,7 +6,7 @@ at most 1 grey level from the processor's. Sources: torchvision's Resize and Cen
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from clients.errors import InvalidImage
 from clients.images.decode import converted
@@ -66,11 +66,9 @@ def _resized(image: Image.Image, columns: int, rows: int, framing: Framing) -> I
 
 def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
     """Pads a smaller picture equally on all sides; an odd row is added below, an odd column at the right."""
-    left, top = max(0, width - image.width) // 2, max(0, height - image.height) // 2
+    across, down = max(0, width - image.width), max(0, height - image.height)
     colour = fill[0] if image.mode == "L" else (fill[0], fill[1], fill[2])
-    padded = Image.new(image.mode, (max(width, image.width), max(height, image.height)), colour)
-    padded.paste(image, (left, top))
-    return padded
+    return ImageOps.expand(image, (across // 2, down // 2, across - across // 2, down - down // 2), colour)
 
 
 def _start(spare: int, framing: Framing) -> int:

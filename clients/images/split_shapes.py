@@ -6,7 +6,7 @@ touch, and lines of text below each other, are not split.
 
 import numpy as np
 
-from clients.images.connected_components import Mask, label
+from clients.images.connected_components import bounds, label
 from clients.images.ink import FAINT, LEAST_PART, Pixels
 
 _SHARED = 0.3  # of the narrower part's columns; parts that share more belong to the same shape
@@ -22,22 +22,17 @@ def split_shapes(ink: Pixels) -> list[Pixels]:
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0
     heavy = np.flatnonzero(weights > LEAST_PART * weights.max())  # part numbers
-    groups = _groups([(int(number), *_span(parts == number, axis=1)) for number in heavy])
-    masks = [np.isin(parts, group) for group in groups]
-    heights = [bottom - top for top, bottom in (_span(mask, axis=0) for mask in masks)]
-    tall = [mask for mask, height in zip(masks, heights, strict=True) if height >= _LEAST_HEIGHT * max(heights)]
-    return [_cut_out(ink, mask) for mask in tall] if len(tall) > 1 else [ink]
+    masks = [np.isin(parts, group) for group in _groups({int(number): bounds(parts == number)[1] for number in heavy})]
+    boxes = [bounds(mask) for mask in masks]
+    shapes = [np.where(mask[box], ink[box], np.float32(0)) for mask, box in zip(masks, boxes, strict=True)]
+    tall = [shape for shape in shapes if len(shape) >= _LEAST_HEIGHT * max(map(len, shapes))]
+    return tall if len(tall) > 1 else [ink]
 
 
-def _span(mask: Mask, axis: int) -> tuple[int, int]:
-    """The first filled row (axis 0) or column (axis 1), and the end of the last, exclusive."""
-    filled = np.flatnonzero(mask.any(axis=1 - axis))
-    return int(filled[0]), int(filled[-1]) + 1
-
-
-def _groups(spans: list[tuple[int, int, int]]) -> list[list[int]]:
-    """Parts (number, first column, last column exclusive) -> the part numbers of every shape, left to right."""
+def _groups(columns: dict[int, slice]) -> list[list[int]]:
+    """Part number -> its columns. Returns the part numbers of every shape, left to right."""
     groups: list[tuple[list[int], int, int]] = []
+    spans = ((number, span.start, span.stop) for number, span in columns.items())
     for number, left, right in sorted(spans, key=lambda span: span[1]):
         if groups:
             numbers, start, end = groups[-1]
@@ -46,10 +41,3 @@ def _groups(spans: list[tuple[int, int, int]]) -> list[list[int]]:
                 continue
         groups.append(([number], left, right))
     return [numbers for numbers, _, _ in groups]
-
-
-def _cut_out(ink: Pixels, mask: Mask) -> Pixels:
-    """The ink inside the mask, in the mask's bounding box."""
-    (top, bottom), (left, right) = _span(mask, axis=0), _span(mask, axis=1)
-    box = np.s_[top:bottom, left:right]
-    return np.where(mask[box], ink[box], np.float32(0))

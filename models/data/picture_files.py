@@ -14,7 +14,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from common.files import sha256
-from common.picture_formats import SUFFIXES
+from common.picture_formats import SUFFIXES, has_picture_suffix
 from common.plurals import counted
 from models.data.dataset import DataError
 
@@ -153,7 +153,7 @@ def _is_hidden(path: Path) -> bool:
 def pictures(folder: Path, recursive: bool = False) -> list[Path]:
     """The picture files of a folder, sorted; with `recursive` those of sub-folders too. Raises DataError for none."""
     files = list(_files(folder, recursive))
-    paths = sorted(path for path in files if _is_picture(path))
+    paths = sorted(path for path in files if has_picture_suffix(path.name))
     if not paths:
         found = "only links to folders" if recursive and any(_links(folder)) else _other_suffixes(files) or "none"
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
@@ -161,11 +161,7 @@ def pictures(folder: Path, recursive: bool = False) -> list[Path]:
 
 
 def _has_pictures(folder: Path) -> bool:
-    return any(map(_is_picture, _files(folder, recursive=False)))
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    return any(has_picture_suffix(path.name) for path in _files(folder, recursive=False))
 
 
 def _files(folder: Path, recursive: bool) -> Iterable[Path]:
@@ -190,7 +186,7 @@ def _links(folder: Path) -> Iterable[Path]:
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
     """Lines for the user on a dataset's `folder`; `places`: the folders of the classes in all parts."""
     files = [(place, path) for place in places for path in _files(place, recursive=True)]
-    deeper = Counter(path.parent for place, path in files if path.parent != place and _is_picture(path))
+    deeper = Counter(path.parent for place, path in files if path.parent != place and has_picture_suffix(path.name))
     notes = []
     if similar := _similar_names({place.name for place in places}):
         notes.append(f"Classes of nearly one name: {similar}; if they are the same, move their pictures together")
@@ -239,7 +235,7 @@ def _spelling(names: Sequence[str]) -> Callable[[str], str]:
 
 def _other_suffixes(paths: Iterable[Path]) -> str:
     """The number of files that are no pictures, by suffix, such as "3 files (.txt 3)"; empty if there are none."""
-    others = Counter(path.suffix.lower() or "no suffix" for path in paths if not _is_picture(path))
+    others = Counter(path.suffix.lower() or "no suffix" for path in paths if not has_picture_suffix(path.name))
     kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
     return f"{counted(others.total(), 'file')} ({kinds})" if others else ""
 

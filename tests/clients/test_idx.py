@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from idx_files import idx_bytes
 
-from clients.images.idx import IdxFile
+from clients.images.decode import IdxFile
 from clients.preprocess import InvalidImage
 from common import idx as module
 from common.idx import is_idx

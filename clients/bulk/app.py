@@ -18,7 +18,7 @@ from vitbn_packages import in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clients.bulk.job import Job, Output, Part, Settings
+    from clients.bulk.job import Job, Output, Part
 
 INTERRUPTED = 130
 
@@ -106,13 +106,11 @@ def _prepare_job(
 
     file = find_model(model)
     network = Network(file)
-    sources = tuple(absolute(path) for path in inputs)
-    settings: Settings = Settings(
-        sources, file.path, file.name, file.version, file.sha256, image_column, id_column, part_rows
-    )
+    sources = tuple(map(absolute, inputs))
+    settings = Settings(sources, file.path, file.name, file.version, file.sha256, image_column, id_column, part_rows)
     target = Output(output)
-    planner = Planner(network.description.image_shape, image_column, id_column, part_rows)
-    parts = planner.plan(sources, lambda line: click.echo(f"Note: {line}", err=True))
+    planner = Planner(network.description.image_shape, settings)
+    parts = planner.plan(lambda line: click.echo(f"Note: {line}", err=True))
     return open_job(target, settings, parts), target
 
 

@@ -66,14 +66,14 @@ class Part:
 class Settings:
     """The settings of a run that change its answers. All runs into an output folder must have the same."""
 
-    inputs: tuple[str, ...]  # absolute
+    inputs: tuple[str, ...]  # absolute paths or URLs
     model_file: str
     model: str
     version: str
     sha256: str  # of the model's file
-    image_column: str
-    id_column: str
-    part_rows: int | None
+    image_column: str  # of Parquet files
+    id_column: str  # which may be missing
+    part_rows: int | None  # None: a number by the kind of the input
 
 
 @dataclass(frozen=True)

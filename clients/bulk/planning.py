@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -18,7 +17,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from clients.bulk.job import JobMismatch, Kind, Part
+from clients.bulk.job import JobMismatch, Kind, Part, Settings
 from clients.errors import InvalidImage
 from clients.images.decode import IdxFile
 from common.picture_formats import has_picture_suffix
@@ -36,32 +35,24 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """Divides inputs into parts.
-
-    shape:        (C, H, W) of the network's images.
-    image_column: of Parquet files; also id_column, which may be missing.
-    part_rows:    rows of a part; None: PART_ROWS or PART_PICTURES.
-    """
+    """Divides the inputs of `settings` into parts. `shape`: (C, H, W) of the network's images."""
 
     shape: tuple[int, int, int]
-    image_column: str
-    id_column: str
-    part_rows: int | None
+    settings: Settings
 
-    def plan(self, inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[Part]:
-        """The numbered parts of `inputs`, absolute paths or URLs. `on_note` gets notes for the user.
+    def plan(self, on_note: Callable[[str], None]) -> Iterator[Part]:
+        """The numbered parts. `on_note` gets notes for the user.
 
         Raises InvalidImage for an input of another kind and for an input without files.
         """
-        numbers = count()
-        for part in self._parts(inputs, on_note):
-            yield replace(part, number=next(numbers))
+        for number, part in enumerate(self._parts(on_note)):
+            yield replace(part, number=number)
 
-    def _parts(self, inputs: Sequence[str], on_note: Callable[[str], None]) -> Iterator[Part]:
+    def _parts(self, on_note: Callable[[str], None]) -> Iterator[Part]:
         """The parts, all with the number 0."""
         pictures: list[str] = []
-        part_pictures = self.part_rows or PART_PICTURES
-        for path in _files(inputs, on_note):
+        part_pictures = self.settings.part_rows or PART_PICTURES
+        for path in _files(self.settings.inputs, on_note):
             if (kind := file_kind(path)) == "pictures":
                 pictures.append(path)
                 if len(pictures) == part_pictures:
@@ -84,7 +75,7 @@ class Planner:
             expected = 16 + total * math.prod(images.item_shape)
         if not zipped and size != expected:
             raise InvalidImage(f"{path}: expected {expected} bytes for {counted(total, 'image')}, found {size}")
-        step = total if zipped else self.part_rows or PART_ROWS
+        step = total if zipped else self.settings.part_rows or PART_ROWS
         for start in range(0, total, max(1, step)):
             stop = min(start + step, total)
             yield Part(0, "idx", (path,), start, stop, start, stop - start, size)
@@ -94,14 +85,14 @@ class Planner:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        size, most_rows = file_size(path), self.part_rows or PART_ROWS
+        size, most_rows, id_column = file_size(path), self.settings.part_rows or PART_ROWS, self.settings.id_column
         try:
             with open_file(path) as raw:
                 file = pq.ParquetFile(raw)
                 schema = file.schema_arrow
-                image_form(path, schema, self.image_column, math.prod(self.shape))
-                if self.id_column in schema.names:
-                    ids_as_text(path, pa.nulls(0, schema.types[schema.names.index(self.id_column)]))
+                image_form(path, schema, self.settings.image_column, math.prod(self.shape))
+                if id_column in schema.names:
+                    ids_as_text(path, pa.nulls(0, schema.types[schema.names.index(id_column)]))
                 sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidImage(f"{path}: expected a Parquet file, found {' '.join(str(error).split())}") from error

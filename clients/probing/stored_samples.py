@@ -101,21 +101,17 @@ def _other_versions(model_dir: Path, version: str) -> Iterator[str]:
 def _from_sample(config: Mapping[str, Any], folder: Path) -> Question | None:
     """The question from sample.npz in a version's folder; None without a sample that fits the model."""
     try:
-        return _read_sample(config, folder)
+        manifest, sample = read_manifest(folder / MANIFEST_FILE), Sample.read(folder / SAMPLE_FILE)
+        rows = slice(config.get("max_batch_size") or None)
+        inputs = {name: array[rows] for name, array in sample.inputs.items()}
+        served = {output["name"] for output in config["output"]}
+        expected = {
+            name: Expected(array[rows], _tolerance(manifest, config, name, array[rows]))
+            for name, array in sample.outputs.items()
+            if name in served
+        }
     except UNREADABLE:
         return None
-
-
-def _read_sample(config: Mapping[str, Any], folder: Path) -> Question | None:
-    manifest, sample = read_manifest(folder / MANIFEST_FILE), Sample.read(folder / SAMPLE_FILE)
-    rows = slice(config.get("max_batch_size") or None)
-    inputs = {name: array[rows] for name, array in sample.inputs.items()}
-    served = {output["name"] for output in config["output"]}
-    expected = {
-        name: Expected(array[rows], _tolerance(manifest, config, name, array[rows]))
-        for name, array in sample.outputs.items()
-        if name in served
-    }
     return Question(inputs, expected) if inputs and expected else None
 
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,8 @@ def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flas
     def page() -> Response:
         return app.send_static_file("page.html")
 
-    @app.get("/api/models")
-    def models() -> Response:
-        return _models(triton)
-
-    @app.post("/api/classify")
-    def classify() -> Response:
-        return _classify(triton, rate)
-
+    app.add_url_rule("/api/models", view_func=partial(_models, triton), endpoint="models")
+    app.add_url_rule("/api/classify", view_func=partial(_classify, triton, rate), endpoint="classify", methods=["POST"])
     app.register_error_handler(HTTPException, _http_failure)
     app.register_error_handler(ClientError, _client_failure)
     return app

@@ -13,6 +13,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
+from common.addresses import join_address
 from common.repository import model_dir
 from serving.control import SPLIT_BY_SHELL
 from serving.control_key import GRPC_PREFIX
@@ -78,9 +79,7 @@ class Arguments:
             raise LauncherError(f"{expected}, found {given}, in which Triton reads no IPv6")
         if service == "grpc" and ":" in address and "[" not in given:
             raise LauncherError(f"--grpc-address: expected [{address}], found {given}: Triton takes its end for a port")
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-        address = f"[{address}]" if ":" in address else address
-        return f"{address}:{self.port(service)}"
+        return join_address(address, self.port(service))
 
     @property
     def http_url(self) -> str:

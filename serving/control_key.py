@@ -7,7 +7,6 @@ protects against web pages, not against other users of the machine: Triton takes
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import stat
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from common.addresses import is_loopback
 from common.files import reason, write_atomically
 
 HEADER = "control-key"
@@ -93,15 +93,6 @@ def forget(ports: Sequence[int], key: str | None = None) -> None:
         with suppress(OSError, KeyFailed):
             if key in (None, read(path)):
                 path.unlink()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address, IPv6 with or without brackets, means this machine alone."""
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return False
 
 
 def belongs_to_user(folder: Path) -> bool:

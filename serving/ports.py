@@ -7,6 +7,7 @@ import os
 import socket
 from contextlib import ExitStack, suppress
 
+from common.addresses import split_address
 from serving.control import DIRECT
 
 TAKEN = (
@@ -26,10 +27,9 @@ def free_ports(count: int) -> list[int]:
 
 def is_taken(url: str) -> bool:
     """Whether a program listens at HOST:PORT."""
-    host, _, port = url.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host, port, family = split_address(url)
     try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         return error.errno == errno.EADDRINUSE  # the server reports other errors at its start
     return False

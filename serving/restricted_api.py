@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from common.addresses import is_loopback
 from serving.arguments import GUARD_OPTIONS, Arguments, LauncherError
-from serving.control_key import HEADER, is_loopback
+from serving.control_key import HEADER
 
 # The APIs that change a server. The others: health, metadata, configuration, inference, statistics.
 CONTROL_APIS = ("model-repository", "shared-memory", "logging", "trace")

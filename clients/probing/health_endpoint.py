@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from clients.probing.verdicts import Probe
+from common.addresses import split_address
 
 
 class Health:
@@ -18,7 +18,7 @@ class Health:
     """
 
     def __init__(self, address: str, stale_s: float) -> None:
-        host, _, port = address.rpartition(":")
+        host, port, family = split_address(address)
         self._stale_s = stale_s
         self._last_verdict = (float("-inf"), False, "{}")  # time.monotonic() in seconds, passes, JSON
         health = self
@@ -39,9 +39,9 @@ class Health:
                 pass
 
         class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            address_family = family
 
-        server = Server((host.strip("[]"), int(port)), Handler)
+        server = Server((host, port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def update(self, probe: Probe) -> None:

@@ -7,6 +7,7 @@ import click
 
 import vitbn_packages  # noqa: F401  # says in one line which package is missing
 from clients.connection_options import connection_options, parse_options
+from common.addresses import is_loopback, join_address
 
 
 @click.command()
@@ -25,7 +26,7 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
     from clients.web.guards import RateLimit
     from clients.web.routes import create_app
     from clients.web.triton_requests import Triton
-    from clients.web.waitress_server import address_of, is_loopback, open_server
+    from clients.web.waitress_server import open_server
 
     if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")
@@ -35,8 +36,8 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
         server = open_server(app, host, port, behind_proxy is not None)
     except CannotListen as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"Draw at http://{address_of(server)} (Ctrl-C ends)")
-    if behind_proxy is None and not is_loopback(server):
+    click.echo(f"Draw at http://{join_address(server.effective_host, server.effective_port)} (Ctrl-C ends)")
+    if behind_proxy is None and not is_loopback(server.effective_host):
         click.echo(
             "Others reach this page: only a proxy keeps slow senders from filling it (vitbn proxy --page)", err=True
         )

@@ -3,7 +3,6 @@
 waitress does not end the connections of slow senders; the proxy does (`vitbn proxy --page`).
 """
 
-import ipaddress
 import logging
 import socket
 from typing import Any
@@ -50,14 +49,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CannotListen(f"cannot listen on {host!r}, port {port}: {reason}; see --host and --port") from error
-
-
-def address_of(server: Any) -> str:
-    """HOST:PORT for a URL; loopback for a server on all addresses."""
-    host, port = server.effective_host, server.effective_port
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(server: Any) -> bool:
-    return ipaddress.ip_address(server.effective_host).is_loopback

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.addresses import LOOPBACK_OF, is_loopback
 from serving.arguments import PORTS
 
 HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
 IN_FLIGHT = 8  # open requests per server; fewer than its queue holds, so the proxy refuses before the server does
 HEADERS_S, ANSWER_S = 5, 30  # time limits for a request's headers and for a server's answer
-EVERY_INTERFACE, LOOPBACK = ("0.0.0.0", "::"), ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Settings:
         if self.admin > 65535:
             raise ValueError(f"port {self.admin} of the proxy's administration: expected at most 65535")
         ports = {*self.ports, self.metrics}
-        if self.admin in ports and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
+        if self.admin in ports and self.host in ("127.0.0.1", "localhost", *LOOPBACK_OF):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         addresses = self._addresses()
         if self.page is not None and (names := [client for client in self.keys if ":" in client]):
             raise ValueError(
                 f"client {names[0]!r}: expected a name without a colon, as the page's visitors log in by it"
             )
-        page_is_local = self.host in EVERY_INTERFACE and self.page is not None and self.page.host in LOOPBACK
+        page_is_local = self.host in LOOPBACK_OF and self.page is not None and is_loopback(self.page.host)
         if page_is_local and self.page is not None and self.page.http in self.ports:
             raise ValueError(f"port {self.page.http} of the page: expected another port than the proxy's")
         if repeated := [f"{host}:{port}" for host, port in addresses if addresses.count((host, port)) > 1]:

@@ -15,7 +15,8 @@ from clients.options import Options
 from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
 from clients.web.routes import create_app
-from clients.web.waitress_server import address_of, open_server
+from clients.web.waitress_server import open_server
+from common.addresses import join_address
 
 DIGIT = (Path(__file__).resolve().parents[3] / "digit.png").read_bytes()  # a 3
 PNG = {"Content-Type": "image/png"}
@@ -32,7 +33,7 @@ def listening(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield address_of(server)
+        yield join_address(server.effective_host, server.effective_port)
     finally:
         server.trigger.pull_trigger(lambda: wasyncore.close_all(server._map))
         thread.join()

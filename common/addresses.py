@@ -1,0 +1,30 @@
+"""Addresses HOST:PORT, IPv6 in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every interface -> how this machine reaches a server there
+
+
+def split_address(address: str) -> tuple[str, int, socket.AddressFamily]:
+    """Host without brackets, port, family."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port), socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT at which this machine reaches a server that listens at `host`, an address without brackets."""
+    host = LOOPBACK_OF.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, IPv6 with or without brackets, means this machine alone."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False

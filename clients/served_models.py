@@ -8,8 +8,9 @@ from typing import Any
 
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.model_description import DESCRIPTION_ERRORS, Description, describe
-from clients.transport import INPUT, OUTPUT, Connection
+from clients.transport import Connection
 from common.files import reason
+from common.framing import INPUT_NAME, OUTPUT_NAME
 
 _EMPTY_REPOSITORY = "the repository has nothing; publish a model, such as by vitbn export, and promote it"
 _PROMOTE_HINT = "if it is published: vitbn repository promote {} {}"
@@ -159,7 +160,10 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except DESCRIPTION_ERRORS as error:
         raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {reason(error)}") from error
-    expected = {INPUT: ("UINT8", [-1, *description.image_shape]), OUTPUT: ("FP32", [-1, len(description.labels)])}
+    expected = {
+        INPUT_NAME: ("UINT8", [-1, *description.image_shape]),
+        OUTPUT_NAME: ("FP32", [-1, len(description.labels)]),
+    }
     if tensors != expected:
         raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {tensors}")
     return ServedModel(**vars(description), name=name, max_batch_size=limit, test_accuracy=accuracy, versions=versions)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from clients.errors import DeadlineExceeded, ServerBusy, ServerError, ServerUnavailable
 from clients.one_server import Server, check_address
 from clients.options import Options
-
-INPUT, OUTPUT = "image", "logits"
+from common.framing import INPUT_NAME, OUTPUT_NAME
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _EARNED_PER_ANSWER, _MOST_RETRIES = 0.1, 10.0
@@ -81,11 +80,11 @@ class Connection:
 
     async def infer(self, name: str, batch: NDArray[np.uint8]) -> tuple[NDArray[np.float32], str]:
         """uint8 (b, C, H, W) -> float32 logits (b, classes), and the version that answered."""
-        tensor = self._triton.InferInput(INPUT, list(batch.shape), "UINT8")
+        tensor = self._triton.InferInput(INPUT_NAME, list(batch.shape), "UINT8")
         tensor.set_data_from_numpy(np.asarray(batch))  # a masked array would send its fill value
-        result = await self._ask("infer", name, [tensor], outputs=[self._triton.InferRequestedOutput(OUTPUT)])
+        result = await self._ask("infer", name, [tensor], outputs=[self._triton.InferRequestedOutput(OUTPUT_NAME)])
         try:
-            return np.asarray(result.as_numpy(OUTPUT), dtype=np.float32), self._version(result)
+            return np.asarray(result.as_numpy(OUTPUT_NAME), dtype=np.float32), self._version(result)
         except (LookupError, TypeError, ValueError) as error:  # fewer bytes than the shape needs
             raise ServerError(f"model {name!r}: the logits do not fit their shape: {error}") from error
 

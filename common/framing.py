@@ -1,4 +1,4 @@
-"""How a picture is resized and cropped to a model's input: data that training and the exporter write and clients read.
+"""A model's input: its name, how a picture becomes it. Training and the exporter write this, clients read it.
 
 In: the settings of a model's processor, or the JSON object in a model's configuration. Out: a checked `Framing`.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+INPUT_NAME = "image"  # uint8 (batch, channels, height, width); in drawings 0 = background, 255 = ink
+OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
 
 Preprocessing = Literal["ink", "photo"]
 """ink: the drawing alone, scaled and centred as MNIST's digits are. photo: the picture as it is."""

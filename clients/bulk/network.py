@@ -17,6 +17,7 @@ from clients.errors import ModelMismatch, ModelNotFound
 from clients.model_description import describe
 from clients.prediction import top_probabilities
 from common.files import sha256
+from common.framing import INPUT_NAME, OUTPUT_NAME
 from common.repository import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -29,7 +30,6 @@ from common.repository import (
 
 BATCH_SIZE = 256  # larger batches do not fit the cache of a CPU
 BATCH_LEVELS = 1 << 22  # most pixel values of a batch: the activations of large pictures fill memory
-_INPUT, _OUTPUT = "image", "logits"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Network:
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
         tensors = {tensor.name: tensor.type for tensor in (*self._session.get_inputs(), *self._session.get_outputs())}
-        if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
+        if tensors != (expected := {INPUT_NAME: "tensor(uint8)", OUTPUT_NAME: "tensor(float)"}):
             raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")
 
     def classify(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -119,5 +119,5 @@ class Network:
         size = min(BATCH_SIZE, max(1, BATCH_LEVELS // prod(self.description.image_shape)))
         for start in range(0, len(pixels), size):
             batch = pixels[start : start + size]
-            logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
+            logits[start : start + len(batch)] = self._session.run([OUTPUT_NAME], {INPUT_NAME: batch})[0]
         return logits

@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from common.framing import INPUT_NAME as INPUT_NAME
+from common.framing import OUTPUT_NAME as OUTPUT_NAME
 from common.framing import Background, Preprocessing
 
-INPUT_NAME = "image"  # uint8 (batch, channels, height, width); in drawings 0 = background, 255 = ink
-OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
 INPUT_SCALE = 1.0 / 255.0  # networks read pixels in [0, 1]
 
 ModelName = Literal[

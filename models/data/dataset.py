@@ -71,6 +71,14 @@ class Dataset:
             test_files=self.test_files[:test],
         )
 
+    def with_more(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Dataset:
+        """A dataset with these images to train on, too."""
+        return replace(
+            self,
+            train_images=np.concatenate((self.train_images, images)),
+            train_labels=np.concatenate((self.train_labels, labels)),
+        )
+
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -76,22 +75,14 @@ def with_drawn(dataset: Dataset, count: int) -> Dataset:
     """Adds `count` drawn digits to the training part. Raises DataError for other pictures than MNIST's."""
     if dataset.train_images.shape[1:] != (1, 28, 28) or dataset.labels != DIGITS:
         raise DataError(f"{dataset.name}: expected digits of 1x28x28 beside drawn digits, found other pictures")
-    images, labels = drawn(count)
-    return replace(
-        dataset,
-        train_images=np.concatenate((dataset.train_images, images)),
-        train_labels=np.concatenate((dataset.train_labels, labels)),
-    )
+    return dataset.with_more(*drawn(count))
 
 
 def drawn(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (count, 1, 28, 28) and labels, all digits equally often."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 10
-    images = []
-    for label in labels:
-        images.append(small(draw(_form(int(label), rng), rng, SIDE)))
-    return np.stack(images), labels
+    return np.stack([small(draw(_form(int(label), rng), rng, SIDE)) for label in labels]), labels
 
 
 def small(ink: NDArray[np.uint8]) -> NDArray[np.uint8]:

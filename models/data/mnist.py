@@ -7,16 +7,19 @@ LeCun et al., "Gradient-based learning", 1998; Xiao et al., "Fashion-MNIST", 201
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from common.files import sha256
 from common.framing import Preprocessing
+from common.idx import IdxFile
 from models.data.dataset import DIGITS, DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
-from models.data.idx import read_part
 
 MNIST_PARTS = {
     "train images": "train-images-idx3-ubyte.gz",
@@ -41,6 +44,13 @@ FASHION_MNIST_LABELS = (
     "Bag",
     "Ankle boot",
 )
+
+
+MAX_IDX_BYTES = 1 << 30  # a header may claim any size; MNIST's largest part is 47 MB
+
+
+class _IdxFile(IdxFile):
+    error = DataError
 
 
 @dataclass(frozen=True)
@@ -113,11 +123,43 @@ def load_idx(name: str, folder: Path) -> Dataset:
 
 
 def load_idx_part(name: str, folder: Path, part: str) -> Part:
-    """`part`: train or test. Raises DataError."""
+    """Images uint8 (n, 1, H, W) and labels int64 (n,) of `part`, train or test. Raises DataError."""
     files = IDX_SETS[name]
     contents = files.contents if folder == files.installed else {}
-    images, labels = read_part(folder, files.parts, part, len(files.labels), contents)
-    return np.ascontiguousarray(images.swapaxes(2, 3)) if files.turned else images, labels
+    wanted = [files.parts[f"{part} {kind}"] for kind in ("images", "labels")]
+    paths = [_find(folder, file) for file in wanted]
+    images, labels = (
+        read_idx(path, dimensions, contents.get(file))
+        for path, file, dimensions in zip(paths, wanted, (2, 0), strict=True)
+    )
+    if len(images) != len(labels) or len(images) == 0:
+        raise DataError(
+            f"{folder}: expected {part} images (n, height, width) and as many labels, "
+            f"found {images.shape} and {labels.shape}"
+        )
+    if labels.max() >= len(files.labels):
+        raise DataError(f"{paths[1]}: expected labels from 0 to {len(files.labels) - 1}, found {labels.max()}")
+    images = np.ascontiguousarray(images.swapaxes(1, 2)) if files.turned else images
+    return images[:, None], labels.astype(np.int64)
+
+
+def read_idx(path: Path, dimensions: int, checksum: str | None = None) -> NDArray[np.uint8]:
+    """uint8 (n, …), items of so many `dimensions`. `checksum`: sha256 of the decompressed bytes. Raises DataError."""
+    with _IdxFile(str(path), dimensions) as file:
+        if (size := file.count * math.prod(file.item_shape)) > MAX_IDX_BYTES:
+            raise DataError(f"{path}: expected at most {MAX_IDX_BYTES} bytes, found {size} in the header")
+        blocks = [*file.blocks(0, file.count, MAX_IDX_BYTES)]
+    items = blocks[0] if blocks else np.empty((0, *file.item_shape), np.uint8)
+    if checksum and (found := sha256(file.header + items.tobytes())) != checksum:
+        raise DataError(f"{path}: expected sha256 {checksum} once decompressed, found {found}")
+    return items
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / name.removesuffix(".gz")):
+        if path.is_file():
+            return path
+    raise DataError(f"{folder}: expected {name} (or without .gz), found no such file")
 
 
 def find_idx(name: str, data_dir: Path | None, fetch: bool = True) -> Path:

@@ -6,8 +6,6 @@ In: a dataset. Out: uint8 (n, C, H, W). A training on some of them gives such pi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -23,11 +21,7 @@ NO_CLASS = -1  # label of a training image whose target is every class alike
 def with_outliers(dataset: Dataset, count: int) -> Dataset:
     """Adds `count` letters and shapes without a class to the training part."""
     images = _as_read(not_digits(count, forms=TRAINED, scribbled=0), dataset)
-    return replace(
-        dataset,
-        train_images=np.concatenate((dataset.train_images, images)),
-        train_labels=np.concatenate((dataset.train_labels, np.full(count, NO_CLASS))),
-    )
+    return dataset.with_more(images, np.full(count, NO_CLASS))
 
 
 def judging_outliers(dataset: Dataset, count: int) -> NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,11 @@ class State:
     best: nn.Module | None = None  # of the epochs so far, by the pictures that a folder holds apart
     best_epoch: int = 0
     stamp: tuple[int, int] | None = None
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state dict of its own, by name."""
+        return {name: getattr(self, name) for name in ("model", "average", "optimizer", "schedule")}
 
     @property
     def latest(self) -> nn.Module:
@@ -168,10 +174,7 @@ def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, met
         "pictures": dataset.pictures,
         "best": None if state.best is None else state.best.state_dict(),
         "best_epoch": state.best_epoch,
-        "model": state.model.state_dict(),
-        "average": None if state.average is None else state.average.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
-        "schedule": state.schedule.state_dict(),
+        **{name: part.state_dict() if part else None for name, part in state.parts.items()},
         "order": state.order.get_state(),
         "random": state.random,
         "series": epochs,
@@ -224,18 +227,16 @@ def restore(state: State, path: Path, dataset: Dataset, device: str) -> None:
     if found != state.key:
         ours, theirs = _lacking(state.key, str(found)), _lacking(str(found), state.key)
         raise TrainingError(f"{path}: expected a run of {ours}, found {theirs}")
-    if missing := {"model", "average", "optimizer", "schedule", "order", "random", "series"} - saved.keys():
+    if missing := {*state.parts, "order", "random", "series"} - saved.keys():
         raise TrainingError(f"{path}: expected the state of an earlier run, found no {min(missing)!r} in it")
     images = len(dataset.train_labels)
     if saved.get("images", images) != images:
         raise TrainingError(f"{path}: expected a run of {images} training images, found {saved['images']}")
     if saved.get("pictures") != dataset.pictures:
         raise TrainingError(f"{path}: expected a run of the pictures in {dataset.name}, found other pictures")
-    state.model.load_state_dict(saved["model"])
-    if state.average is not None:
-        state.average.load_state_dict(saved["average"])
-    state.optimizer.load_state_dict(saved["optimizer"])
-    state.schedule.load_state_dict(saved["schedule"])
+    for name, part in state.parts.items():
+        if part:
+            part.load_state_dict(saved[name])
     state.order.set_state(saved["order"].cpu())
     state.random = saved["random"].cpu()
     if saved.get("best") is not None:

@@ -15,7 +15,7 @@ from models.data import (
     load_idx_part,
     mnist,
 )
-from models.data.idx import read_idx
+from models.data.mnist import read_idx
 from models.networks.config import ModelConfig
 
 BYTES = bytes(range(24))

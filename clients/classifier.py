@@ -29,6 +29,7 @@ from clients.errors import (
     ServerUnavailable,
 )
 from clients.loop_thread import LoopThread, result_of
+from clients.one_server import Server
 from clients.options import DEFAULTS, Options, Tls
 from clients.prediction import Answer, Prediction, predictions
 from clients.served_models import ListedModel, ServedModel, choose_model, find_model, list_all
@@ -126,7 +127,7 @@ class AsyncClassifier:
         connection = self._open_connection()
         async with self._turns:
             start_ns = perf_counter_ns()
-            logits, version = await connection.infer(self.model.name, batch)
+            logits, version = await connection.ask(Server.infer, self.model.name, batch)
             latency_ms = (perf_counter_ns() - start_ns) / 1e6
         finite = bool(np.isfinite(logits).all())
         expected = (len(batch), len(self.model.labels))

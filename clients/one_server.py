@@ -1,6 +1,7 @@
-"""A Triton server at a single address: calls over tritonclient's asyncio client, with the errors of clients.errors.
+"""A Triton server at a single address, over tritonclient's asyncio client. What differs by protocol is here alone.
 
-The proxy variables of the environment are ignored, redirects are refused.
+In: questions. Out: Triton's JSON and logits, or the errors of clients.errors. The proxy variables of the environment
+are ignored, redirects are refused.
 """
 
 import json
@@ -11,8 +12,12 @@ import ssl
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, ServerUnavailable
 from clients.options import Options, Tls
+from common.framing import INPUT_NAME, OUTPUT_NAME
 
 _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
 _TEMPORARY = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # of a server or proxy that is busy or starts
@@ -33,7 +38,10 @@ _GRPC_OPTIONS = [
 
 
 class Server:
-    """The Triton server at `address` (HOST:PORT). Raises ServerUnavailable for unreadable TLS files."""
+    """The Triton server at `address` (HOST:PORT). Raises ServerUnavailable for unreadable TLS files.
+
+    All questions raise ServerUnavailable, ServerBusy, ModelNotFound and ServerError.
+    """
 
     def __init__(self, address: str, options: Options) -> None:
         self.address = address
@@ -41,12 +49,12 @@ class Server:
         self._is_http = options.protocol == "http"
         self._headers = {name if self._is_http else name.lower(): value for name, value in options.headers.items()}
         self._connection_errors, self._format_errors = _error_types(self._is_http)
-        module = import_module(f"tritonclient.{options.protocol}.aio")
+        self._triton = import_module(f"tritonclient.{options.protocol}.aio")
         try:
             # Also for gRPC, which itself would report unreadable files as an absent server.
             context = _tls_context(options.tls)
             settings = self._http_settings(context) if self._is_http else self._grpc_settings()
-            self._client = module.InferenceServerClient(address, **settings)
+            self._client = self._triton.InferenceServerClient(address, **settings)
             if self._is_http:
                 self._client._stub.trace_configs.append(_no_redirects())
         except OSError as error:
@@ -65,8 +73,58 @@ class Server:
             settings |= {"ssl": True, "root_certificates": tls.ca_file, **files}
         return settings
 
+    async def models(self) -> list[dict[str, Any]]:
+        """Name, version, state and reason of every version in Triton's index.
+
+        If the index needs a key, the ready versions, by Triton's statistics.
+        """
+        try:
+            index = await self._ask_json("get_model_repository_index")
+            entries = index if self._is_http else index.get("models", [])
+        except ServerError as refusal:
+            if "is restricted" not in str(refusal):
+                raise
+            statistics = self._object(await self._ask_json("get_inference_statistics"))
+            entries = [{**model, "state": "READY"} for model in statistics.get("model_stats", [])]
+        if isinstance(entries, list) and all(
+            isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries
+        ):
+            return entries
+        raise self._not_triton(f"expected a list of models, found {entries!r}")
+
+    async def ready(self, model: str) -> bool:
+        return bool(await self.call("is_model_ready", model))
+
+    async def metadata(self, model: str) -> dict[str, Any]:
+        return self._object(await self._ask_json("get_model_metadata", model))
+
+    async def config(self, model: str) -> dict[str, Any]:
+        config = await self._ask_json("get_model_config", model)
+        return self._object(config if self._is_http else config.get("config"))
+
+    async def infer(self, model: str, batch: NDArray[np.uint8]) -> tuple[NDArray[np.float32], str]:
+        """uint8 (b, C, H, W) -> float32 logits (b, classes), and the version that answered."""
+        tensor = self._triton.InferInput(INPUT_NAME, list(batch.shape), "UINT8")
+        tensor.set_data_from_numpy(np.asarray(batch))  # a masked array would send its fill value
+        result = await self.call("infer", model, [tensor], outputs=[self._triton.InferRequestedOutput(OUTPUT_NAME)])
+        response = result.get_response()
+        version = response["model_version"] if self._is_http else response.model_version
+        try:
+            return np.asarray(result.as_numpy(OUTPUT_NAME), dtype=np.float32), str(version)
+        except (LookupError, TypeError, ValueError) as error:  # fewer bytes than the shape needs
+            raise ServerError(f"model {model!r}: the logits do not fit their shape: {error}") from error
+
+    async def _ask_json(self, method: str, *arguments: str) -> Any:
+        return await self.call(method, *arguments, **({} if self._is_http else {"as_json": True}))
+
+    def _object(self, answer: Any) -> dict[str, Any]:
+        """Raises ServerUnavailable unless the answer is a JSON object."""
+        if not isinstance(answer, dict):
+            raise self._not_triton(f"expected a JSON object, found {answer!r}")
+        return answer
+
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls `method` of tritonclient. Raises ServerUnavailable, ServerBusy, ModelNotFound and ServerError."""
+        """Calls `method` of tritonclient."""
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -76,7 +134,7 @@ class Server:
         except self._connection_errors as error:
             raise self._unreachable(_reason(error), may_pass=not isinstance(error, ssl.SSLError)) from error
         except self._format_errors as error:
-            raise self.not_triton(self._wrong_port()) from error
+            raise self._not_triton(self._wrong_port()) from error
 
     async def close(self) -> None:
         await self._client.close()
@@ -86,7 +144,7 @@ class Server:
         message, status = _one_line(_message_in_json(error.message() or "")), error.status()
         message = f"HTTP {status}" if message == _MESSAGE_WITHOUT_STATUS else message
         if self._is_http and error.debug_details() and status not in (*_TEMPORARY, *_BUSY):  # not Triton's JSON
-            return self.not_triton(f"HTTP {status}, {message}")
+            return self._not_triton(f"HTTP {status}, {message}")
         if not self._is_http and message.startswith(_GRPC_UNCONNECTED):
             return self._unreachable(self._grpc_reason(message), may_pass=True)
         restricted = "protocol is restricted" in message  # over gRPC with the status of a busy server
@@ -108,7 +166,7 @@ class Server:
         other = "gRPC" if self._is_http else "HTTP"
         return f"the answer there is not Triton's; is it the port for {other}, or another program's?"
 
-    def not_triton(self, reason: str) -> ServerUnavailable:
+    def _not_triton(self, reason: str) -> ServerUnavailable:
         """The error for an answer that Triton does not give."""
         return self._unreachable(reason, may_pass=False)
 

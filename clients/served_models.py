@@ -8,6 +8,7 @@ from typing import Any
 
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.model_description import DESCRIPTION_ERRORS, Description, describe
+from clients.one_server import Server
 from clients.transport import Connection
 from common.files import reason
 from common.framing import INPUT_NAME, OUTPUT_NAME
@@ -37,7 +38,7 @@ class ListedModel:
 
 async def choose_model(connection: Connection) -> ServedModel:
     """The most accurate of the ready models. Raises ModelNotFound if no model is ready or the caller must name it."""
-    index = await connection.models()
+    index = await connection.ask(Server.models)
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
         names = ", ".join(sorted({entry["name"] for entry in index}))
@@ -77,9 +78,9 @@ def most_accurate(models: Sequence[ServedModel]) -> ServedModel:
 
 async def find_model(connection: Connection, name: str) -> ServedModel:
     """Raises ModelNotFound, ModelNotReady, and ModelMismatch for a model without a description."""
-    if name and "/" not in name and await connection.ready(name):  # a slash would change the URL's path
+    if name and "/" not in name and await connection.ask(Server.ready, name):  # a slash would change the URL's path
         return await _describe(connection, name)
-    index = await connection.models()
+    index = await connection.ask(Server.models)
     entries = [entry for entry in index if entry["name"] == name]
     if not entries:
         raise ModelNotFound(f"model {name!r} is not at {connection.url}; {await _suggestions(connection, name)}")
@@ -103,7 +104,7 @@ async def _suggestions(connection: Connection, name: str) -> str:
 
 async def list_all(connection: Connection) -> list[ListedModel]:
     """All models in the server's index, sorted by name."""
-    index = await connection.models()
+    index = await connection.ask(Server.models)
     ready = {entry["name"] for entry in index if _is_ready(entry)}
     not_ready = [
         ListedModel(name, None, _state([entry for entry in index if entry["name"] == name]))
@@ -141,7 +142,7 @@ def _how_to_serve(entries: list[dict[str, Any]]) -> str:
 
 async def _describe(connection: Connection, name: str) -> ServedModel:
     """Raises ModelMismatch for a model that this project has not published as a classifier."""
-    metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
+    metadata, config = await asyncio.gather(connection.ask(Server.metadata, name), connection.ask(Server.config, name))
     if "model_config" not in config.get("parameters", {}) and _reads_floats(metadata):
         raise ModelMismatch(
             f"model {name!r}: it reads pictures as floats; for clients its file is published by "

@@ -39,6 +39,9 @@ class Repository:
         self.batches = []
         self.scale = 1.0
 
+    async def ask(self, question, *arguments):
+        return await getattr(self, question.__name__)(*arguments)
+
     async def models(self):
         refused = {"state": "UNAVAILABLE", "reason": "Invalid argument:\n  no such op"}
         return [{"name": name, **({"state": "READY"} if self.configs[name] else refused)} for name in self.configs]

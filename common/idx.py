@@ -11,16 +11,18 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 _GZIP = b"\x1f\x8b"
 _BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"
@@ -93,7 +95,7 @@ class IdxFile:
         """
         item_bytes = math.prod(self.item_shape)
         block_items = max(1, most_bytes // item_bytes)
-        self._skip(start * item_bytes)
+        self._call(self._data.seek, start * item_bytes, os.SEEK_CUR)
         for first in range(start, stop, block_items):
             expected_items = min(block_items, stop - first)
             data = self._read(expected_items * item_bytes)
@@ -111,15 +113,13 @@ class IdxFile:
     def _expected(self) -> str:
         return f"{self.count} items of {math.prod(self.item_shape)} bytes"
 
-    def _skip(self, size: int) -> None:
-        try:
-            self._data.seek(size, os.SEEK_CUR)
-        except (OSError, EOFError, zlib.error) as error:
-            raise self.error(f"{self.name}: expected an idx file, found unreadable data: {error}") from error
-
     def _read(self, size: int) -> bytes:
+        return self._call(self._data.read, size)
+
+    def _call(self, method: Callable[..., T], *arguments: int) -> T:
+        """Calls a method of the open file. Raises the class's `error`."""
         try:
-            return self._data.read(size)
+            return method(*arguments)
         except (OSError, EOFError, zlib.error) as error:
             raise self.error(f"{self.name}: expected an idx file, found unreadable data: {error}") from error
 

@@ -44,7 +44,6 @@ class Events:
         self._gave_up = gauge("gave_up", "1 after too many restarts")
         self._warned_of_descriptors = False
         self._was_healthy, self._uncompared = False, set[tuple[str, int]]()
-        self._bad_labels = set[tuple[str, str]]()  # (model, version) of `_bad`
         if port is not None:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
@@ -56,18 +55,14 @@ class Events:
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
         """The model serves `versions`; `problems` replace its earlier problems."""
         serving = ", ".join(map(str, versions)) or "nothing"
-        for labels in [labels for labels in self._bad_labels if labels[0] == model]:
-            self._bad.remove(*labels)
-            self._bad_labels.remove(labels)
+        self._bad.remove_by_labels({"model": model})
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)
             self._bad.labels(model, version).set(1)
-            self._bad_labels.add((model, version))
             self.say(f"model {model}, version {version} is bad: {problem.text}; serving {serving}")
 
     def forget_plans(self) -> None:
         self._bad.clear()
-        self._bad_labels.clear()
 
     def probed(self, verdict: Verdict) -> None:
         self._probes.labels("passed" if verdict.ok else "failed").inc()

@@ -11,6 +11,7 @@ from flask import Flask
 from waitress.server import create_server
 
 from clients.errors import CannotListen
+from common.files import reason
 
 THREADS, CONNECTIONS = 4, 600
 IDLE_S = 30  # a connection that has sent no byte for so long is closed
@@ -47,5 +48,4 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise CannotListen(f"cannot listen on {host!r}, port {port}: {reason}; see --host and --port") from error
+        raise CannotListen(f"cannot listen on {host!r}, port {port}: {reason(error)}; see --host and --port") from error

@@ -83,9 +83,14 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
     """
     changes: dict[str, dict[str, Any]] = {}
     if "augment" in chosen:
-        if _may_change_colours(data):
+        from models.training.colour_cue import tell_classes
+        from models.training.simple_models import hide_classes
+
+        images, labels = data.train_images, data.train_labels
+        has_colours = images.shape[1] == 3 and len(labels) >= FEWEST_RECOLOURED
+        if has_colours and not tell_classes(images, labels):
             changes["with other colours"] = {"augment": "turn-colour"}
-        if _hide_classes(data, {**given, **chosen}):
+        if hide_classes(images, labels, chosen["augment"], {**given, **chosen}.get("mixup") or 0.0):
             if chosen["augment"] == "turn-shade":
                 changes["in their own shades"] = {"augment": "turn"}
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():
@@ -98,19 +103,6 @@ def _changed(data: Dataset, given: Mapping[str, Any], change: Mapping[str, Any])
     """The values of an alternative: its `change`, but for options that the user gave, and the usual rest."""
     values = {name: value for name, value in change.items() if name not in given}
     return values | usual(data, {**given, **values})[0]
-
-
-def _may_change_colours(data: Dataset) -> bool:
-    from models.training.colour_cue import tell_classes
-
-    images, labels = data.train_images, data.train_labels
-    return images.shape[1] == 3 and len(labels) >= FEWEST_RECOLOURED and not tell_classes(images, labels)
-
-
-def _hide_classes(data: Dataset, options: Mapping[str, Any]) -> bool:
-    from models.training.simple_models import hide_classes
-
-    return hide_classes(data.train_images, data.train_labels, options["augment"], options.get("mixup") or 0.0)
 
 
 def _even(count: int, near: int) -> int:

@@ -11,7 +11,7 @@ from PIL import Image
 from models.checkpoints.checkpoint import load
 from models.data.dataset import Dataset
 from models.train import train
-from models.training import defaults, trial
+from models.training import simple_models, trial
 from models.training.recipe import TrainingOptions
 
 
@@ -36,7 +36,7 @@ def test_the_best_way_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, m
         return 60 if f"{config.model} {options.augment}" == best else 50
 
     monkeypatch.setattr(trial, "_right", right)
-    monkeypatch.setattr(defaults, "_hide_classes", lambda data, options: True)
+    monkeypatch.setattr(simple_models, "hide_classes", lambda *unused: True)
     typed = ("--dataset", bars, "--image-size", 20, 20, "--device", "cpu", "--output", tmp_path / "bars.safetensors")
     told = ok(train, *typed, "--epochs", 4, "--schedule", "constant").output
     model, augment = best.split()

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.networks.config import Augmentation
-from models.training.pens import gaussians, pens
+from models.training.pens import gaussians, pens, uniform
 
 ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
@@ -66,7 +66,7 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
 
 
 def _zoom_out(images: Tensor) -> Tensor:
-    chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
+    chosen = uniform(images, 0, 1) < ZOOM_OUT_SHARE
     if not chosen.any():
         return images
     count, channels, height, width = images[chosen].shape
@@ -89,25 +89,25 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _mirrored(images: Tensor) -> Tensor:
-    return torch.where(_uniform(images, 1)[..., None, None] < 0.5, images.flip(-1), images)
+    return torch.where(uniform(images, 0, 1, 1, 1, 1) < 0.5, images.flip(-1), images)
 
 
 def _turned(images: Tensor) -> Tensor:
-    places = _mapped(_affine(images.new_empty(len(images), 5).uniform_(-0.5, 0.5)), *images.shape[2:])  # (B, H, W, 2)
+    places = _mapped(_affine(uniform(images, -0.5, 0.5, 5)), *images.shape[2:])  # (B, H, W, 2)
     turned: Tensor = F.grid_sample(images, places, padding_mode="border", align_corners=False)
     return turned
 
 
 def _shaded(images: Tensor) -> Tensor:
-    gamma, contrast = (images.new_empty(len(images), 1, 1, 1).uniform_(-most, most).exp() for most in (GAMMA, CONTRAST))
+    gamma, contrast = (uniform(images, -most, most, 1, 1, 1).exp() for most in (GAMMA, CONTRAST))
     return (images**gamma * contrast).clamp(max=1)
 
 
 def _recoloured(images: Tensor) -> Tensor:
     count, channels = images.shape[:2]
-    order = _uniform(images, channels).argsort(1)  # (B, C)
+    order = uniform(images, 0, 1, channels).argsort(1)  # (B, C)
     swapped = images[torch.arange(count, device=images.device)[:, None], order]
-    inverted, chosen = (_uniform(images, width)[:, :, None, None] < 0.5 for width in (channels, 1))
+    inverted, chosen = (uniform(images, 0, 1, width, 1, 1) < 0.5 for width in (channels, 1))
     return torch.where(chosen, torch.where(inverted, 1 - swapped, swapped), images)
 
 
@@ -127,24 +127,19 @@ def _moved(images: Tensor) -> Tensor:
 def _erased(images: Tensor) -> Tensor:
     """Blackens a rectangle in ERASED_SHARE of the images. Its centre is anywhere, so its edge may be outside."""
     rows, columns = (_random_intervals(images, side) for side in images.shape[2:])  # (B, H), (B, W)
-    rows &= _uniform(images, 1) < ERASED_SHARE
+    rows &= uniform(images, 0, 1, 1) < ERASED_SHARE
     return images.masked_fill((rows[:, :, None] & columns[:, None])[:, None], 0)
 
 
 def _random_intervals(images: Tensor, side: int) -> Tensor:
     """Marks a random interval of a line of pixels for every image: bool (B, side)."""
-    centre, length = side * _uniform(images, 1), side * _uniform(images, 1).mul(ERASED[1] - ERASED[0]).add(ERASED[0])
+    centre, length = uniform(images, 0, side, 1), side * uniform(images, *ERASED, 1)
     return (torch.arange(side, device=images.device) + 0.5 - centre).abs() < length / 2
-
-
-def _uniform(images: Tensor, count: int) -> Tensor:
-    """Random numbers in [0, 1): (B, count)."""
-    return images.new_empty(len(images), count).uniform_()
 
 
 def _elastic(images: Tensor) -> Tensor:
     count, _, height, width = images.shape
-    maps = _affine(images.new_empty(count, 5).uniform_(-1, 1))
+    maps = _affine(uniform(images, -1, 1, 5))
     places = _mapped(maps, height, width) + _displacements(count, height, width).to(images)  # (B, H, W, 2)
     distorted: Tensor = F.grid_sample(images, places, align_corners=False)
     return distorted

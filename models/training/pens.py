@@ -61,7 +61,7 @@ def _some(share: float, change: Change, images: Tensor) -> Tensor:
 
 def _one_of(images: Tensor, *changes: tuple[float, Change]) -> Tensor:
     """Applies each change to its share of the images; no image gets two."""
-    draw, reached, images = _uniform(images, 0, 1).flatten(), 0.0, images.clone()
+    draw, reached, images = uniform(images, 0, 1), 0.0, images.clone()
     for share, change in changes:
         chosen = (draw >= reached) & (draw < reached + share)
         if chosen.any():
@@ -71,7 +71,7 @@ def _one_of(images: Tensor, *changes: tuple[float, Change]) -> Tensor:
 
 
 def _stretched(images: Tensor) -> Tensor:
-    rows, columns = (_stretches(side, _uniform(images, *STRETCH)) for side in images.shape[2:])
+    rows, columns = (_stretches(side, _each(images, *STRETCH)) for side in images.shape[2:])
     return rows @ images @ columns.mT
 
 
@@ -82,11 +82,11 @@ def _stretches(side: int, factor: Tensor) -> Tensor:
 
 
 def _thinner(images: Tensor) -> Tensor:
-    return images.lerp(-_largest(-images), _uniform(images, 0.2, 1.5).clamp(max=1))
+    return images.lerp(-_largest(-images), _each(images, 0.2, 1.5).clamp(max=1))
 
 
 def _thicker(images: Tensor) -> Tensor:
-    return images.lerp(_largest(images), _uniform(images, 0.2, 1.5).clamp(max=1))
+    return images.lerp(_largest(images), _each(images, 0.2, 1.5).clamp(max=1))
 
 
 def _largest(images: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _resizing(side: int, size: int, mode: str) -> Tensor:
 
 
 def _blurred(images: Tensor) -> Tensor:
-    sigma = _uniform(images, *SIGMA)
+    sigma = _each(images, *SIGMA)
     by_side = {side: gaussians(side, sigma) for side in images.shape[2:]}
     rows, columns = (by_side[side] for side in images.shape[2:])
     return rows @ images @ columns.mT
@@ -146,13 +146,18 @@ def gaussians(side: int, sigma: Tensor) -> Tensor:
 
 
 def _contrasted(images: Tensor) -> Tensor:
-    return images * _uniform(images, *CONTRAST)
+    return images * _each(images, *CONTRAST)
 
 
 def _noisy(images: Tensor) -> Tensor:
-    return images + torch.randn_like(images) * _uniform(images, 0, NOISE)
+    return images + torch.randn_like(images) * _each(images, 0, NOISE)
 
 
-def _uniform(images: Tensor, low: float, high: float) -> Tensor:
+def uniform(images: Tensor, low: float, high: float, *shape: int) -> Tensor:
+    """Random numbers for each image: (B, *shape)."""
+    return images.new_empty(len(images), *shape).uniform_(low, high)
+
+
+def _each(images: Tensor, low: float, high: float) -> Tensor:
     """A random number for each image: (B, 1, 1, 1)."""
-    return images.new_empty(len(images), 1, 1, 1).uniform_(low, high)
+    return uniform(images, low, high, 1, 1, 1)

@@ -21,7 +21,8 @@ def write_encoder(folder: Path) -> Path:
 
     torch.manual_seed(0)
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "texts", 1: "tokens"}
-    return exported(_network(), (ids, torch.ones_like(ids)), [IDS, MASK], free, folder, outputs=[HIDDEN, POOLED])
+    path, arguments = folder / "plain.onnx", (ids, torch.ones_like(ids))
+    return exported(_network(), arguments, [IDS, MASK], free, path, outputs=[HIDDEN, POOLED])
 
 
 def _network() -> Any:

@@ -11,18 +11,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.foreign_networks import library
+from benchmarks.measure.foreign_networks import exported, library
 
 PLAIN, OURS, PRUNED = "as exported", "rewritten", "prune_lm_head"
 LAST_ROW = ("logits[:,-1:]", "*")
 TWO_COLUMNS = ("logits[:,-1,[9693,2152]]",)  # "yes" and "no" of Qwen3's rerankers
-OPSET = 20
 
 # The builder 0.18 reads a field of Gemma 3 that transformers 5 no longer has.
 BUILDER = """
@@ -145,22 +143,11 @@ def _build(decoder: Decoder, checkpoint: Path, folder: Path, pruned: bool) -> No
 
 
 def _export(network: Any, folder: Path) -> None:
+    """Exports the network without past keys and values."""
     import torch
 
-    class Logits(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            output = self.network(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-            logits: torch.Tensor = output.logits
-            return logits
-
     folder.mkdir(parents=True)
+    network.config.use_cache = False
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "batch", 1: "sequence_length"}
-    options: dict[str, Any] = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
-    options |= {"dynamic_shapes": (free, free), "opset_version": OPSET, "dynamo": True, "verbose": False}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), folder / "model.onnx", **options)
+    arguments, names, path = (ids, torch.ones_like(ids)), ["input_ids", "attention_mask"], folder / "model.onnx"
+    exported(network, arguments, names, free, path, outputs=["logits"], weights_apart=True)

@@ -83,7 +83,8 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
         classifier = randomise(hugging_face(config, network, vocab_size=WORDS, **sizes, **attention)())
         ids = torch.randint(3, WORDS, (2, 16))
         names = ["input_ids", "attention_mask"]
-        return exported(classifier, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
+        path = folder / ("older.onnx" if fusible else "plain.onnx")
+        return exported(classifier, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, path, fusible)
 
     return write
 
@@ -108,7 +109,8 @@ def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
         import torch
 
         torch.manual_seed(0)
-        return exported(randomise(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
+        path, example = folder / "plain.onnx", torch.randn(2, 3, size, size)
+        return exported(randomise(make()), (example,), ["pixel_values"], {0: "batch"}, path)
 
     return write
 
@@ -118,15 +120,16 @@ def exported(
     arguments: tuple[Any, ...],
     names: list[str],
     free: dict[int, str],
-    folder: Path,
+    path: Path,
     older: bool = False,
     outputs: Sequence[str] = ("y",),
+    weights_apart: bool = False,
 ) -> Path:
-    """Exports the network and returns the file.
+    """Exports the network to the file `path`, which it returns.
 
     `arguments`: example inputs, called `names`. `free`: number -> name of the inputs' free dimensions. `outputs`: names
     of the network's first outputs; its other outputs are left out. `older`: by the older exporter, which keeps
-    attention as single operators.
+    attention as single operators. `weights_apart`: in a file beside `path`; a file holds 2 GB at most.
     """
     import torch
 
@@ -139,11 +142,10 @@ def exported(
             values = self.network(**dict(zip(names, inputs, strict=True))) if len(names) > 1 else self.network(*inputs)
             return values if isinstance(values, torch.Tensor) else values[: len(outputs)]
 
-    path = folder / ("older.onnx" if older else "plain.onnx")
     options: dict[str, Any] = {"opset_version": OLDER_OPSET, "dynamo": False}
     options["dynamic_axes"] = dict.fromkeys(names, free)
     if not older:
-        options = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
+        options = {"opset_version": OPSET, "dynamo": True, "external_data": weights_apart, "verbose": False}
         options["dynamic_shapes"] = (tuple(free for _ in names),)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -145,7 +145,7 @@ def export(model: Any, folder: Path) -> Path:
     from benchmarks.measure.foreign_networks import exported
 
     folder.mkdir(parents=True, exist_ok=True)
-    return exported(model, (torch.randn(2, 1, SIDE, SIDE),), ["pixels"], {0: "batch"}, folder)
+    return exported(model, (torch.randn(2, 1, SIDE, SIDE),), ["pixels"], {0: "batch"}, folder / "plain.onnx")
 
 
 def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:

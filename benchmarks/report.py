@@ -51,7 +51,7 @@ def _compare(texts: dict[Path, str]) -> None:
 @one_line_errors()
 def compare(before: Path, after: Path) -> None:
     """Show which rows of AFTER are faster or slower than in BEFORE, and which are the same within their noise."""
-    from benchmarks.reporting.compare import changes, differences
+    from benchmarks.reporting.compare_results import changes, differences
 
     table = changes(before, after)
     for line in differences(before, after):

@@ -11,7 +11,7 @@ from benchmarks.measure.decoder_networks import DECODERS, OURS, PLAIN, PRUNED
 from benchmarks.measure.run import read
 from benchmarks.measure.timing import ROUNDS_VARIABLE
 from benchmarks.presets import decoders
-from benchmarks.reporting.tables.third_party import decoders as table_of
+from benchmarks.reporting.tables.foreign import decoders as table_of
 
 for library in ("onnxruntime_genai", "transformers"):
     pytest.importorskip(library, reason=f"{library} is not installed (extra `foreign`)")

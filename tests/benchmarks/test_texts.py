@@ -27,7 +27,7 @@ from benchmarks.measure.padded_texts import (
 )
 from benchmarks.measure.run import Run
 from benchmarks.presets import texts
-from benchmarks.reporting.tables.third_party import texts as table
+from benchmarks.reporting.tables.foreign import texts as table
 from export.compiler.proof.runner import Runner
 from export.compiler.proof.tolerances import relative_error
 

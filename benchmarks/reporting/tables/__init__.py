@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, networks, servers, steadiness, third_party, timed_calls
+from benchmarks.reporting.tables import accuracies, foreign, networks, servers, steadiness, timed_calls
 from benchmarks.reporting.tables.table import Table
 
 # Name in a page's marker -> function that makes the table.
@@ -14,8 +14,8 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     function.__name__: function
     for function in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
-        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
-        *(third_party.packed, third_party.texts),
+        *(networks.billion, networks.norms, foreign.foreign, foreign.decoders),
+        *(foreign.packed, foreign.texts),
         *(timed_calls.latency, timed_calls.by_model, timed_calls.rewritten, timed_calls.left_out),
         *(timed_calls.sweep, timed_calls.operators, timed_calls.engines),
         *(accuracies.accuracy, accuracies.conditions, accuracies.brought),
@@ -24,9 +24,9 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         steadiness.steady,
     )
 } | {
-    "foreign_speeds": partial(third_party.foreign, intervals=False),
-    "decoder_speeds": partial(third_party.decoders, intervals=False),
-    "packed_speeds": partial(third_party.packed, intervals=False),
+    "foreign_speeds": partial(foreign.foreign, intervals=False),
+    "decoder_speeds": partial(foreign.decoders, intervals=False),
+    "packed_speeds": partial(foreign.packed, intervals=False),
     "gpu_speeds": partial(timed_calls.by_model, runtimes=timed_calls.GPU_SPEEDS),
 }
 

@@ -10,7 +10,7 @@ from commands import told
 
 from benchmarks.measure.timing import Ratio
 from benchmarks.report import report
-from benchmarks.reporting.compare import MIN_ROUNDS, ratio_of_runs, verdict
+from benchmarks.reporting.compare_results import MIN_ROUNDS, ratio_of_runs, verdict
 
 MACHINE = {
     **{"cpu": "A CPU", "cores": 2, "threads": 2, "device": "cpu", "load_1min": 0.1, "system": "Linux"},

@@ -2,7 +2,7 @@
 
 The samples of both files are resampled separately, since they come from different runs, and in blocks of neighbours,
 since neighbours are alike. The interval is wider than 95 %, so that two runs of the same program differ in at most 2 %
-of the rows (tests/benchmarks/test_compare.py).
+of the rows (tests/benchmarks/test_compare_results.py).
 """
 
 from __future__ import annotations

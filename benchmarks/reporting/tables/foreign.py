@@ -1,4 +1,4 @@
-"""The tables of third-party networks. `intervals`: whether a ratio's 95 % interval is shown."""
+"""The tables of foreign networks. `intervals`: whether a ratio's 95 % interval is shown."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ SPEEDS = (
 def foreign(run: Run, intervals: bool = True) -> Table:
     """Each network's work before and after the rewrites, and how many times as fast as the exported file it is."""
     rows = []
-    for name in dict.fromkeys(row["network"] for row in run.rows if "macs" in row):
-        network_rows = [row for row in run.rows if row["network"] == name]
+    for (name,), network_rows in group_rows((row for row in run.rows if "macs" in row), "network").items():
         first = network_rows[0]
         macs_after = [*first["macs_after"].values()][-1]
         cells = {"network": first["title"], "`--network`": f"`{name}`", "M MACs": f"{first['macs'] / 1e6:,.1f}"}

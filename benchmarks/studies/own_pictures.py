@@ -25,6 +25,7 @@ import numpy as np
 from tabulate import tabulate
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
+from benchmarks.studies.drawn_datasets import DRAWN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from models.data import Dataset
 
-DATASETS = ("fashion-mnist", "mnist", "digits", "shapes", "weak-pattern", "smooth-pattern", "noise")
+DATASETS = ("fashion-mnist", "mnist", "digits", *DRAWN)
 # Names of the measured accuracies.
 OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
 
@@ -62,12 +63,9 @@ def own_pictures(datasets: tuple[str, ...], pictures: tuple[int, ...], seeds: in
 
 
 def _load(name: str) -> Dataset:
-    from benchmarks.studies.drawn_shapes import shapes
-    from benchmarks.studies.drawn_textures import noise, smooth_pattern, weak_pattern
     from models.data import load_dataset
 
-    drawn = {"shapes": shapes, "weak-pattern": weak_pattern, "smooth-pattern": smooth_pattern, "noise": noise}
-    return drawn[name]() if name in drawn else load_dataset(name)
+    return DRAWN[name]() if name in DRAWN else load_dataset(name)
 
 
 def _row(data: Dataset, count: int, seed: int) -> dict[str, Any]:

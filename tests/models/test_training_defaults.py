@@ -7,7 +7,7 @@ import pytest
 from commands import ok
 from PIL import Image
 
-from benchmarks.studies.drawn_shapes import labelled_shapes
+from benchmarks.studies.drawn_datasets import shapes
 from models.checkpoints.checkpoint import load
 from models.data import load_dataset
 from models.data.dataset import DataError, Dataset
@@ -106,9 +106,9 @@ def test_what_is_tried_is_given_to_the_training():
 
 @pytest.mark.parametrize("count", [48, 240])
 def test_garments_and_shapes_are_trained_on_as_usual(count, fashion_mnist_dir):
-    garments = load_dataset("fashion-mnist", fashion_mnist_dir)
+    garments, drawn = load_dataset("fashion-mnist", fashion_mnist_dir), shapes(count, 1)
     assert tried(dataset(garments.train_images[:count], garments.train_labels[:count])) == [USUAL]
-    assert tried(dataset(*labelled_shapes(count, seed=0))) == [USUAL, "with other colours"]
+    assert tried(dataset(drawn.train_images, drawn.train_labels)) == [USUAL, "with other colours"]
 
 
 @pytest.mark.parametrize("shape", [(1500, 1, 28, 28), (2000, 3, 224, 224), (20, 3, 1024, 1024)])

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from commands import ok
 
-from benchmarks.studies import drawn_shapes
 from benchmarks.studies import own_pictures as module
-from benchmarks.studies.drawn_shapes import SHAPES, labelled_shapes
-from benchmarks.studies.drawn_textures import NOISE, STRENGTHS, noise, smooth_pattern, weak_pattern
+from benchmarks.studies.drawn_datasets import (
+    DRAWN,
+    NOISE,
+    SHAPES,
+    STRENGTHS,
+    noise,
+    shapes,
+    smooth_pattern,
+    weak_pattern,
+)
 from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
 
 
@@ -19,13 +26,10 @@ def row(dataset="shapes", pictures=12, seed=0, ours=80.0, others=(70.0, 75.0)):
 
 
 def test_shapes_repeat_and_differ_in_shape_alone():
-    (images, labels), (again, _), (others, _) = (
-        labelled_shapes(600, 0),
-        labelled_shapes(600, 0),
-        labelled_shapes(600, 1),
-    )
-    np.testing.assert_array_equal(images, again)
-    assert (images != others).any()
+    data = shapes(600, 600)
+    images, labels = data.train_images, data.train_labels
+    np.testing.assert_array_equal(images, shapes(600, 1).train_images)
+    assert (images != data.test_images).any()
     assert (images.shape, images.dtype) == ((600, 3, 64, 64), np.uint8)
     assert np.bincount(labels).tolist() == [100] * len(SHAPES)
     means = np.stack([images[labels == label].mean((0, 2, 3)) for label in range(len(SHAPES))])  # (6, 3)
@@ -68,8 +72,7 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
         return {name: value for name, value in row().items() if name not in ("dataset", "pictures", "seed")}
 
     monkeypatch.setattr(module, "_accuracies", measure)
-    monkeypatch.setattr(drawn_shapes, "TRAINED", 60)
-    monkeypatch.setattr(drawn_shapes, "TESTED", 12)
+    monkeypatch.setitem(DRAWN, "shapes", lambda: shapes(60, 12))
     asked = ("--dataset", "shapes", "--pictures", 12, "--keep", keep)
     ok(own_pictures, *asked, "--seeds", 2)
     told = ok(own_pictures, *asked, "--seeds", 3).output

@@ -1,9 +1,10 @@
-"""Draws the datasets DRAWN, whose classes no single pixel tells apart.
+"""Draws the datasets DRAWN: coloured shapes and grey textures.
 
-Out: a `Dataset` of uint8 (n, C, H, W). In `shapes`, coloured (3, 64, 64), the class is the shape. Its place, size,
-angle and colours are random, as is the noise over the picture. The others are grey, (1, 20, 20): turning, moving or
-mixing the pictures hides the class. Each class of `weak_pattern` and `smooth_pattern` is a random pattern that is a
-third as strong as the noise over it. Each class of `noise` is a strength of noise.
+Out: a `Dataset` of uint8 (n, C, H, W). In `shapes`, (n, 3, 64, 64), no single pixel tells the classes apart: the class
+is the shape. Its place, size, angle and colours are random, as is the noise over the picture. The textures, (n, 1, 20,
+20), differ pixel by pixel: turning, moving or mixing them hides the class. Each class of `weak_pattern` and
+`smooth_pattern` is a random pattern that is a third as strong as the noise over it. Each class of `noise` is a strength
+of noise.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.drills.checked_requests import Asker, Verdicts, after, image_question
 from benchmarks.drills.drill_bench import MODEL, publish_shipped
+from benchmarks.load.published_candidates import edited_config
 from serving.local_server import running_server
 
 UNBOUNDED = "unbounded"
@@ -27,7 +28,9 @@ def lone_requests() -> dict[str, Any]:
         repository = Path(folder)
         images, logits = publish_shipped(MODEL, repository)
         publish(repository, UNBOUNDED, read_version(repository / MODEL / "1"))
-        _remove_queue_limit(repository / UNBOUNDED)
+        with edited_config(repository / UNBOUNDED) as config:
+            config.dynamic_batching.ClearField("default_queue_policy")
+            del config.instance_group[1:]
         single = image_question(images[:1], logits[:1])
         verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
         with running_server(repository) as server:
@@ -40,13 +43,3 @@ def lone_requests() -> dict[str, Any]:
     }
     compared = ("p50_ms", "p99_ms", "worst_ms", "late")
     return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in compared}}
-
-
-def _remove_queue_limit(model_dir: Path) -> None:
-    from export.publishing.new_config import to_text
-    from export.publishing.publish import read_config
-
-    message = read_config(model_dir)
-    message.dynamic_batching.ClearField("default_queue_policy")
-    del message.instance_group[1:]
-    (model_dir / "config.pbtxt").write_text(to_text(message))

@@ -26,6 +26,7 @@ from benchmarks.drills.drill_bench import (
     wait_until_right,
 )
 from benchmarks.drills.random_text_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
+from benchmarks.load.published_candidates import joining
 from benchmarks.measure.run import Row
 from serving.local_server import Server, running_server
 
@@ -57,9 +58,8 @@ def mixed_texts() -> Row:
 def publish_packed(folder: Path) -> Path:
     """Writes the encoder's packed file to `folder`, publishes it in the subfolder `models`, and returns its path.
 
-    Raises RuntimeError if requests of different lengths would not be joined.
+    Raises Failed if requests of different lengths would not be joined.
     """
-    from export.publishing.dynamic_batching import prove_joining
     from export.publishing.publish import publish
     from export.publishing.sidecar import read_with_sidecars
     from export.rewrite_file import Request, rewrite_file
@@ -67,10 +67,7 @@ def publish_packed(folder: Path) -> Path:
     file = folder / "packed.onnx"
     request = Request((f"{HIDDEN}[mask]", POOLED), packed=MASK, proof="float32")
     rewrite_file(write_encoder(folder), file, request)
-    artifact, reasons = prove_joining(read_with_sidecars(file))
-    if artifact.origin.joined_lengths is None:
-        raise RuntimeError("; ".join(reasons))
-    publish(folder / "models", MODEL, artifact)
+    publish(folder / "models", MODEL, joining(read_with_sidecars(file)))
     return file
 
 

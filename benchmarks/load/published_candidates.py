@@ -1,17 +1,18 @@
-"""Exports candidates and publishes them for the measured server."""
+"""Exports candidates and publishes them for the measured server; and what is changed in published models."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.errors import WrongAnswer
+from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.measure.candidate import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 
@@ -104,6 +105,30 @@ def publish(
         serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)
         publish_artifact(repository, name, artifact, serving)
     return Published(source.data, artifact.data if engine == "tensorrt" else None)
+
+
+@contextmanager
+def edited_config(model: Path) -> Iterator[Any]:
+    """The configuration of the published model in the folder `model`, as protobuf. The end of the block writes it."""
+    from export.publishing.new_config import to_text
+    from export.publishing.publish import read_config
+
+    config = read_config(model)
+    yield config
+    (model / "config.pbtxt").write_text(to_text(config))
+
+
+def joining(packed: Artifact) -> Artifact:
+    """The packed encoder as an artifact of which the server joins requests of different lengths in a call.
+
+    Raises Failed if joined requests would not get the answers of single requests.
+    """
+    from export.publishing.dynamic_batching import prove_joining
+
+    artifact, reasons = prove_joining(packed)
+    if artifact.origin.joined_lengths is None:
+        raise Failed("; ".join(reasons))
+    return artifact
 
 
 def _engine(source: Artifact, precision: Any, largest: int) -> Artifact:

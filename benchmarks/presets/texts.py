@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.load.errors import Failed, WrongAnswer
-from benchmarks.load.published_candidates import server_arguments
+from benchmarks.load.errors import WrongAnswer
+from benchmarks.load.published_candidates import edited_config, joining, server_arguments
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
 from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
 from benchmarks.measure.progress import note, steps
@@ -113,26 +113,17 @@ def draw(lengths: Sequence[int] | NDArray[np.int64]) -> list[Text]:
 
 
 def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
-    """Adds `file` to the repository. `joined`: whether the server joins requests of different lengths in a call.
-
-    Raises Failed if joined requests would not get the answers of single requests.
-    """
-    from export.publishing.dynamic_batching import prove_joining
+    """Adds `file` to the repository. `joined`: as in `joining`. Raises Failed as `joining`."""
     from export.publishing.foreign_artifact import foreign_artifact
-    from export.publishing.new_config import to_text
     from export.publishing.publish import publish as publish_artifact
-    from export.publishing.publish import read_config
     from export.publishing.triton_config import Serving
 
     artifact = foreign_artifact(file)
     if joined:
-        artifact, reasons = prove_joining(artifact.with_origin(packed=MASK))
-        if artifact.origin.joined_lengths is None:
-            raise Failed("; ".join(reasons))
+        artifact = joining(artifact.with_origin(packed=MASK))
     publish_artifact(repository, name, artifact, Serving(instances=1, threads=0))
-    config = read_config(repository / name)
-    config.dynamic_batching.default_queue_policy.max_queue_size = MAX_WAITING
-    (repository / name / "config.pbtxt").write_text(to_text(config))
+    with edited_config(repository / name) as config:
+        config.dynamic_batching.default_queue_policy.max_queue_size = MAX_WAITING
 
 
 def check(url: str, models: Mapping[str, str], texts: Sequence[Text], file: Path) -> None:

@@ -11,10 +11,10 @@ from functools import partial
 
 import click
 
-from benchmarks.drills import poor_machines, server_faults, supervised_faults
+from benchmarks.drills import poor_machines, server_faults, supervised_faults, version_faults
 from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.control_calls import foreign_calls
-from benchmarks.drills.drill_bench import Drill, DrillBench
+from benchmarks.drills.drill_bench import Drill, DrillBench, stubs, triton
 from benchmarks.drills.lone_requests import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
@@ -23,13 +23,29 @@ from benchmarks.reporting.recorded_command import recorded
 from models.training.command_options import FiniteRange
 
 DRILLS: Mapping[str, Drill] = {
-    **server_faults.DRILLS,
+    "stub-killed": partial(server_faults.heal, fault=lambda server: stubs(server)[0].kill()),
+    "stub-stopped": partial(server_faults.heal, fault=lambda server: stubs(server)[0].suspend()),
+    "server-killed": partial(server_faults.heal, fault=lambda server: triton(server).kill()),
+    "server-killed-retries": server_faults.killed_under_clients,
+    "nested-json": partial(server_faults.heal, fault=partial(server_faults.post, name="150,000 open brackets")),
+    "huge-shape": partial(server_faults.heal, fault=partial(server_faults.post, name="huge shape with JSON data")),
+    "newest-broken": version_faults.newest_broken,
+    "sigterm": server_faults.sigterm,
+    "overload": server_faults.overload,
+    "publish": server_faults.publications,
     "slow-connections": lambda bench: slow_connections(),
     "foreign-calls": foreign_calls,
     "lone-requests": lambda bench: lone_requests(),
     "mixed-texts": lambda bench: mixed_texts(),
-    **poor_machines.DRILLS,
-    **supervised_faults.DRILLS,
+    "no-home": poor_machines.no_home,
+    "few-descriptors": poor_machines.few_descriptors,
+    "answers-nan": version_faults.answers_nan,
+    "lying-version": version_faults.lying_version,
+    "disk-full": supervised_faults.disk_full,
+    "clock-jump": supervised_faults.clock_jump,
+    "slow-probe": supervised_faults.slow_probe,
+    "two-supervisors": supervised_faults.two_supervisors,
+    "many-faults": supervised_faults.many_faults,
 }
 TEN_MINUTES = "many-faults"  # takes ten minutes, so it runs only if --scenario names it
 

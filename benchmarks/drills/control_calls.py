@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drills import hostile_requests
 from benchmarks.drills.drill_bench import MODEL, DrillBench, supervisor_actions
+from benchmarks.drills.hostile_requests import status
 from benchmarks.measure.run import Row
 
 REFUSED = 403
@@ -50,14 +49,10 @@ def calls(mark: Path, model: str = MODEL) -> dict[str, tuple[str, dict[str, Any]
 
 def send(server_url: str, mark: Path, model: str = MODEL) -> dict[str, int]:
     """Sends the calls. Returns name of a call -> HTTP status, 0 without an answer."""
-    statuses = {}
-    for name, (path, content) in calls(mark, model).items():
-        body = json.dumps(content).encode()
-        try:
-            statuses[name], _ = hostile_requests.send(server_url, "POST", f"/v2/{path}", body, PAGE)
-        except (OSError, HTTPException):
-            statuses[name] = 0
-    return statuses
+    return {
+        name: status(server_url, f"/v2/{path}", json.dumps(content).encode(), PAGE)
+        for name, (path, content) in calls(mark, model).items()
+    }
 
 
 def foreign_calls(bench: DrillBench) -> Row:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -131,6 +132,13 @@ def supervisor_actions(server: Server) -> Row:
     """How often the supervisor restarted the server, and loaded a model again, by its log."""
     log = server.log()
     return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
+
+
+def supervisor_command(repository: Path, ports: Sequence[int]) -> list[str]:
+    """Starts a further supervisor. `ports`: of its server, for HTTP, gRPC and metrics."""
+    command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
+    command += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    return [*command, f"--model-repository={repository}"]
 
 
 def wait_until_right(server: Server) -> None:

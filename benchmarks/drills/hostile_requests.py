@@ -34,6 +34,14 @@ def send(
         return answer.status, answer.read()
 
 
+def status(url: str, path: str, body: bytes, headers: Mapping[str, str]) -> int:
+    """The HTTP status of the answer to a POST, 0 without an answer."""
+    try:
+        return send(url, "POST", path, body, headers)[0]
+    except (OSError, http.client.HTTPException):
+        return 0
+
+
 def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> Request:
     """A request with `images` uint8 (B, 1, 28, 28) in binary form.
 

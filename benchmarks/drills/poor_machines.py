@@ -10,16 +10,15 @@ import resource
 import shlex
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from benchmarks.drills.drill_bench import (
     HEAL_S,
-    Drill,
     DrillBench,
     supervisor_actions,
+    supervisor_command,
     wait_until,
     wait_until_right,
 )
@@ -82,10 +81,8 @@ def _fill_until_logged(server: Server, idle: ExitStack, filled: set[int]) -> boo
 
 def _refused_start(bench: DrillBench) -> Row:
     """Whether a start with too few descriptors fails with a message about them, and after how many seconds."""
-    serve = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
-    serve += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
     with bench.repository() as repository:
-        command = f"ulimit -n {TOO_FEW}; exec {shlex.join([*serve, f'--model-repository={repository}'])}"
+        command = f"ulimit -n {TOO_FEW}; exec {shlex.join(supervisor_command(repository, free_ports(3)))}"
         started = time.perf_counter()
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HEAL_S)
     is_refused = done.returncode == 1 and "open files" in done.stderr
@@ -101,6 +98,3 @@ def _limit(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-DRILLS: Mapping[str, Drill] = {"no-home": no_home, "few-descriptors": few_descriptors}

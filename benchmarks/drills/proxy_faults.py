@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
 from typing import Self
 
@@ -117,11 +116,7 @@ class BehindProxy(ExitStack):
         return {**row, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
-        """The HTTP status of the proxy's answer, 0 without an answer."""
-        try:
-            return hostile_requests.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
-        except (OSError, HTTPException):
-            return 0
+        return hostile_requests.status(self._fleet.http_url, f"/v2/models/{MODEL}/infer", body, headers)
 
     def overload(self) -> Row:
         images, logits = publish_shipped(OVERLOADED, self._repository)

@@ -8,10 +8,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
-from http.client import HTTPException
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,6 @@ from benchmarks.drills.drill_bench import (
     MODEL,
     OVERLOAD,
     OVERLOADED,
-    Drill,
     DrillBench,
     lives,
     memory_mb,
@@ -47,7 +43,7 @@ OVERLOAD_S = 20.0
 PUBLICATIONS, REQUESTS = 20, 500  # publications, and right answers after each publication
 
 
-def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
+def heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
     """Breaks a server while clients send requests, and waits until its answers are right again."""
     with bench.server() as server, bench.traffic(server) as verdicts:
         time.sleep(BEFORE_S)
@@ -61,13 +57,12 @@ def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
     return {**verdicts.row(), "recovery_s": verdicts.recovery_s(started), "memory_mb": used_mb}
 
 
-def _post(server: Server, name: str) -> None:
+def post(server: Server, name: str) -> None:
     """Sends the hostile request `name`, which ends Triton 2.51."""
-    with suppress(OSError, HTTPException):
-        hostile_requests.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile_requests.requests()[name])
+    hostile_requests.status(server.http_url, f"/v2/models/{MODEL}/infer", *hostile_requests.requests()[name])
 
 
-def _killed_under_clients(bench: DrillBench) -> Row:
+def killed_under_clients(bench: DrillBench) -> Row:
     from clients.classifier import Classifier, Options
     from clients.errors import ClientError
 
@@ -89,19 +84,7 @@ def _killed_under_clients(bench: DrillBench) -> Row:
     return {**counts, "p50_ms": float(np.median(latencies)), "worst_ms": max(latencies)}
 
 
-def _newest_broken(bench: DrillBench) -> Row:
-    with bench.repository() as repository:
-        (repository / MODEL / "2" / "model.onnx").write_bytes(b"")
-        started = time.perf_counter()
-        with bench.server(repository) as server:
-            recovery_s = time.perf_counter() - started
-            with bench.traffic(server) as verdicts:
-                time.sleep(AFTER_S)
-            versions = sorted(version.version for version in probe_server(server.http_url).versions)
-    return {**verdicts.row(), "recovery_s": recovery_s, "served": versions}
-
-
-def _sigterm(bench: DrillBench) -> Row:
+def sigterm(bench: DrillBench) -> Row:
     with bench.server() as server:
         with bench.traffic(server) as verdicts:
             time.sleep(BEFORE_S)
@@ -112,7 +95,7 @@ def _sigterm(bench: DrillBench) -> Row:
     return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(lives, family))}
 
 
-def _overload(bench: DrillBench) -> Row:
+def overload(bench: DrillBench) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         images, logits = publish_shipped(OVERLOADED, repository := Path(folder, "models"))
         with bench.server(repository) as server:
@@ -124,7 +107,7 @@ def _overload(bench: DrillBench) -> Row:
     return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
 
 
-def _publish(bench: DrillBench) -> Row:
+def publications(bench: DrillBench) -> Row:
     from export.publishing.artifact import read_version
     from export.publishing.publish import publish
 
@@ -137,20 +120,6 @@ def _publish(bench: DrillBench) -> Row:
                 control.load(MODEL)
                 wait_for_right_answers(verdicts, REQUESTS)
     return {"publications": PUBLICATIONS, **verdicts.row()}
-
-
-DRILLS: Mapping[str, Drill] = {
-    "stub-killed": partial(_heal, fault=lambda server: stubs(server)[0].kill()),
-    "stub-stopped": partial(_heal, fault=lambda server: stubs(server)[0].suspend()),
-    "server-killed": partial(_heal, fault=lambda server: triton(server).kill()),
-    "server-killed-retries": _killed_under_clients,
-    "nested-json": partial(_heal, fault=partial(_post, name="150,000 open brackets")),
-    "huge-shape": partial(_heal, fault=partial(_post, name="huge shape with JSON data")),
-    "newest-broken": _newest_broken,
-    "sigterm": _sigterm,
-    "overload": _overload,
-    "publish": _publish,
-}
 
 
 def soak(bench: DrillBench, hours: float) -> Row:

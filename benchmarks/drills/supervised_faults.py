@@ -1,39 +1,33 @@
-"""Faults that a supervisor must not make worse: versions that answer NaN or wrong logits, a full disk, a clock that
-jumps, a slow prober, a second supervisor; and a fault every 20 s for ten minutes.
+"""Faults that a supervisor must not make worse: a full disk, a jumping clock, a slow prober, a second supervisor; and a
+fault every 20 s for ten minutes.
 
 In: a `DrillBench`. Out: a row of counts of requests, and what the supervisor did. Clients do not retry.
 """
 
 from __future__ import annotations
 
-import hashlib
 import http.client
-import json
 import os
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from benchmarks.drills.drill_bench import (
     HEAL_S,
     MODEL,
     RESTARTED,
-    Drill,
     DrillBench,
     lives,
     prober,
     stubs,
     supervisor_actions,
+    supervisor_command,
     triton,
     wait_until,
     wait_until_right,
@@ -45,7 +39,7 @@ from serving.control import Control
 from serving.local_server import Server
 from serving.ports import answers
 
-SETTLE_S, LATER_S = 3.0, 5.0
+SETTLE_S = 3.0
 STANDSTILLS_S = (3.0, 3.0, 3.0)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # While libfaketime 0.9.10 leaves the monotonic clock alone, Python's time.sleep fails.
@@ -53,52 +47,6 @@ SLEEP = "import threading, time\ntime.sleep = lambda seconds: threading.Event().
 BLOCKED = "expected a free port"  # in the log of a supervisor whose port another process has
 DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
 MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
-
-
-def answers_nan(bench: DrillBench) -> Row:
-    """The newest version loads and has correct hashes, but answers NaN. An older version must replace it."""
-    with bench.repository() as repository:
-        change_weights(repository / MODEL / "2", lambda weights: np.full_like(weights, np.nan))
-        started = time.perf_counter()
-        with bench.server(repository) as server:
-            recovery_s = time.perf_counter() - started
-            with bench.traffic(server) as verdicts:
-                time.sleep(2 * SETTLE_S)
-            served = sorted(version.version for version in probe_server(server.http_url, timeout_s=5).versions)
-            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **supervisor_actions(server)}
-
-
-def change_weights(version: Path, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Changes the largest initialiser of a version's file, and the file's hash in the manifest."""
-    import onnx
-    from onnx import numpy_helper
-
-    path = version / "model.onnx"
-    model = onnx.load(path)
-    weights = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
-    weights.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(weights)), weights.name))
-    onnx.save(model, path)
-    manifest = json.loads((version / "manifest.json").read_text())
-    manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (version / "manifest.json").write_text(json.dumps(manifest))
-
-
-def lying_version(bench: DrillBench) -> Row:
-    """Another tool adds a version, whose logits are the same for all pictures, and loads it.
-
-    `wrong_later`: wrong answers later than LATER_S after the load began.
-    """
-    with bench.repository() as repository, bench.server(repository) as server:
-        change_weights(Path(shutil.copytree(repository / MODEL / "1", repository / MODEL / "3")), np.zeros_like)
-        with bench.traffic(server) as verdicts:
-            started = time.perf_counter()
-            Control.at(server.http_url, server.grpc_url).load(MODEL)
-            time.sleep(max(0.0, started + LATER_S - time.perf_counter()))
-            wrong_before = verdicts.wrong
-            wait_until(lambda: Control.at(server.http_url).served().get(MODEL) == [1, 2])
-            time.sleep(SETTLE_S)
-        row = {**verdicts.row(), "wrong_later": verdicts.wrong - wrong_before}
-        return {**row, "recovery_s": verdicts.recovery_s(started), **supervisor_actions(server)}
 
 
 def disk_full(bench: DrillBench) -> Row:
@@ -202,11 +150,9 @@ def two_supervisors(bench: DrillBench) -> Row:
     with bench.repository() as repository, bench.server(repository) as server, bench.traffic(server) as verdicts:
         with bench.server(repository) as second:
             actions_of_second = supervisor_actions(second)
-        urls = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
-        ports = [f"--{name}-port={url.split(':')[1]}" for name, url in urls.items()]
-        command = [sys.executable, "-m", "serving.serve", "--supervised", "--supervisor-port=0"]
+        urls = (server.http_url, server.grpc_url, server.metrics_url)
         log_path = repository.parent / "third.log"
-        third = Child([*command, *ports, f"--model-repository={repository}"], log_path)
+        third = Child(supervisor_command(repository, [int(url.split(":")[1]) for url in urls]), log_path)
         third.start()
         try:
             wait_until(lambda: not third.alive() or BLOCKED in log_path.read_text())
@@ -255,14 +201,3 @@ def many_faults(bench: DrillBench) -> Row:
     orphans = sum(map(lives, family))
     medians = [float(np.median(quarter)) for quarter in np.array_split(np.array(memory_mb), 4)]
     return {**verdicts.row(), "faults": count, **actions, "orphans": orphans, "memory_mb_by_quarter": medians}
-
-
-DRILLS: Mapping[str, Drill] = {
-    "answers-nan": answers_nan,
-    "lying-version": lying_version,
-    "disk-full": disk_full,
-    "clock-jump": clock_jump,
-    "slow-probe": slow_probe,
-    "two-supervisors": two_supervisors,
-    "many-faults": many_faults,
-}

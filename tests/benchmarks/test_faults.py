@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from commands import measured
 
-from benchmarks.drills import mixed_texts, poor_machines, server_faults, slow_connections, supervised_faults
+from benchmarks.drills import (
+    mixed_texts,
+    poor_machines,
+    server_faults,
+    slow_connections,
+    supervised_faults,
+    version_faults,
+)
 from benchmarks.drills.checked_requests import Verdicts
 from benchmarks.drills.drill_bench import MODEL, DrillBench
 from benchmarks.faults import DRILLS, faults
+from benchmarks.load.published_candidates import edited_config
 from benchmarks.measure.run import Row
-from export.publishing.new_config import to_text
-from export.publishing.publish import read_config
 from serving.local_server import Server
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -32,9 +38,8 @@ class PacedBench(DrillBench):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        message = read_config(self._repository / MODEL)
-        message.parameters["intra_op_thread_count"].string_value = "1"
-        (self._repository / MODEL / "config.pbtxt").write_text(to_text(message))
+        with edited_config(self._repository / MODEL) as config:
+            config.parameters["intra_op_thread_count"].string_value = "1"
         return self
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
@@ -62,7 +67,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_texts, "TEXTS", 300)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
-    monkeypatch.setattr(supervised_faults, "LATER_S", 25.0)  # five times the room
+    monkeypatch.setattr(version_faults, "SETTLE_S", 1.0)
+    monkeypatch.setattr(version_faults, "LATER_S", 25.0)  # five times the room
     monkeypatch.setattr(poor_machines, "HELD_S", 1.0)
     monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
@@ -116,10 +122,8 @@ def test_no_text_gets_another_texts_answer_while_a_process_dies(
     def copied(folder: Path) -> Path:
         """With a delay in which requests meet, however seldom busy cores let clients send."""
         shutil.copytree(packed.parent, folder, dirs_exist_ok=True)
-        model = folder / "models" / mixed_texts.MODEL
-        message = read_config(model)
-        message.dynamic_batching.max_queue_delay_microseconds = 5_000
-        (model / "config.pbtxt").write_text(to_text(message))
+        with edited_config(folder / "models" / mixed_texts.MODEL) as config:
+            config.dynamic_batching.max_queue_delay_microseconds = 5_000
         return folder / packed.name
 
     monkeypatch.setattr(mixed_texts, "publish_packed", copied)

@@ -20,7 +20,7 @@ from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
 
-from benchmarks.drills.supervised_faults import change_weights
+from benchmarks.drills.version_faults import change_weights
 from clients.probing.server_probe import probe_server
 from serving import served_versions
 from serving.arguments import Arguments

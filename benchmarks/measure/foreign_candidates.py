@@ -1,4 +1,4 @@
-"""The candidates of benchmarks/foreign.py, on a single thread and with the same inputs.
+"""The candidates of benchmarks/foreign.py, on a single thread and with the same inputs; and what its presets share.
 
 In: a network's ONNX files. Out: a callable for each candidate, or why the candidate is left out: it fails, or its
 answers differ from those of the plain file.
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 from numpy.typing import NDArray
 
 from benchmarks.measure.foreign_networks import Foreign
@@ -61,6 +62,26 @@ def candidates(
         else:
             left_out[name] = f"its answers differ by {error:.1e} of their size"
     return calls, left_out
+
+
+def start_session(path: Path, threads: int) -> Any:
+    """A session of ONNX Runtime on the CPU, which logs nothing."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def check_answer(candidate: str, expected: Array, answer: Array, tolerance: float) -> None:
+    """Raises click.ClickException if the answers differ by more than `tolerance`, relative to their size."""
+    from export.compiler.errors import ProofFailed
+    from export.compiler.proof.compare import compare
+
+    try:
+        compare([expected], [answer], "float32", tolerance)
+    except ProofFailed as error:
+        raise click.ClickException(f"{candidate}: {error}") from error
 
 
 def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[str, int]]:

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
+from benchmarks.measure.foreign_candidates import check_answer, start_session
 from benchmarks.measure.foreign_networks import WORDS
 
 PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
@@ -27,32 +26,26 @@ CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 5
 Call = Callable[[], Any]
 
 
-def equal(rng: Any) -> Any:
-    return [128] * 8
-
-
-def chunks(rng: Any) -> Any:
+def chunk_lengths(quantiles: Any) -> Any:
+    """Lengths of chunks of documents, int64 as many as `quantiles`."""
     import numpy as np
 
-    return np.interp(rng.random(8), *CHUNKS).astype(int).tolist()
+    return np.interp(quantiles, *CHUNKS).astype(np.int64)
 
 
-def short(rng: Any) -> Any:
+def short_lengths(rng: Any, count: int) -> Any:
+    """Random lengths of short texts, int64 (count,)."""
     import numpy as np
 
-    return np.clip(rng.lognormal(2.5, 0.6, 32), 4, 128).astype(int).tolist()
-
-
-def one_long(rng: Any) -> Any:
-    return [12] * 31 + [256]
+    return np.clip(rng.lognormal(2.5, 0.6, count), 4, 128).astype(np.int64)
 
 
 # Title -> a function from a random generator to the lengths of a batch of texts, in tokens.
 LOADS: Mapping[str, Callable[[Any], Any]] = {
-    "8 equal texts": equal,
-    "8 chunks of documents": chunks,
-    "32 short texts": short,
-    "31 short texts and a long one": one_long,
+    "8 equal texts": lambda rng: [128] * 8,
+    "8 chunks of documents": lambda rng: chunk_lengths(rng.random(8)).tolist(),
+    "32 short texts": lambda rng: short_lengths(rng, 32).tolist(),
+    "31 short texts and a long one": lambda rng: [12] * 31 + [256],
 }
 
 
@@ -88,16 +81,11 @@ def int8_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
 def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     """A call for each way, with random texts of `lengths` tokens. Raises click.ClickException if the answers differ."""
     import numpy as np
-    import onnxruntime
 
-    from export.compiler.errors import ProofFailed
     from export.compiler.graph.output_slices import parse_read
-    from export.compiler.proof.compare import compare
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
     read = parse_read(ROWS_READ)
-    sessions = {name: onnxruntime.InferenceSession(path, options) for name, path in files.items()}
+    sessions = {name: start_session(path, threads=1) for name, path in files.items()}
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)  # (B, N)
     ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
 
@@ -118,8 +106,5 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     ways |= {ALONE: partial(in_sorted_batches, 1), SORTED: partial(in_sorted_batches, SORTED_BATCH)}
     expected = ways[PADDED]()
     for name, call in ways.items():
-        try:
-            compare([expected], [call()], "float32", INT8_TOLERANCE if name in (INT8, INT8_CUT) else TOLERANCE)
-        except ProofFailed as error:
-            raise click.ClickException(f"{name}: {error}") from error
+        check_answer(name, expected, call(), INT8_TOLERANCE if name in (INT8, INT8_CUT) else TOLERANCE)
     return ways

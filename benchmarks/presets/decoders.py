@@ -13,6 +13,7 @@ import click
 
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
+from benchmarks.measure.foreign_candidates import check_answer, start_session
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
@@ -105,31 +106,23 @@ def sizes(graph: Any) -> dict[str, int]:
 def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
     """Kind -> candidate -> call that computes a prompt. Raises click.ClickException if the logits differ."""
     import onnx_ir as ir
-    import onnxruntime
 
-    from export.compiler.errors import ProofFailed
     from export.compiler.graph.output_slices import parse_read
     from export.compiler.pipeline import prepared
-    from export.compiler.proof.compare import compare
     from export.compiler.proof.inputs import draw
 
     model = prepared(ir.load(folder / PLAIN / "model.onnx")).model
     feeds = draw(model.graph, sizes(model.graph))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
     calls: dict[str, Call] = {}
     expected: Any = None
     read = parse_read(decoder.reads[0])
     for candidate, path in files(folder):
-        session = onnxruntime.InferenceSession(path / "model.onnx", options, providers=["CPUExecutionProvider"])
+        session = start_session(path / "model.onnx", threads)
         calls[candidate] = partial(session.run, None, feeds)
         logits = session.run([read.output], feeds)[0]
         if candidate == PLAIN:
             logits = expected = read.of(logits)
-        try:
-            compare([expected], [logits], "float32", TOLERANCE)
-        except ProofFailed as error:
-            raise click.ClickException(f"{candidate}: {error}") from error
+        check_answer(candidate, expected, logits, TOLERANCE)
     return {PREFILL: calls}
 
 

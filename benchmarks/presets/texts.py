@@ -22,7 +22,16 @@ from benchmarks.load import by_perf_analyzer
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.load.published_candidates import edited_config, joining, server_arguments
 from benchmarks.measure.foreign_networks import NETWORKS, WORDS
-from benchmarks.measure.padded_texts import CHUNKS, CUT, MASK, PACKED, PADDED, TOLERANCE, packed_files
+from benchmarks.measure.padded_texts import (
+    CUT,
+    MASK,
+    PACKED,
+    PADDED,
+    TOLERANCE,
+    chunk_lengths,
+    packed_files,
+    short_lengths,
+)
 from benchmarks.measure.progress import note, steps
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
@@ -68,12 +77,12 @@ def texts(record: Record, in_flight: int, seconds: float, rounds: int) -> None:
 def lengths() -> dict[str, NDArray[np.int64]]:
     """Load -> lengths of TEXTS texts in tokens.
 
-    The chunks' lengths are spread evenly over the published quantiles CHUNKS. Those of short texts are random.
+    The chunks' lengths are spread evenly over the published quantiles. Those of short texts are random.
     """
     rng, quantiles = np.random.default_rng(0), (np.arange(TEXTS) + 0.5) / TEXTS
     return {
-        "chunks of documents": rng.permutation(np.interp(quantiles, *CHUNKS).astype(np.int64)),
-        "short texts": np.clip(rng.lognormal(2.5, 0.6, TEXTS), 4, 128).astype(np.int64),
+        "chunks of documents": rng.permutation(chunk_lengths(quantiles)),
+        "short texts": short_lengths(rng, TEXTS),
     }
 
 

@@ -131,12 +131,11 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
 
 def group_nodes(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each group of nodes with equal values of `keys`, slowest first."""
+    from benchmarks.reporting.tables.table import group_rows
+
     total_us = sum(node["p50_us"] for node in nodes)
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for node in nodes:
-        groups[tuple(node[key] for key in keys)].append(node)
     rows = []
-    for values, members in groups.items():
+    for values, members in group_rows(nodes, *keys).items():
         group_us = sum(node["p50_us"] for node in members)
         work = [node["flops"] for node in members]
         rows.append(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -136,11 +135,10 @@ def _accuracies(data: Dataset, folder: Path, checkpoint: Path) -> dict[str, Any]
 
 def _table(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each dataset and number of pictures: means of the drawings, and the range of our lead."""
-    drawings_by_size: defaultdict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        drawings_by_size[row["dataset"], row["pictures"]].append(row)
+    from benchmarks.reporting.tables.table import group_rows
+
     table = []
-    for (dataset, pictures), drawings in drawings_by_size.items():
+    for (dataset, pictures), drawings in group_rows(rows, "dataset", "pictures").items():
         leads = [row[OURS] - max(row[name] for name in OTHERS) for row in drawings]
         table.append(
             {

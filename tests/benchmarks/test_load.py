@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from benchmarks.drills.checked_requests import Verdicts, meanwhile
-from benchmarks.load.saturation import saturation
 from benchmarks.measure.workload import Workload
+from benchmarks.reporting.tables.saturation import saturation
 
 
 def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:

@@ -23,7 +23,6 @@ from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, compared_loads, in_process, published_candidates
 from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import Published
-from benchmarks.load.saturation import saturation
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
@@ -31,6 +30,7 @@ from benchmarks.measure.network import shipped_network
 from benchmarks.measure.run import Run
 from benchmarks.measure.workload import Workload
 from benchmarks.reporting.tables import show
+from benchmarks.reporting.tables.saturation import saturation
 from models.data import DataError
 
 run = partial(invoke, throughput.throughput, "--model", "vitbn-tiny", "--rounds", 1, "--seconds")

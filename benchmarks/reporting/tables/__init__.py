@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, foreign, networks, servers, steadiness, timed_calls
+from benchmarks.reporting.tables import accuracies, foreign, networks, saturation, servers, steadiness, timed_calls
 from benchmarks.reporting.tables.table import Table
 
 # Name in a page's marker -> function that makes the table.
@@ -20,7 +20,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(timed_calls.sweep, timed_calls.operators, timed_calls.engines),
         *(accuracies.accuracy, accuracies.conditions, accuracies.brought),
         *(servers.added, servers.streamed, servers.throughput),
-        *(servers.saturated, servers.machines, servers.beside, servers.drills, servers.shares, servers.counts),
+        *(saturation.saturated, servers.machines, servers.beside, servers.drills, servers.shares, servers.counts),
         steadiness.steady,
     )
 } | {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import ceil
 
 from benchmarks.load.labels import engine_and_sharing, transport
-from benchmarks.load.saturation import saturation
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, number, ratio_text, times_faster
 
@@ -71,24 +70,6 @@ def throughput(run: Run) -> Table:
 
 def _load(row: Row) -> str:
     return f"{row['in_flight']} in flight" if row["in_flight"] else f"{row['rate']:,.0f} a second"
-
-
-def saturated(run: Run) -> str:
-    """A line for each server that was loaded up to its saturation; empty if none was."""
-    lines = []
-    for point in saturation(run.rows):
-        if not point["beyond"]:
-            server = f"{point['model']}, {engine_and_sharing(point)}, {transport(point)}, {point['batch']} a request"
-            lines.append(f"- {server}: {_saturation_text(point)}")
-    return "\n".join(lines)
-
-
-def _saturation_text(point: Row) -> str:
-    if point["by"] == "rate" and point["rate"] is None:
-        return f"no rate was carried with p99 below {point['max_p99_ms']:g} ms"
-    load = f"{point['rate']:,g} images/s" if point["rate"] else f"{point['in_flight']} in flight"
-    limit = "largest rate carried" if point["by"] == "rate" else "no gain from more in flight after"
-    return f"{limit} {point['images_per_s']:,.0f} images/s at {load}, p99 {point['p99_ms']:.1f} ms"
 
 
 def beside(added: Run, loaded: Run) -> Table:

@@ -1,4 +1,4 @@
-"""Saturation points of a server, from the rows of benchmarks/throughput.py.
+"""The lines on a server's saturation points, from the rows of benchmarks/throughput.py.
 
 - Open loop: the largest rate that is carried, which means that all images but a share of `SHORTFALL` are answered and
   p99 is within its limit.
@@ -10,15 +10,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from benchmarks.measure.run import Row
+from benchmarks.load.labels import engine_and_sharing, transport
+from benchmarks.measure.run import Row, Run
+from benchmarks.reporting.tables.table import group_rows
 
 SHORTFALL = 0.05
 SETTINGS = (
     *("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch"),
     "max_p99_ms",
 )
+
+
+def saturated(run: Run) -> str:
+    """A line for each server that was loaded up to its saturation; empty if none was."""
+    lines = []
+    for point in saturation(run.rows):
+        if not point["beyond"]:
+            server = f"{point['model']}, {engine_and_sharing(point)}, {transport(point)}, {point['batch']} a request"
+            lines.append(f"- {server}: {_saturation_text(point)}")
+    return "\n".join(lines)
+
+
+def _saturation_text(point: Row) -> str:
+    if point["by"] == "rate" and point["rate"] is None:
+        return f"no rate was carried with p99 below {point['max_p99_ms']:g} ms"
+    load = f"{point['rate']:,g} images/s" if point["rate"] else f"{point['in_flight']} in flight"
+    limit = "largest rate carried" if point["by"] == "rate" else "no gain from more in flight after"
+    return f"{limit} {point['images_per_s']:,.0f} images/s at {load}, p99 {point['p99_ms']:.1f} ms"
 
 
 def carried(row: Row) -> bool:
@@ -28,10 +47,7 @@ def carried(row: Row) -> bool:
 
 def saturation(rows: Sequence[Row]) -> list[Row]:
     """The points of each group of rows with the same settings. If no rate was carried, the point has the rate None."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row["protocol"] != "in process":
-            groups.setdefault(tuple(row[name] for name in SETTINGS), []).append(row)
+    groups = group_rows((row for row in rows if row["protocol"] != "in process"), *SETTINGS)
     points = []
     for values, group in sorted(groups.items()):
         settings = dict(zip(SETTINGS, values, strict=True))

@@ -7,7 +7,7 @@ seconds to minutes, so the machine is watched for about a minute, and windows of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from export.interleaved import time_ns, turn_ns
 
 GEMM_S, SINGLES = 0.4, 200  # of a window: seconds of products for each number of threads; single images
+SINGLE_IMAGES = "single images"
 SPEEDUP = 0.8  # at least, as a share of the number of threads
 WINDOWS_SPREAD = 0.1  # at most, as a share of the median: from the tenth to the ninetieth percentile of the windows
 SINGLES_SPREAD = 1.3  # at most: p90 over p50 of single images, in the median window
@@ -46,21 +47,28 @@ class Steadiness:
                 f"{self.threads} threads multiply {self.speedup:.2f} times as fast as one, "
                 f"expected at least {SPEEDUP * self.threads:.1f}"
             )
-        watched = {
-            "products of one thread": self.gemm_one_thread,
-            f"products of {self.threads} threads": self.gemm_all_threads,
-            "single images": self.singles_p50_ms,
-        }
-        for what, windows in watched.items():
+        for what, windows in watched(asdict(self)).items():
             if (difference := spread(windows)) > WINDOWS_SPREAD:
                 reasons.append(f"{what}: windows differ by {difference:.0%}, expected at most {WINDOWS_SPREAD:.0%}")
         if (ratio := float(np.median(self.singles_spread))) > SINGLES_SPREAD:
-            reasons.append(f"single images: p90 is {ratio:.2f} times p50, expected at most {SINGLES_SPREAD}")
+            reasons.append(f"{SINGLE_IMAGES}: p90 is {ratio:.2f} times p50, expected at most {SINGLES_SPREAD}")
         return reasons
 
     def row(self) -> dict[str, Any]:
         """The machine's row in a result."""
         return {"steady": not self.reasons(), "reasons": self.reasons(), "speedup": self.speedup, **asdict(self)}
+
+
+def watched(figures: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """What is watched -> its figure in each window, in GFLOP/s, or in ms for SINGLE_IMAGES.
+
+    `figures`: field of a `Steadiness`, or of a result's row -> value.
+    """
+    return {
+        "products of one thread": figures["gemm_one_thread"],
+        f"products of {figures['threads']} threads": figures["gemm_all_threads"],
+        SINGLE_IMAGES: figures["singles_p50_ms"],
+    }
 
 
 def spread(windows: Sequence[float]) -> float:

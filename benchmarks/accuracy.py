@@ -1,21 +1,20 @@
 """In: networks, shipped or of the user. Out: their accuracy in every runtime and precision.
 
-Other options measure the accuracy on digits of other pens, on difficult pictures, or of a published model.
+Other options measure the accuracy on digits of other pens, on pictures that users bring, or of a published model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, candidates, label_of, start
-from benchmarks.measure.network import Network
+from benchmarks.measure.network import SCORED_BATCH, Network
 from benchmarks.measure.options import (
     checkpoint_options,
     chosen,
@@ -30,19 +29,11 @@ from export.compare_logits import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
     from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.reference import Reference
-    from export.compare_logits import Classifier, Images, Logits
-    from models.checkpoints.checkpoint import Checkpoint
+    from export.compare_logits import Classifier, Logits
     from models.data import Dataset
 
-BATCH = 250
-BROUGHT = 400  # digits for each kind of difficult picture
-UNLABELLED = 200  # 8x8 digits to adapt a network to; the other 8x8 digits measure the adapted network
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32; the first is the reference
 PRECISION_IN_NAMES = {"fp32": "", "fp16": ", fp16", "bf16": ", bfloat16", "int8": ", int8"}
 
@@ -77,6 +68,8 @@ def accuracy(
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     if published:
         _check_alone(dataset, models or checkpoints or conditions or brought)
+    from benchmarks.measure.brought_pictures import brought_rows
+    from benchmarks.measure.conditions import rows_by_condition
     from benchmarks.measure.published_accuracy import published_row
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
@@ -93,9 +86,14 @@ def accuracy(
     default = OF_DIGITS if conditions or brought else COMPARED
     names = models_to_measure(chosen(models, SHIPPED) or default, from_checkpoints)
     networks = [*(Network(name, shipped(name), True, dataset, data_dir) for name in names), *from_checkpoints]
-    measure = _on_conditions if conditions else _on_brought if brought else None
     with recording(json_path, cores()) as record:
-        for row in measure(networks, digits(dataset or "mnist", data_dir)) if measure else _on_data(networks):
+        if conditions or brought:
+            data = digits(dataset or "mnist", data_dir)
+            _check_digits("--conditions" if conditions else "--brought", networks, data)
+            rows = (rows_by_condition if conditions else brought_rows)(networks, data)
+        else:
+            rows = _on_data(networks)
+        for row in rows:
             record.add(row)
     click.echo(show(record.run(), "conditions" if conditions else "brought" if brought else "accuracy"))
 
@@ -129,101 +127,10 @@ def _on_data(networks: Sequence[Network]) -> Iterator[dict[str, Any]]:
             yield {"dataset": reference.data.name, "images": len(reference.data.test_labels), **row}
 
 
-def _on_conditions(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
-    """A row for each network and kind of distortion, and for the network adapted to unlabelled 8x8 digits."""
-    from benchmarks.measure.distorted_digits import SMALL, conditions
-    from models.checkpoints.checkpoint import load
-
-    _check_digits("--conditions", networks, data)
-    labelled = conditions(data)
-    for network in networks:
-        note(f"Measuring {network.name}")
-        checkpoint = load(network.path)
-        rewritten = _rewritten_classifier(checkpoint.path)
-        cases = {name: (rewritten, images, labels) for name, (images, labels) in labelled.items()}
-        images, labels = labelled[SMALL]
-        if adapted := _adapted(checkpoint, images[:UNLABELLED]):
-            cases[f"{SMALL}, adapted"] = adapted, images[UNLABELLED:], labels[UNLABELLED:]
-        for name, (classify, images, labels) in cases.items():
-            accuracy = float((in_parts(classify, BATCH)(images).argmax(1) == labels).mean())
-            row = {"model": network.name, "condition": name, "accuracy": accuracy}
-            yield {"dataset": data.name, "images": len(labels), **row}
-
-
 def _check_digits(option: str, networks: Sequence[Network], data: Dataset) -> None:
     for network in networks:
         if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
             raise click.UsageError(f"{option}: expected networks that read digits, found {network.name}")
-
-
-def _on_brought(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
-    """A row for each network and kind of difficult picture, with shares of all pictures.
-
-    A picture without ink counts as rejected.
-    """
-    import numpy as np
-
-    from benchmarks.measure.difficult_pictures import DIGITS, NOT_DIGITS, pictures
-    from common.energy_score import evidence
-    from models.checkpoints.checkpoint import load
-
-    _check_digits("--brought", networks, data)
-    indices = np.linspace(0, len(data.test_labels) - 1, min(BROUGHT, len(data.test_labels))).astype(int)
-    digit_images, digit_labels = data.test_images[indices, 0], data.test_labels[indices]
-    cases = {name: (*_read(pictures(name, digit_images)), digit_labels) for name in DIGITS}
-    cases |= {name: (*_read(draw()), None) for name, draw in NOT_DIGITS.items()}
-    for network in networks:
-        note(f"Measuring {network.name}")
-        evidence_limit = load(network.path).metrics.get("evidence_limit", -np.inf)
-        classify = _rewritten_classifier(network.path)
-        for name, (inputs, has_ink, labels) in cases.items():
-            logits = in_parts(classify, BATCH)(inputs)
-            rejected = (evidence(logits) < evidence_limit) | ~has_ink
-            row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
-            if labels is not None:
-                right = (logits.argmax(1) == labels) & has_ink
-                row |= {"accuracy": float(right.mean()), "right": float((right & ~rejected).mean())}
-            yield {"dataset": data.name, "images": len(inputs), **row}
-
-
-def _read(pictures: Iterable[Image.Image]) -> tuple[Images, NDArray[np.bool_]]:
-    """Reads pictures as clients do: inputs uint8 (n, 1, 28, 28), and which inputs have ink, bool (n,)."""
-    import numpy as np
-
-    from clients.preprocess import InvalidImage, to_model_input
-
-    inputs = []
-    for picture in pictures:
-        try:
-            inputs.append(to_model_input(picture))
-        except InvalidImage:
-            inputs.append(np.zeros((1, 28, 28), np.uint8))
-    images = np.stack(inputs)
-    return images, images.any(axis=(1, 2, 3))
-
-
-def _adapted(checkpoint: Checkpoint, images: Images) -> Classifier | None:
-    """The network after `vitbn adapt` with `images`; None for a network without BatchNorm."""
-    import torch
-
-    from models.checkpoints.checkpoint import save
-    from models.training.adaptation import AdaptationError, adapt, last_block_of_training
-
-    try:
-        network = adapt(checkpoint.model, torch.from_numpy(images), last_block_of_training(checkpoint.metrics))
-    except AdaptationError:
-        return None
-    with TemporaryDirectory() as folder:
-        save(path := Path(folder) / "adapted.safetensors", network, checkpoint.config, {})
-        return _rewritten_classifier(path)
-
-
-def _rewritten_classifier(path: Path) -> Classifier:
-    from export.checkpoint_to_onnx import Form
-    from export.checkpoint_to_version import export_checkpoint
-    from export.compare_logits import onnx_classifier
-
-    return onnx_classifier(export_checkpoint(path, Form(rewrites="all")).onnx)
 
 
 def _in_runtimes(reference: Reference) -> Iterator[dict[str, Any]]:
@@ -238,7 +145,7 @@ def _in_runtimes(reference: Reference) -> Iterator[dict[str, Any]]:
         note(f"Measuring {model}, {name}")
         try:
             images = data.test_images.copy()  # PyTorch needs writable arrays
-            logits = in_parts(_started(reference, candidate), BATCH)(images)
+            logits = in_parts(_started(reference, candidate), SCORED_BATCH)(images)
         except ExportError as reason:
             note(f"Not measured: {model}, {name}: {reason}")
             continue

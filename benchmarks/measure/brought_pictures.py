@@ -1,17 +1,26 @@
 """Pictures as people bring them: digits in a printed box, turned, or under the edge of a shadow; letters and shapes.
 
-In: digits uint8 (n, 28, 28), 255 = ink. Out: grey pictures of 280 x 280 pixels, the same pictures at every call.
+In: digits uint8 (n, 28, 28), 255 = ink. Out: grey pictures of 280 x 280 pixels, the same pictures at every call; and
+rows of what networks answer to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from benchmarks.measure.network import Network, rewritten_classifier
+from benchmarks.measure.progress import note
+
+if TYPE_CHECKING:
+    from models.data import Dataset
+
+BROUGHT = 400  # digits for each kind of picture
 SIDE = 280  # pixels
 TURN = 30.0  # degrees, clockwise
 FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneralItalic", "cmtt10")
@@ -102,6 +111,46 @@ def pictures(name: str, digits: Digit) -> Iterator[Image.Image]:
     rng = np.random.default_rng([0, *name.encode()])
     for digit in digits:
         yield DIGITS[name](digit, rng)
+
+
+def brought_rows(networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
+    """A row for each network and kind of picture, with shares of all pictures.
+
+    A picture without ink counts as rejected.
+    """
+    from common.energy_score import evidence
+    from models.checkpoints.checkpoint import load
+
+    indices = np.linspace(0, len(data.test_labels) - 1, min(BROUGHT, len(data.test_labels))).astype(int)
+    digit_images, digit_labels = data.test_images[indices, 0], data.test_labels[indices]
+    cases = {name: (*_read(pictures(name, digit_images)), digit_labels) for name in DIGITS}
+    cases |= {name: (*_read(draw()), None) for name, draw in NOT_DIGITS.items()}
+    for network in networks:
+        note(f"Measuring {network.name}")
+        evidence_limit = load(network.path).metrics.get("evidence_limit", -np.inf)
+        classify = rewritten_classifier(network.path)
+        for name, (inputs, has_ink, labels) in cases.items():
+            logits = classify(inputs)
+            rejected = (evidence(logits) < evidence_limit) | ~has_ink
+            row = {"model": network.name, "condition": name, "rejected": float(rejected.mean())}
+            if labels is not None:
+                right = (logits.argmax(1) == labels) & has_ink
+                row |= {"accuracy": float(right.mean()), "right": float((right & ~rejected).mean())}
+            yield {"dataset": data.name, "images": len(inputs), **row}
+
+
+def _read(pictures: Iterable[Image.Image]) -> tuple[Digit, NDArray[np.bool_]]:
+    """Reads pictures as clients do: inputs uint8 (n, 1, 28, 28), and which inputs have ink, bool (n,)."""
+    from clients.preprocess import InvalidImage, to_model_input
+
+    inputs = []
+    for picture in pictures:
+        try:
+            inputs.append(to_model_input(picture))
+        except InvalidImage:
+            inputs.append(np.zeros((1, 28, 28), np.uint8))
+    images = np.stack(inputs)
+    return images, images.any(axis=(1, 2, 3))
 
 
 def _written(digit: Digit, rng: Rng, turn: float = 0.0) -> Levels:

@@ -16,8 +16,10 @@ from models.catalog import matching, shipped
 from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
-    from export.compare_logits import Images
+    from export.compare_logits import Classifier, Images
     from models.data import Dataset
+
+SCORED_BATCH = 250  # images a call while accuracies are measured
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,15 @@ class Network:
 
 def shipped_network(name: str) -> Network:
     return Network(name, shipped(name))
+
+
+def rewritten_classifier(checkpoint: Path) -> Classifier:
+    """The checkpoint after all rewrites, in ONNX Runtime, which gets SCORED_BATCH images a call."""
+    from export.checkpoint_to_onnx import Form
+    from export.checkpoint_to_version import export_checkpoint
+    from export.compare_logits import in_parts, onnx_classifier
+
+    return in_parts(onnx_classifier(export_checkpoint(checkpoint, Form(rewrites="all")).onnx), SCORED_BATCH)
 
 
 @cache

@@ -77,7 +77,7 @@ third vitbnffn        --model vitbnffn --epochs 3 --lr 0.0007 --ema 0.998
 third vitbn-late-deep $LATE --depth 4 --epochs 12 --lr 0.001 --seed 2
 cp checkpoints/third/*.safetensors models/pretrained
 
-# More drawn digits: better on held-out images under the conditions of benchmarks/measure/distorted_digits.py, on their mean;
+# More drawn digits: better on held-out images under the conditions of benchmarks/measure/conditions.py, on their mean;
 # vitbn-late-deep, trained further in the same way, was not.
 vitbn train $SHARED --augment pens --drawn 12000 --teacher models/pretrained/cnn.safetensors --model vitbnffn --epochs 4 \
     --lr 0.0007 --ema 0.998 --seed 1 --init models/pretrained/vitbnffn.safetensors \

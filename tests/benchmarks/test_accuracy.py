@@ -8,7 +8,7 @@ from commands import measured
 
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
-from benchmarks.measure.distorted_digits import PENS
+from benchmarks.measure.conditions import PENS
 from benchmarks.measure.engines import ENGINES, candidates, label_of
 from benchmarks.measure.network import shipped_network
 from export.engines.openvino_engine import has_bfloat16

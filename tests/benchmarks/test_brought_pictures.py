@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from commands import measured
 
-import benchmarks.accuracy as module
+import benchmarks.measure.brought_pictures as module
 from benchmarks.accuracy import accuracy
-from benchmarks.measure.difficult_pictures import DIGITS, FONTS, LETTERS, NOT_DIGITS, SIDE, pictures
+from benchmarks.measure.brought_pictures import DIGITS, FONTS, LETTERS, NOT_DIGITS, SIDE, pictures
 from clients.preprocess import to_model_input
 
 

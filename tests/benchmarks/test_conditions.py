@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.measure.distorted_digits import PENS, blurred, dimmed, noisy, thinned
+from benchmarks.measure.conditions import PENS, blurred, dimmed, noisy, thinned
 
 
 def square() -> np.ndarray:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from benchmarks.measure.command_line import PROGRAM
-from benchmarks.measure.options import Result, seconds_option
+from benchmarks.measure.network import SCORED_BATCH
+from benchmarks.measure.options import json_option, seconds_option
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -29,7 +30,6 @@ NETWORK, SIDE, PATCH = "vit_tiny_patch16_224", 28, 4
 MEAN, STD = 0.286, 0.353  # of Fashion-MNIST's training images
 NORMS = ("LayerNorm", "BatchNorm")
 BATCH, RATE, DECAY = 64, 1e-3, 0.05  # images of a training step, learning rate, weight decay
-SCORED_BATCH = 250  # images a call while accuracies are measured
 TIMED_BATCHES = (1, 8)
 TIMM, EXPORTED, PUBLISHED = "timm, PyTorch", "its export, ONNX Runtime", "published"
 
@@ -45,7 +45,7 @@ Classify = Callable[[Images], NDArray[np.float32]]  # images (n, 1, 28, 28) -> s
 @click.option("--test-images", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
 @click.option("--depth", type=click.IntRange(1), default=12, show_default=True, help="Blocks.")
 @seconds_option(20, "Of timing, for each norm and batch.")
-@click.option("--json", "json_path", type=Result(), help="Write every sample and the environment.")
+@json_option
 def timm_garments(
     work: Path,
     norms: tuple[str, ...],

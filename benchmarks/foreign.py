@@ -27,6 +27,7 @@ def foreign(record: Record, names: tuple[str, ...], seconds: float) -> int:
 
     Ends with exit code 1 if the package of a network is missing.
     """
+    from benchmarks.measure.foreign_candidates import reason_of
     from export.compiler.errors import ForeignError
 
     lacks_package = False
@@ -34,7 +35,7 @@ def foreign(record: Record, names: tuple[str, ...], seconds: float) -> int:
         try:
             measured = list(measure(NETWORKS[name], seconds, name))
         except (ForeignError, ImportError) as error:
-            measured = [{"reason": " ".join(str(error).split())[:300]}]
+            measured = [{"reason": reason_of(error)}]
             lacks_package |= isinstance(error, ImportError)
         record.add(*({"network": name, "title": NETWORKS[name].title, **row} for row in measured))
     return int(lacks_package)

@@ -22,11 +22,16 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def main(model: str, path: str, index: int, count: int) -> None:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+    session = start_session(model)
     for batch in batches(path, index, count):
         session.run(["logits"], {"image": batch})[0].argmax(axis=1)
+
+
+def start_session(model: str) -> ort.InferenceSession:
+    """On a single thread of the CPU."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
 def batches(path: str, index: int, count: int) -> Iterator[Pixels]:

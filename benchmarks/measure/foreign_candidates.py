@@ -52,7 +52,7 @@ def candidates(
             call = make()
             outputs = call()
         except (ExportError, RuntimeError) as failure:
-            left_out[name] = " ".join(str(failure).split())[:200]
+            left_out[name] = reason_of(failure, 200)
             continue
         answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
         expected = answer if expected is None else expected
@@ -62,6 +62,11 @@ def candidates(
         else:
             left_out[name] = f"its answers differ by {error:.1e} of their size"
     return calls, left_out
+
+
+def reason_of(failure: Exception, longest: int = 300) -> str:
+    """The failure's message on one line, cut after `longest` characters."""
+    return " ".join(str(failure).split())[:longest]
 
 
 def start_session(path: Path, threads: int) -> Any:

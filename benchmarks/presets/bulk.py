@@ -180,13 +180,9 @@ def _part_rows(rows: int) -> int:
 
 def _loop_on_one_thread(model: str) -> float:
     """Images a second of the ONNX file `model` in a loop over one batch."""
-    import onnxruntime as ort
+    from benchmarks.load.bulk_baseline import BATCH_SIZE, start_session
 
-    from clients.bulk.network import BATCH_SIZE
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+    session = start_session(model)
     batch = {"image": _digits()[:BATCH_SIZE]}
     end = time.perf_counter() + 1
     while time.perf_counter() < end:

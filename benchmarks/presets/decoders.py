@@ -13,7 +13,7 @@ import click
 
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
-from benchmarks.measure.foreign_candidates import check_answer, start_session
+from benchmarks.measure.foreign_candidates import check_answer, reason_of, start_session
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
@@ -46,7 +46,7 @@ def decoders(record: Record, folder: Path, names: tuple[str, ...], seconds: floa
         try:
             prepare(decoder, decoder_folder)
         except (ForeignError, ImportError, ChildProcessError) as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = reason_of(error)
             record.add(decoder_fields | {"reason": reason})
             click.echo(f"{name}: left out: {reason}")
             continue

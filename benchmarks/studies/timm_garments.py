@@ -9,7 +9,7 @@ python benchmarks/studies/timm_garments.py --work garments --epochs 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from benchmarks.measure.network import SCORED_BATCH
 from benchmarks.measure.options import json_option, seconds_option
 
 if TYPE_CHECKING:
+    from export.compare_logits import Classifier, Images
     from models.data import Dataset
 
 NETWORK, SIDE, PATCH = "vit_tiny_patch16_224", 28, 4
@@ -32,9 +33,6 @@ NORMS = ("LayerNorm", "BatchNorm")
 BATCH, RATE, DECAY = 64, 1e-3, 0.05  # images of a training step, learning rate, weight decay
 TIMED_BATCHES = (1, 8)
 TIMM, EXPORTED, PUBLISHED = "timm, PyTorch", "its export, ONNX Runtime", "published"
-
-Images = NDArray[np.uint8]
-Classify = Callable[[Images], NDArray[np.float32]]  # images (n, 1, 28, 28) -> scores (n, 10)
 
 
 @click.command()
@@ -179,8 +177,8 @@ def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator
             yield {"candidate": name, "batch": batch, **quality[name], **durations.row(), "times_as_fast": ratio}
 
 
-def classifiers(model: Any, file: Path, published: Path) -> dict[str, Classify]:
-    """Form of the network -> its function from images to scores, on one thread.
+def classifiers(model: Any, file: Path, published: Path) -> dict[str, Classifier]:
+    """Form of the network -> its function from images (n, 1, 28, 28) to scores (n, 10), on one thread.
 
     `file`: the export; `published`: the model's folder. The published file gets the images as clients prepare them.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, ONE_CALL, PLAIN
+from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
 from benchmarks.reporting.tables.table import (
     Table,
@@ -56,7 +56,7 @@ def rewrites(run: Run) -> Table:
 PAIRS = (
     ("ViTBN, all rewrites, its plain export = 1", ("vitbn", ALL), ("vitbn", PLAIN)),
     ("ViTBN, all rewrites, PyTorch eager = 1", ("vitbn", ALL), ("vitbn", EAGER)),
-    ("ViTBN, all rewrites: int8, float32 = 1", ("vitbn", f"{ALL}, int8"), ("vitbn", ALL)),
+    ("ViTBN, all rewrites: int8, float32 = 1", ("vitbn", INT8), ("vitbn", ALL)),
     ("all rewrites: ViTBN, ViT = 1", ("vitbn", ALL), ("vit", ALL)),
     ("all rewrites: ViTBN, ViTBNFFN = 1", ("vitbn", ALL), ("vitbnffn", ALL)),
     ("all rewrites: ViTBN, CNN = 1", ("vitbn", ALL), ("cnn", ALL)),
@@ -100,7 +100,7 @@ def worth(run: Run) -> Table:
         ("ViTBN, plain export", "vitbn", PLAIN),
         ("ViTBN, BatchNorm folded (`--fuse-bn`)", "vitbn", "fold"),
         ("ViTBN, all rewrites (`--rewrites all`)", "vitbn", ALL),
-        ("ViTBN, all rewrites, int8 (`--precision int8`)", "vitbn", f"{ALL}, int8"),
+        ("ViTBN, all rewrites, int8 (`--precision int8`)", "vitbn", INT8),
         ("CNN (no depth)", "cnn", ALL),
     )
     rows = []

@@ -68,8 +68,6 @@ def accuracy(
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     if published:
         _check_alone(dataset, models or checkpoints or conditions or brought)
-    from benchmarks.measure.brought_pictures import brought_rows
-    from benchmarks.measure.conditions import rows_by_condition
     from benchmarks.measure.published_accuracy import published_row
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
@@ -82,20 +80,19 @@ def accuracy(
                 record.add(row := published_row(folder, dataset, data_dir))
                 click.echo(_accuracy_line(row))
         return
+    table = "conditions" if conditions else "brought" if brought else "accuracy"
+    default = COMPARED if table == "accuracy" else OF_DIGITS
     from_checkpoints = user_networks(checkpoints, dataset, data_dir)
-    default = OF_DIGITS if conditions or brought else COMPARED
     names = models_to_measure(chosen(models, SHIPPED) or default, from_checkpoints)
     networks = [*(Network(name, shipped(name), True, dataset, data_dir) for name in names), *from_checkpoints]
     with recording(json_path, cores()) as record:
-        if conditions or brought:
-            data = digits(dataset or "mnist", data_dir)
-            _check_digits("--conditions" if conditions else "--brought", networks, data)
-            rows = (rows_by_condition if conditions else brought_rows)(networks, data)
-        else:
+        if table == "accuracy":
             rows = _on_data(networks)
+        else:
+            rows = _on_digits(table, networks, digits(dataset or "mnist", data_dir))
         for row in rows:
             record.add(row)
-    click.echo(show(record.run(), "conditions" if conditions else "brought" if brought else "accuracy"))
+    click.echo(show(record.run(), table))
 
 
 def _check_alone(dataset: str | None, others: object) -> None:
@@ -127,10 +124,18 @@ def _on_data(networks: Sequence[Network]) -> Iterator[dict[str, Any]]:
             yield {"dataset": reference.data.name, "images": len(reference.data.test_labels), **row}
 
 
-def _check_digits(option: str, networks: Sequence[Network], data: Dataset) -> None:
+def _on_digits(option: str, networks: Sequence[Network], data: Dataset) -> Iterator[dict[str, Any]]:
+    """The rows of --conditions or --brought. Raises UsageError for a network that reads other pictures."""
     for network in networks:
         if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
-            raise click.UsageError(f"{option}: expected networks that read digits, found {network.name}")
+            raise click.UsageError(f"--{option}: expected networks that read digits, found {network.name}")
+    if option == "conditions":
+        from benchmarks.measure.conditions import rows_by_condition
+
+        return rows_by_condition(networks, data)
+    from benchmarks.measure.brought_pictures import brought_rows
+
+    return brought_rows(networks, data)
 
 
 def _in_runtimes(reference: Reference) -> Iterator[dict[str, Any]]:

@@ -25,8 +25,9 @@ from benchmarks.drills.drill_bench import (
     wait_until,
     wait_until_right,
 )
-from benchmarks.drills.random_text_encoder import HIDDEN, IDS, LONGEST, MASK, POOLED, WORDS, write_encoder
+from benchmarks.drills.random_text_encoder import HIDDEN, LONGEST, POOLED, WORDS, write_encoder
 from benchmarks.load.published_candidates import joining
+from benchmarks.measure.foreign_networks import IDS, MASK
 from benchmarks.measure.run import Row
 from serving.local_server import Server, running_server
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.foreign_networks import exported
+from benchmarks.measure.foreign_networks import IDS, MASK, exported
 
 WORDS, WIDTH, HEADS, BLOCKS, LONGEST = 500, 32, 2, 2, 128
-IDS, MASK, HIDDEN, POOLED = "input_ids", "attention_mask", "hidden", "pooled"
+HIDDEN, POOLED = "hidden", "pooled"
 
 
 def write_encoder(folder: Path) -> Path:

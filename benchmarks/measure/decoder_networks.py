@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.foreign_networks import exported, library
+from benchmarks.measure.foreign_candidates import OURS
+from benchmarks.measure.foreign_networks import IDS, MASK, exported, library
 
-PLAIN, OURS, PRUNED = "as exported", "rewritten", "prune_lm_head"
+AS_EXPORTED, PRUNED = "as exported", "prune_lm_head"
 LAST_ROW = ("logits[:,-1:]", "*")
 TWO_COLUMNS = ("logits[:,-1,[9693,2152]]",)  # "yes" and "no" of Qwen3's rerankers
 
@@ -85,7 +86,7 @@ def prepare(decoder: Decoder, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
         checkpoint, candidates = Path(name, "checkpoint"), Path(name, "candidates")
-        plain, ours = candidates / PLAIN, candidates / OURS
+        plain, ours = candidates / AS_EXPORTED, candidates / OURS
         network = random_network(decoder)
         if decoder.precision:
             network.save_pretrained(checkpoint)
@@ -118,7 +119,7 @@ def random_network(decoder: Decoder) -> Any:
 
 def files(folder: Path) -> Iterator[tuple[str, Path]]:
     """The prepared candidates and their folders."""
-    return ((name, folder / name) for name in (PLAIN, OURS, PRUNED) if (folder / name).is_dir())
+    return ((name, folder / name) for name in (AS_EXPORTED, OURS, PRUNED) if (folder / name).is_dir())
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -149,5 +150,5 @@ def _export(network: Any, folder: Path) -> None:
     folder.mkdir(parents=True)
     network.config.use_cache = False
     ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "batch", 1: "sequence_length"}
-    arguments, names, path = (ids, torch.ones_like(ids)), ["input_ids", "attention_mask"], folder / "model.onnx"
+    arguments, names, path = (ids, torch.ones_like(ids)), [IDS, MASK], folder / "model.onnx"
     exported(network, arguments, names, free, path, outputs=["logits"], weights_apart=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 OPSET, OLDER_OPSET = 20, 17
 WORDS = 1000  # of the vocabulary
+IDS, MASK = "input_ids", "attention_mask"  # inputs of networks that read texts
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,8 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
         torch.manual_seed(0)
         classifier = randomise(hugging_face(config, network, vocab_size=WORDS, **sizes, **attention)())
         ids = torch.randint(3, WORDS, (2, 16))
-        names = ["input_ids", "attention_mask"]
         path = folder / ("older.onnx" if fusible else "plain.onnx")
-        return exported(classifier, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, path, fusible)
+        return exported(classifier, (ids, torch.ones_like(ids)), [IDS, MASK], {0: "batch", 1: "seq"}, path, fusible)
 
     return write
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.foreign_candidates import check_answer, start_session
-from benchmarks.measure.foreign_networks import WORDS
+from benchmarks.measure.foreign_networks import IDS, MASK, WORDS
 
 PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
 PACKED, CUT = "packed", "packed and cut"
 INT8, INT8_CUT = "int8", "int8, packed and cut"
-ROWS_READ, MASK = "y[:,0]", "attention_mask"
+ROWS_READ = "y[:,0]"
 SORTED_BATCH = 8  # texts of a call
 TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the size of the answers
 CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)
@@ -90,7 +90,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
 
     def in_one_call(name: str) -> Any:
-        answer = sessions[name].run(None, {"input_ids": ids, MASK: mask})[0]
+        answer = sessions[name].run(None, {IDS: ids, MASK: mask})[0]
         return read.of(answer) if name in (PADDED, INT8) else answer
 
     def in_sorted_batches(size: int) -> Any:
@@ -98,7 +98,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             longest = max(lengths[index] for index in batch)
-            feeds = {"input_ids": ids[batch, :longest], MASK: mask[batch, :longest]}
+            feeds = {IDS: ids[batch, :longest], MASK: mask[batch, :longest]}
             answers.append(read.of(sessions[PADDED].run(None, feeds)[0]))
         return np.concatenate(answers)[np.argsort(order)]
 

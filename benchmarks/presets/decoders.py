@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, files, prepare
+from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
 from benchmarks.measure.foreign_candidates import check_answer, reason_of, start_session
 from benchmarks.measure.options import seconds_option
@@ -70,14 +70,14 @@ def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterat
 
 
 def _timed_rows(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Row]:
-    """A row for each candidate of `calls`, with its speed relative to the files PLAIN and PRUNED."""
+    """A row for each candidate of `calls`, with its speed relative to the files AS_EXPORTED and PRUNED."""
     from benchmarks.measure.timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
 
     measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
     for candidate, durations in measured.items():
         ratios = {
             other: vars(ratio_with_interval(measured[other], durations))
-            for other in (PLAIN, PRUNED)
+            for other in (AS_EXPORTED, PRUNED)
             if other in measured and other != candidate
         }
         yield {"candidate": candidate, **durations.row(), "ratios": ratios}
@@ -111,7 +111,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw
 
-    model = prepared(ir.load(folder / PLAIN / "model.onnx")).model
+    model = prepared(ir.load(folder / AS_EXPORTED / "model.onnx")).model
     feeds = draw(model.graph, sizes(model.graph))
     calls: dict[str, Call] = {}
     expected: Any = None
@@ -120,7 +120,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
         session = start_session(path / "model.onnx", threads)
         calls[candidate] = partial(session.run, None, feeds)
         logits = session.run([read.output], feeds)[0]
-        if candidate == PLAIN:
+        if candidate == AS_EXPORTED:
             logits = expected = read.of(logits)
         check_answer(candidate, expected, logits, TOLERANCE)
     return {PREFILL: calls}

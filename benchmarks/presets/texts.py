@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from benchmarks.load import by_perf_analyzer
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.load.published_candidates import edited_config, joining, server_arguments
-from benchmarks.measure.foreign_networks import NETWORKS, WORDS
+from benchmarks.measure.foreign_networks import IDS, MASK, NETWORKS, WORDS
 from benchmarks.measure.padded_texts import (
     CUT,
-    MASK,
     PACKED,
     PADDED,
     TOLERANCE,
@@ -118,7 +117,7 @@ def draw(lengths: Sequence[int] | NDArray[np.int64]) -> list[Text]:
     """A text of random tokens for each length, without padding."""
     rng = np.random.default_rng(1)
     token_ids = [rng.integers(3, WORDS, (1, length)) for length in lengths]
-    return [{"input_ids": ids, MASK: np.ones_like(ids)} for ids in token_ids]
+    return [{IDS: ids, MASK: np.ones_like(ids)} for ids in token_ids]
 
 
 def publish(repository: Path, name: str, file: Path, joined: bool) -> None:

@@ -14,11 +14,11 @@ from perf_analyzer_windows import without_gaps
 
 from benchmarks.drills.random_text_encoder import POOLED, WORDS, write_encoder
 from benchmarks.load.errors import WrongAnswer
+from benchmarks.measure.foreign_networks import IDS, MASK
 from benchmarks.measure.padded_texts import (
     CUT,
     INT8_CUT,
     INT8_TOLERANCE,
-    MASK,
     PACKED,
     PADDED,
     TOLERANCE,
@@ -75,6 +75,6 @@ def test_a_way_that_answers_otherwise_is_not_measured(files: Mapping[str, Path],
 def test_int8_is_on_top_of_the_packed_file(files: Mapping[str, Path], tmp_path: Path) -> None:
     """The products of a packed file are in a loop, which ONNX Runtime quantises only by an option."""
     quantised = int8_files(files, tmp_path)
-    text = {"input_ids": np.array([[5, 8, 2], [7, 0, 0]]), MASK: np.array([[1, 1, 1], [1, 0, 0]])}
+    text = {IDS: np.array([[5, 8, 2], [7, 0, 0]]), MASK: np.array([[1, 1, 1], [1, 0, 0]])}
     expected, answer = (Runner(file)(text)[POOLED] for file in (files[PADDED], quantised[INT8_CUT]))
     assert TOLERANCE < relative_error(expected, answer) < INT8_TOLERANCE

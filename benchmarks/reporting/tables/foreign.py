@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
-from benchmarks.measure.decoder_networks import PRUNED
+from benchmarks.measure.decoder_networks import AS_EXPORTED, PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.padded_texts import PADDED
 from benchmarks.measure.run import Run

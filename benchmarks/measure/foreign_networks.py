@@ -100,16 +100,14 @@ def text_classifier(title: str, names: tuple[str, str], heads: int, width: int, 
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
 
 
-def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
-    """A function that exports the classifier of `make` into a folder: `size` x `size` pixels in colour, with free
-    batch.
-    """
+def images(make: Callable[[], Any]) -> Callable[[Path], Path]:
+    """A function that exports the classifier of `make` into a folder: 224 x 224 pixels in colour, with free batch."""
 
     def write(folder: Path) -> Path:
         import torch
 
         torch.manual_seed(0)
-        path, example = folder / "plain.onnx", torch.randn(2, 3, size, size)
+        path, example = folder / "plain.onnx", torch.randn(2, 3, 224, 224)
         return exported(randomise(make()), (example,), ["pixel_values"], {0: "batch"}, path)
 
     return write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -23,20 +22,18 @@ from benchmarks.measure.options import (
     checkpoint_options,
     chosen,
     device_option,
-    json_option,
     models_to_measure,
     names_option,
     presets,
     seconds_option,
     user_networks,
 )
+from benchmarks.measure.run import Record
 from benchmarks.measure.workload import Workload
+from benchmarks.reporting.recorded_command import recorded
 from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED
 from models.networks.config import MODEL_NAMES, ModelConfig
-
-if TYPE_CHECKING:
-    from benchmarks.measure.run import Record
 
 NAMES = tuple(dict.fromkeys((*MODEL_NAMES, *SHIPPED)))
 DEFAULT_BATCH, DEFAULT_DEPTH = 5000, 6
@@ -70,10 +67,9 @@ CAVEAT = (
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @checkpoint_options
-@json_option
-@click.pass_context
+@recorded()
 def latency(
-    context: click.Context,
+    record: Record,
     batches: tuple[int, ...],
     models: tuple[str, ...],
     runtimes: tuple[str, ...],
@@ -84,11 +80,10 @@ def latency(
     seconds: float,
     memory: bool,
     published: bool,
-    json_path: Path | None,
     checkpoints: tuple[Path, ...],
     dataset: str | None,
     data_dir: Path | None,
-) -> None:
+) -> int:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
     Weights come from the shipped checkpoint of this depth, or are random: time does not depend on them. Every
@@ -100,17 +95,15 @@ def latency(
     models = models_to_measure(chosen(models, NAMES), from_checkpoints)
     _check(models, depth, published)
     from benchmarks.measure.devices import choose
-    from benchmarks.measure.run import recording
 
     device, threads = choose(wanted), threads or cores()
+    record.device, record.threads = device, threads
+    networks = [*(_network(name, depth, published) for name in models), *from_checkpoints]
+    runtimes = chosen(runtimes, RUNTIMES) or DEFAULT_RUNTIMES[device]
+    precisions = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
+    compared = candidates(networks, runtimes, precisions, threads, device)
     workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
-    with recording(json_path, threads, device) as record:
-        networks = [*(_network(name, depth, published) for name in models), *from_checkpoints]
-        runtimes = chosen(runtimes, RUNTIMES) or DEFAULT_RUNTIMES[device]
-        precisions = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
-        compared = candidates(networks, runtimes, precisions, threads, device)
-        failed = _compare(compared, workloads, seconds, memory, published, record)
-    context.exit(1 if failed else 0)
+    return int(_compare(compared, workloads, seconds, memory, published, record))
 
 
 def _check(models: Sequence[str], depth: int | None, published: bool) -> None:

@@ -12,20 +12,20 @@ from typing import Any
 import click
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED_ENGINES
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import (
     WithPresets,
     checkpoint_options,
     device_option,
-    json_option,
     models_to_measure,
     presets,
     repeatable_option,
     user_networks,
 )
+from benchmarks.measure.run import Record
 from benchmarks.measure.workload import LARGEST_BATCH, Workload
+from benchmarks.reporting.recorded_command import recorded
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
 from models.training.command_options import FiniteRange
@@ -67,11 +67,9 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
 @device_option
 @checkpoint_options
-@json_option
-@click.pass_context
+@recorded("throughput", "saturated", "left_out")
 def throughput(
-    context: click.Context,
-    /,
+    record: Record,
     models: Sequence[str],
     engines: Sequence[Any],
     precisions: Sequence[Any],
@@ -85,11 +83,10 @@ def throughput(
     rounds: int,
     max_p99_ms: float,
     wanted: str,
-    json_path: Path | None,
     checkpoints: tuple[Path, ...],
     dataset: str | None,
     data_dir: Path | None,
-) -> None:
+) -> int:
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
 
@@ -99,11 +96,9 @@ def throughput(
     from benchmarks.load import by_perf_analyzer
     from benchmarks.load.compared_loads import run
     from benchmarks.load.published_candidates import device_of_server
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
-    device = device_of_server(wanted)
+    record.device = device = device_of_server(wanted)
     from_checkpoints = user_networks(checkpoints, dataset, data_dir)
     networks = [*map(shipped_network, models_to_measure(models, from_checkpoints)), *from_checkpoints]
     cells = [
@@ -116,12 +111,10 @@ def throughput(
         )
     ]
     settings = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-    with recording(json_path, cores(), device) as record:
-        by_perf_analyzer.program()
-        for rows in run(cells, seconds, rounds):
-            record.update([{**settings, **row} for row in rows])
-        click.echo(show(record.run(), "throughput", "saturated", "left_out"))
-    context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)
+    by_perf_analyzer.program()
+    for rows in run(cells, seconds, rounds):
+        record.update([{**settings, **row} for row in rows])
+    return int(any("wrong_answer" in row for row in record.rows))
 
 
 def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Workload]:

@@ -19,7 +19,8 @@ Command = Callable[..., int | None]
 def recorded(*tables: str, threads: int | None = None) -> Callable[[Command], Callable[..., None]]:
     """Adds --json to a command, which gets the `Record` as its first argument and may return an exit code.
 
-    `tables`: names in TABLES. `threads`: the number that the result states; None: all cores.
+    `tables`: names in TABLES. `threads`: the number that the result states; None: all cores. A command that learns
+    device or threads later sets them in the record.
     """
 
     def decorate(command: Command) -> Callable[..., None]:

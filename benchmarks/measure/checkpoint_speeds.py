@@ -19,7 +19,7 @@ IMAGES = 5000
 TRIAL_S = 5.0  # to measure a trial of `vitbn tune`
 
 
-def name_of(path: Path) -> str:
+def checkpoint_name(path: Path) -> str:
     """A checkpoint's name in results: the folder's name and the file's."""
     return f"{path.parent.name}/{path.name}"
 
@@ -33,7 +33,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
     runs: dict[str, Callable[[], object]] = {}
     for checkpoint in steps(checkpoints, "searching the best way"):
         exported = export_checkpoint(checkpoint.path, Form(rewrites="all"))
-        network, name = Network(checkpoint.config.model, checkpoint.path), name_of(checkpoint.path)
+        network, name = Network(checkpoint.config.model, checkpoint.path), checkpoint_name(checkpoint.path)
         candidate, images = Candidate(network), network.examples(IMAGES)
         way = best_workload(exported.onnx, candidate, images)
         runs[name] = runner(exported.onnx, candidate, way, images)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.foreign_candidates import check_answer, start_session
+from benchmarks.measure.foreign_candidates import Call, check_answer, start_session
 from benchmarks.measure.foreign_networks import IDS, MASK, WORDS
 
 PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
@@ -22,8 +22,6 @@ SORTED_BATCH = 8  # texts of a call
 TOLERANCE, INT8_TOLERANCE = 1e-4, 0.1  # relative to the size of the answers
 CHUNKS = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.955, 1), (5, 68, 193, 314, 400, 465, 512, 512)
 """Quantiles, and lengths in tokens at these quantiles, of chunks of documents in huggingface/funes#167."""
-
-Call = Callable[[], Any]
 
 
 def chunk_lengths(quantiles: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import click
 
 from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
-from benchmarks.measure.foreign_candidates import check_answer, reason_of, start_session
+from benchmarks.measure.foreign_candidates import Call, check_answer, reason_of, start_session
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
@@ -23,8 +23,6 @@ CACHED = 600  # tokens in the cache of keys and values; Gemma 3 needs more than 
 PREFILL, FIRST_TOKEN, DECODING = "prefill", "first token", "decoding"
 SAME_TOKENS = 20  # tokens that must be the same in all float32 files
 TOLERANCE = 1e-3  # of the size of the logits
-
-Call = Callable[[], object]
 
 
 @click.command()

@@ -42,7 +42,7 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
     `dataset`: only checkpoints of that dataset; by default MNIST for the shipped checkpoints, else all. Raises
     ClickException for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
-    from benchmarks.measure.checkpoint_speeds import name_of
+    from benchmarks.measure.checkpoint_speeds import checkpoint_name
     from models.checkpoints.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
@@ -66,8 +66,8 @@ def comparable(folders: Sequence[Path], dataset: str | None = None) -> list[Chec
         raise click.ClickException(f"{', '.join(map(str, folders))}: expected checkpoints of {dataset}, found none")
     by_name: dict[str, Path] = {}
     for path in (checkpoint.path for checkpoint in by_config.values()):
-        if (other := by_name.setdefault(name_of(path), path)) is not path:
+        if (other := by_name.setdefault(checkpoint_name(path), path)) is not path:
             raise click.ClickException(
-                f"{path}: expected another folder or file name than {other}, found {name_of(path)}"
+                f"{path}: expected another folder or file name than {other}, found {checkpoint_name(path)}"
             )
     return list(by_config.values())

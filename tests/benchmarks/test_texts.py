@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from perf_analyzer_windows import without_gaps
 
-from benchmarks.drills.random_text_encoder import POOLED, WORDS, write_encoder
+from benchmarks.drills.mixed_texts import POOLED, WORDS, write_encoder
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.measure.foreign_networks import IDS, MASK
 from benchmarks.measure.padded_texts import (

@@ -42,7 +42,7 @@ def differ(trials):
 
 @pytest.fixture(scope="module")
 def climbed():
-    return searched(SEARCH, FIRST_TRIALS + 6)
+    return searched(SEARCH, FIRST_TRIALS + 3)
 
 
 def test_proposals_stay_in_the_ranges_on_a_logarithmic_scale(climbed):
@@ -81,9 +81,9 @@ def test_another_seed_proposes_otherwise():
 
 @pytest.mark.parametrize("search", [SEARCH, FRONTIER], ids=["accuracy", "frontier"])
 def test_a_search_of_failed_trials_goes_on(search):
-    trials = searched(search, FIRST_TRIALS + 2, lambda parameters: None)
+    trials = searched(search, FIRST_TRIALS + 1, lambda parameters: None)
     assert differ(trials)
-    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 7 failures"):
+    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 6 failures"):
         best(trials)
 
 

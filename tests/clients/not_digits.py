@@ -6,8 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-NAMES = ["DejaVuSans", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono", "STIXGeneral"]
-NAMES += ["STIXGeneralItalic", "STIXGeneralBol", "cmr10", "cmmi10", "cmss10", "cmtt10"]
+NAMES = ("DejaVuSans", "DejaVuSerif-Italic", "STIXGeneral", "cmtt10")
 LIKE_DIGITS = set("OoDQIlijJtSsZzBbGgqAyT")  # in at least one font
 SIDE = 120  # pixels
 

@@ -128,6 +128,6 @@ def test_a_zero_with_a_dot_and_a_bar_are_no_frames():
 
 @pytest.mark.slow
 def test_no_frame_is_found_in_digits_alone(mnist):
-    notes = [drawing_inputs(Image.fromarray(255 - image).resize((280, 280)))[2] for image in mnist]
+    notes = [drawing_inputs(Image.fromarray(255 - image).resize((280, 280)))[2] for image in mnist[:100]]
     assert sum(TAKEN_AWAY in each for each in notes) == 0
-    assert sum(TAKEN_FOR_INK in each for each in notes) <= 0.01 * len(mnist)
+    assert sum(TAKEN_FOR_INK in each for each in notes) <= 1

@@ -76,17 +76,17 @@ def test_letters(confidences, limit):
 
 
 def test_noise_and_scribbles(confidences, limit):
-    assert refused(confidences, limit, noise(100)).mean() > 0.75
-    assert refused(confidences, limit, scribbles(100)).mean() > 0.3
+    assert refused(confidences, limit, noise(60)).mean() > 0.75
+    assert refused(confidences, limit, scribbles(60)).mean() > 0.3
 
 
 def test_rows_of_digits(confidences, digits):
     images, truths = digits
-    rows = rows_of_digits(images[:, 0], count=100)
+    rows = rows_of_digits(images[:, 0], count=50)
     assert all(drawing_inputs(picture)[1] > 1 for picture, _ in rows)
     split = [drawing_inputs(picture, split=True) for picture, _ in rows]
     labels = confidences(np.concatenate([inputs for inputs, shapes, _ in split if shapes == 3]))[0].reshape(-1, 3)
     expected = [truths[numbers] for (_, numbers), (_, shapes, _) in zip(rows, split, strict=True) if shapes == 3]
     right = int((labels == np.stack(expected)).all(axis=1).sum())
     print(f"{right} of {len(rows)} rows read right with --split")
-    assert right >= 95
+    assert right >= 47

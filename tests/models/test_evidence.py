@@ -72,8 +72,8 @@ def test_drawings_for_photos_in_colour_fill_the_frame(background):
         load_digits(), train_images=colour, train_labels=labels, test_images=colour, test_labels=labels,
         labels=("cat", "dog"), preprocessing="photo",
     )  # fmt: skip
-    found = judging_outliers(data, DRAWINGS)
-    assert found.shape == (DRAWINGS, 3, 40, 60)
+    found = judging_outliers(data, 100)
+    assert found.shape == (100, 3, 40, 60)
     assert np.median(found[:, :, 0]) == background
     rows = (found != background).any(axis=(1, 3))  # (n, 40)
     assert np.mean(rows.any(axis=1)) == 1.0

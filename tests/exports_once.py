@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from torch._export import utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from export.checkpoint_to_onnx import Uint8Network
+from models.networks.config import ModelConfig
 
 OF_TORCH = vars(nn.Module()).keys()
 FOLDERS: list[Path] = []
@@ -74,11 +76,22 @@ def with_weights(proto: onnx.ModelProto, model: nn.Module) -> onnx.ModelProto:
     return program.model_proto
 
 
+def as_drawings(value: object) -> object:
+    """A configuration without what it says of pictures and names of classes, which decide no graph."""
+    if not isinstance(value, ModelConfig):
+        return value
+    usual = {name: getattr(ModelConfig(), name) for name in ("preprocessing", "background", "fill")}
+    return replace(value, labels=tuple(map(str, range(value.num_classes))), **usual)
+
+
 def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any], weights: bool) -> str:
     """Of all that decides the graph; `weights`: and its numbers."""
     digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options, weights)).encode())
     for name, module in model.named_modules():
-        kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}
+        kind, own = (
+            type(module),
+            {key: as_drawings(value) for key, value in vars(module).items() if key not in OF_TORCH},
+        )
         code = kind.forward.__code__.co_code  # tests may replace a forward
         told = repr((name, kind.__module__, kind.__qualname__, code, own))
         digest.update(re.sub(" at 0x[0-9a-f]+", "", told).encode())  # another in each process

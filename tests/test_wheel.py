@@ -44,11 +44,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture
-def site(wheel: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site-packages of an environment with the wheel and with what it needs."""
-    venv.create(tmp_path / "env", symlinks=True)
-    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    environment = tmp_path_factory.mktemp("env")
+    venv.create(environment, symlinks=True)
+    (folder,) = environment.glob("lib/python*/site-packages")
     zipfile.ZipFile(wheel).extractall(folder)
     (folder / "needed.pth").write_text("\n".join(packages()))
     return folder
@@ -78,6 +79,7 @@ def test_the_program_runs_from_a_wheel_with_the_same_imports(site: Path) -> None
 
 @pytest.mark.slow
 def test_a_package_of_the_same_name_stays_whole_and_the_program_refuses_beside_it(site: Path) -> None:
+    """The last test of this environment."""
     (site / "models").mkdir()
     (site / "models/__init__.py").write_text("THEIRS = 1\n")
     assert run(site, "import models; print(models.THEIRS)").stdout == "1\n"

@@ -98,9 +98,9 @@ def _one_thread() -> None:
         sys.modules["export.compare_logits"].onnx_classifier.__defaults__ = (1,)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _one_torch_thread() -> None:
-    """Benchmarks tested earlier in this process leave a thread for each core."""
+    """A benchmark leaves a thread for each core to the next test."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

@@ -9,12 +9,16 @@ import sys
 import tarfile
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import ok
 
+from benchmarks.latency import latency
+from export.to_onnx import export as export_command
+from models.networks.config import ModelConfig
 from vitbn import main
 
 ROOT = Path(__file__).parents[1]
@@ -24,26 +28,13 @@ READY_S, READY = 60, "/v2/health/ready"
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, shared_dir: Path) -> Path:
-    """Measures fewer networks and runtimes; test_latency.py measures all. Shares its exports."""
+def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
-    once = f"import exports_once as e; program = e.once(torch.onnx.export, e.Path({str(shared_dir / 'exports')!r}))("
-    for name, old, new in (
-        ("../export/checkpoint_to_onnx.py", "program = torch.onnx.export(", once),
-        ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
-        ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
-        ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),
-        ("measure/roofline.py", "64 << 20  #", "1 << 20  #"),
-    ):
-        path = copy / "benchmarks" / name
-        text = path.read_text()
-        assert text.count(old) == 1
-        path.write_text(text.replace(old, new))
     return copy
 
 
@@ -100,6 +91,17 @@ class Terminal:
             server.wait(30)
 
 
+# Run in this process, for each new process imports torch; test_end_to_end.py starts every script.
+WITH_TORCH = {
+    "python export/to_onnx.py --fuse-bn": export_command,
+    "python benchmarks/latency.py --batch 5000": latency,
+}
+
+
+def here(line: str) -> str:
+    return str(ok(WITH_TORCH[line], *shlex.split(line)[2:]).stdout)
+
+
 def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         assert terminal.run("echo one  # two") == "one\n"
@@ -112,18 +114,25 @@ def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_four_commands_run_word_for_word(checkout: Path) -> None:
+def test_the_four_commands_run_word_for_word(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures fewer networks and runtimes; test_latency.py measures all."""
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
+    monkeypatch.setattr("benchmarks.latency.DEFAULT_DEPTH", 1)
+    monkeypatch.setattr("benchmarks.latency.ModelConfig", partial(ModelConfig, dim=16, heads=2, dim_head=8))
+    monkeypatch.setattr("benchmarks.measure.roofline.SIDE", {"cpu": 128})
+    monkeypatch.setattr("benchmarks.measure.roofline.STREAM_FLOATS", 1 << 16)
+    monkeypatch.setattr(next(each for each in latency.params if each.name == "models"), "default", ("vitbn",))
     lines = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
     assert "tritonserver --model-repository triton_repo" in lines
-    with Terminal(checkout, VITBN_BENCHMARK_ROUNDS="1") as terminal:
-        printed = {line: terminal.run(line) for line in lines}
-    export, infer = "python export/to_onnx.py --fuse-bn", "python clients/infer.py digit.png"
+    with Terminal(checkout) as terminal:
+        printed = {line: terminal.run(line) if line not in WITH_TORCH else here(line) for line in lines}
+    (export, latency_line), infer = WITH_TORCH, "python clients/infer.py digit.png"
     assert without_numbers(printed[export]) == without_numbers(shown(export))
     assert printed[infer].strip() == shown(infer).strip()
-    latency = "python benchmarks/latency.py --batch 5000"
-    assert "norms folded" in printed[latency]
-    assert len(re.findall(r"^vitbn .* 1 ", printed[latency], re.MULTILINE)) == 3  # the copy's constants
-    assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()
+    assert "norms folded" in printed[latency_line]
+    assert len(re.findall(r"^vitbn .* 1 ", printed[latency_line], re.MULTILINE)) == 3  # of depth 1
+    assert printed[latency_line].splitlines()[1].split() == shown(latency_line).splitlines()[1].split()
 
 
 # Lines that take long, a GPU, Envoy or a package registry, and lines whose options another test runs: that test.

@@ -154,7 +154,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 def test_out_of_memory_names_the_knob(tmp_path, some_digits, monkeypatch):
     """PyTorch's own refusal of 4 PB."""
     monkeypatch.setattr(F, "cross_entropy", lambda *logits, **others: torch.empty(1 << 50))
-    with pytest.raises(TrainingError, match="^cpu: out of memory with batches of 50; lower --batch-size$"):
+    with pytest.raises(TrainingError, match=r"^cpu: out of memory with batches of 50; lower --batch-size$"):
         run(tmp_path / "run.safetensors", some_digits)
     assert list(tmp_path.iterdir()) == []
 

@@ -51,27 +51,24 @@ def answers(engine: Any, *values: list[Any], batched: bool = True) -> list[Any]:
     return [str(each) if isinstance(each, RunFailed) else each["y"].tolist() for each in found]
 
 
-def test_equal_shapes_run_once(engine: Doubler) -> None:
-    assert answers(engine, [[1, 2]], [[3, 4], [5, 6]]) == [[[2, 4]], [[6, 8], [10, 12]]]
-    assert engine.runs == 1
-
-
-def test_unequal_shapes_run_apart_and_keep_their_order(engine: Doubler) -> None:
-    assert answers(engine, [[1, 2]], [[3]], [[4, 5]]) == [[[2, 4]], [[6]], [[8, 10]]]
-    assert engine.runs == 2
-
-
-@pytest.mark.parametrize("bad", [0, 1, 2])
-def test_failed_batch_is_run_one_by_one(engine: Doubler, bad: int) -> None:
-    values, expected = [[[1]], [[2]], [[3]]], [[[2]], [[4]], [[6]]]
-    values[bad], expected[bad] = [[-1]], "negative"
+@pytest.mark.parametrize(
+    ("values", "expected", "runs"),
+    [
+        (([[1, 2]], [[3, 4], [5, 6]]), [[[2, 4]], [[6, 8], [10, 12]]], 1),
+        (([[1, 2]], [[3]], [[4, 5]]), [[[2, 4]], [[6]], [[8, 10]]], 2),
+        # A batch that fails runs one by one.
+        (([[-1]], [[2]], [[3]]), ["negative", [[4]], [[6]]], 4),
+        (([[1]], [[-1]], [[3]]), [[[2]], "negative", [[6]]], 4),
+        (([[1]], [[2]], [[-1]]), [[[2]], [[4]], "negative"], 4),
+        # Width 2 together; width 1 together, then each alone.
+        (([[1, 1]], [[-1]], [[2, 2]], [[3]]), [[[2, 2]], "negative", [[4, 4]], [[6]]], 4),
+    ],
+)
+def test_equal_shapes_run_together_and_the_order_stays(
+    engine: Doubler, values: tuple[Any, ...], expected: list[Any], runs: int
+) -> None:
     assert answers(engine, *values) == expected
-    assert engine.runs == 4
-
-
-def test_failure_in_one_group_leaves_the_other_together(engine: Doubler) -> None:
-    assert answers(engine, [[1, 1]], [[-1]], [[2, 2]], [[3]]) == [[[2, 2]], "negative", [[4, 4]], [[6]]]
-    assert engine.runs == 4  # width 2 together; width 1 together, then each alone
+    assert engine.runs == runs
 
 
 def test_without_batches_each_request_runs_alone(engine: Doubler) -> None:

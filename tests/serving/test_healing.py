@@ -1,4 +1,5 @@
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,48 +36,33 @@ SILENT = verdict(Failure("linear", 1, "no answer in time"))
 FAILED = verdict(Failure("linear", 1, "HTTP 500"))
 WRONG = verdict(Failure("linear", 1, "an error of 4", wrong=True))
 RIGHT = verdict()
+NEWER = verdict(Failure("linear", 2, "NaN", wrong=True), versions=2)
+BROKEN = verdict(Failure("linear", 1, "expected the SHA-256", broken=True))
 NOTHING = Verdict(False, {}, (), "no answer")
 CLOSED = ("--allow-grpc=false", "--allow-metrics=false")  # their usual ports may be another test's server's
 GIVEN_UP = [Sick("linear", "version 1 answers wrong (an error of 4)", wrong={1: "an error of 4"})]
 
 
-def test_a_model_is_sick_after_two_of_its_last_four_probes() -> None:
-    """Of two instances one may be dead."""
-    for bad, reason in ((FAILED, "HTTP 500"), (WRONG, "an error of 4")):
-        judge = Judge()
-        found = [judge.sick(each, []) for each in (RIGHT, bad, RIGHT, bad)]
-        assert found == [[], [], [], [Sick("linear", f"failed twice ({reason})")]]
-
-
-def test_a_version_that_was_never_right_gets_no_second_chance() -> None:
-    assert Judge().sick(WRONG, []) == GIVEN_UP
-    newer = Failure("linear", 2, "NaN", wrong=True)
+@pytest.mark.parametrize(
+    ("events", "sick"),
+    [
+        # Of two instances one may be dead.
+        ((RIGHT, FAILED, RIGHT, FAILED), [Sick("linear", "failed twice (HTTP 500)")]),
+        ((RIGHT, WRONG, RIGHT, WRONG), [Sick("linear", "failed twice (an error of 4)")]),
+        # A version that was never right gets no second chance, nor after a load, nor with other files.
+        ((WRONG,), GIVEN_UP),
+        ((RIGHT, NEWER), [Sick("linear", "version 2 answers wrong (NaN)", wrong={2: "NaN"})]),
+        ((RIGHT, lambda judge: judge.healed("linear"), WRONG), GIVEN_UP),
+        ((RIGHT, lambda judge: judge.is_new("linear", 1), WRONG), GIVEN_UP),
+        ((RIGHT, BROKEN), [Sick("linear", "expected the SHA-256", broken=True)]),
+    ],
+)
+def test_the_last_of_these_events_makes_a_model_sick(
+    events: tuple[Verdict | Callable[[Judge], None], ...], sick: list[Sick]
+) -> None:
     judge = Judge()
-    judge.sick(RIGHT, [])
-    assert judge.sick(verdict(newer, versions=2), []) == [
-        Sick("linear", "version 2 answers wrong (NaN)", wrong={2: "NaN"})
-    ]
-
-
-def test_a_version_that_is_wrong_after_a_load_is_given_up() -> None:
-    judge = Judge()
-    judge.sick(RIGHT, [])
-    judge.healed("linear")
-    assert judge.sick(WRONG, []) == GIVEN_UP
-
-
-def test_other_files_under_the_same_number_must_prove_themselves() -> None:
-    judge = Judge()
-    judge.sick(RIGHT, [])
-    judge.is_new("linear", 1)
-    assert judge.sick(WRONG, []) == GIVEN_UP
-
-
-def test_files_that_are_not_as_published_are_sick_at_once() -> None:
-    judge = Judge()
-    judge.sick(RIGHT, [])
-    broken = Failure("linear", 1, "expected the SHA-256", broken=True)
-    assert judge.sick(verdict(broken), []) == [Sick("linear", "expected the SHA-256", broken=True)]
+    found = [judge.sick(each, []) if isinstance(each, Verdict) else each(judge) or [] for each in events]
+    assert found == [*([] for _ in events[1:]), sick]
 
 
 def test_a_slow_model_is_not_sick_and_a_stuck_model_is() -> None:

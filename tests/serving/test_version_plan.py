@@ -60,23 +60,25 @@ def test_a_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
     assert found.problems == (Problem(3, f"{model}/3: the server refuses it"),)
 
 
-def test_a_version_held_back_by_the_operator_stays_so(tmp_path: Path) -> None:
-    model = published(tmp_path, versions=3)
-    serve(model, "1, 2")
-    assert plan(model).versions == (1, 2)
-    (model / "2" / "model.onnx").write_bytes(b"")
-    assert plan(model).versions == (1,)
-
-
 @pytest.mark.parametrize(
-    ("broken", "served"), [((), (2, 4)), ((4,), (1, 2)), ((2,), (1, 4)), ((1, 4), (2,)), ((1, 2, 4), (3,))]
+    ("count", "asked", "broken", "served"),
+    [
+        # The operator holds version 3 back.
+        (3, "1, 2", (), (1, 2)),
+        (3, "1, 2", (2,), (1,)),
+        # Version 3 is bad, version 2 is served again, and version 4 is published: 3 is the last choice.
+        (4, "2, 4", (), (2, 4)),
+        (4, "2, 4", (4,), (1, 2)),
+        (4, "2, 4", (2,), (1, 4)),
+        (4, "2, 4", (1, 4), (2,)),
+        (4, "2, 4", (1, 2, 4), (3,)),
+    ],
 )
-def test_a_version_that_was_rolled_back_is_the_last_choice(
-    tmp_path: Path, broken: tuple[int, ...], served: tuple[int, ...]
+def test_a_version_that_the_operator_took_away_is_the_last_choice(
+    tmp_path: Path, count: int, asked: str, broken: tuple[int, ...], served: tuple[int, ...]
 ) -> None:
-    """Version 3 is bad, version 2 is served again, and version 4 is published."""
-    model = published(tmp_path, versions=4)
-    serve(model, "2, 4")
+    model = published(tmp_path, versions=count)
+    serve(model, asked)
     for number in broken:
         truncate(model / str(number) / "model.onnx")
     found = plan(model)

@@ -1,25 +1,7 @@
-import string
-from pathlib import Path
-
-import matplotlib
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageDraw, ImageFilter
 
-FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-NAMES = ("DejaVuSans", "DejaVuSerif-Italic", "STIXGeneral", "cmtt10")
-LIKE_DIGITS = set("OoDQIlijJtSsZzBbGgqAyT")  # in at least one font
 SIDE = 120  # pixels
-
-
-def letters() -> list[tuple[str, Image.Image]]:
-    pictures = []
-    for name in NAMES:
-        font = ImageFont.truetype(str(FONTS / f"{name}.ttf"), 80)
-        for letter in string.ascii_letters:
-            picture = Image.new("L", (SIDE, SIDE), 250)
-            ImageDraw.Draw(picture).text((SIDE / 2, SIDE / 2), letter, fill=20, font=font, anchor="mm")
-            pictures.append((letter, picture))
-    return pictures
 
 
 def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:

@@ -76,28 +76,15 @@ def test_idx(tmp_path, pack, shape):
     ("content", "said"),
     [
         (b"P5 28 28", "found 50352032"),
-        (idx()[:15], "expected 3 sizes of 4 bytes, found 11 bytes"),
-        (idx()[:-1], "expected 2 items of 12 bytes, found 1 and 11 bytes"),
-        (idx() + b"\x00", "expected 2 items of 12 bytes, found more bytes"),
+        (gzip.compress(idx())[:-1], "Compressed file ended before the end-of-stream marker was reached"),
         (idx(b"", (2**31, 2**13, 4)), f"expected at most {2**30} bytes, found {2**46} in the header"),
     ],
-    ids=["magic", "header", "short", "long", "large"],
+    ids=["magic", "half", "large"],
 )
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
-def test_another_file_than_the_header_says(tmp_path, content, said, pack):
+def test_another_file_than_the_header_says(tmp_path, content, said):
     """tests/clients/test_idx.py has the other faults of the one reader."""
-    assert refusal(write(tmp_path / "part", pack(content))).endswith(said)
-
-
-def test_files_that_cannot_be_read(tmp_path):
+    assert refusal(write(tmp_path / "part", content)).endswith(said)
     refusal(tmp_path / "none")
-    packed = gzip.compress(idx())
-    for length in (5, 20, -1):
-        refusal(write(tmp_path / "part.gz", packed[:length]))
-    for position in (10, 25, -6):  # in a block, in the body, in the checksum
-        damaged = bytearray(packed)
-        damaged[position] ^= 0xFF
-        refusal(write(tmp_path / "part.gz", damaged))
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,6 @@ def test_the_command_can_be_pasted(monkeypatch):
         assert shlex.split(typed_command()) == [*shown, "train", "--teacher", "my nets/it's.safetensors"]
 
 
-def test_resume_of_nothing(tmp_path, some_digits):
-    with pytest.raises(TrainingError, match="expected the state of an earlier run to resume, found no such file"):
-        run(tmp_path / "run.safetensors", some_digits, resume=True)
-
-
 def state(content):
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -105,12 +100,14 @@ def state(content):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not a state", b"PK\x03\x04", state({"epoch": 3}), state([1, 2])],
-    ids=["nothing", "text", "half an archive", "one field", "a list"],
+    [None, b"", b"not a state", b"PK\x03\x04", state({"epoch": 3}), state([1, 2])],
+    ids=["no file", "nothing", "text", "half an archive", "one field", "a list"],
 )
 def test_resume_of_a_damaged_state(tmp_path, some_digits, content):
-    (tmp_path / "run.resume.pt").write_bytes(content)
-    with pytest.raises(TrainingError, match=r"run\.resume\.pt: expected "):
+    if content is not None:
+        (tmp_path / "run.resume.pt").write_bytes(content)
+    said = "the state of an earlier run to resume, found no such file" if content is None else ""
+    with pytest.raises(TrainingError, match=rf"run\.resume\.pt: expected {said}"):
         run(tmp_path / "run.safetensors", some_digits, resume=True)
 
 

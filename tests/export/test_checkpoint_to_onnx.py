@@ -1,4 +1,3 @@
-import copy
 import json
 from dataclasses import replace
 from functools import cache
@@ -9,13 +8,10 @@ import onnx
 import pytest
 from networks import SMALL, VARIANT, checkpoint
 from onnx import TensorProto, helper
-from torch import nn
 
 from export import checkpoint_to_onnx
 from export.checkpoint_to_onnx import Exported, Form, check_interface, export
 from export.compare_logits import EquivalenceError, onnx_classifier
-from export.compiler.graph.constants import EXACT, doubles
-from export.compiler.pipeline import Rewritten
 from export.compiler.proof.runner import Runner, answers_apart
 from export.sample_images import embedded_sample
 from models.networks.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -74,36 +70,6 @@ def test_the_metadata_repeats_the_origin_in_the_manifest() -> None:
     assert 0 < float(metadata["max_abs_error"]) < float(metadata["tolerance"]) == exported.comparisons[-1].tolerance
     assert metadata["checkpoint_sha256"] == "0" * 64
     assert exported.artifact.network.max_abs_error == float(metadata["max_abs_error"])
-
-
-@pytest.mark.slow
-def test_a_wrong_rewrite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint_to_onnx.rewrite
-
-    def forgets_a_bias(plain: onnx.ModelProto, form: Form) -> Rewritten:
-        done = real(plain, form)
-        folded = next(value for value in done.model.graph.initializers.values() if EXACT in value.meta)
-        array = np.zeros_like(doubles(folded))
-        folded.meta[EXACT] = lambda: array
-        return done
-
-    monkeypatch.setattr(checkpoint_to_onnx, "rewrite", forgets_a_bias)
-    with pytest.raises(EquivalenceError, match="rewritten, float64"):
-        export(checkpoint(ModelConfig(depth=1)), Form("all"))
-
-
-@pytest.mark.slow
-def test_a_wrong_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint_to_onnx.to_onnx
-
-    def another(served: nn.Module, *arguments: object) -> onnx.ModelProto:
-        served = copy.deepcopy(served)
-        served.model.head.bias.data += 1e-3
-        return real(served, *arguments)
-
-    monkeypatch.setattr(checkpoint_to_onnx, "to_onnx", another)
-    with pytest.raises(EquivalenceError, match="ONNX, float32"):
-        export(checkpoint(ModelConfig(depth=1)))
 
 
 def interface(input_name: str, dtype: int, input_shape: list[object], output_shape: list[object]) -> onnx.ModelProto:

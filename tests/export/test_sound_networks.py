@@ -1,7 +1,6 @@
 """A network whose rounding absolute tolerances of 1e-10 and 1e-4 refused, though nothing was wrong with it."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,22 +84,9 @@ def test_the_own_error_counts_in_onnx_runtime_where_pytorch_rounds_less(monkeypa
     assert single.float32_error > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
 
 
-def forgotten_row(array: np.ndarray) -> np.ndarray:
-    return np.concatenate([0 * array[:1], array[1:]])
-
-
-def slightly_wrong(array: np.ndarray) -> np.ndarray:
-    return array * (1 + 1e-7)
-
-
-@pytest.mark.parametrize("fault", [forgotten_row, slightly_wrong])
 @pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
 def test_a_wrong_rewrite_of_them_is_refused(
-    rewrites: str,
-    largest: float,
-    fault: Callable[[np.ndarray], np.ndarray],
-    sharp: Checkpoint,
-    monkeypatch: pytest.MonkeyPatch,
+    rewrites: str, largest: float, sharp: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = checkpoint_to_onnx.rewrite
 
@@ -108,7 +94,7 @@ def test_a_wrong_rewrite_of_them_is_refused(
         done = real(plain, form)
         computed = [value for value in done.model.graph.initializers.values() if EXACT in value.meta]
         folded = next(value for value in computed if doubles(value).size > 1)
-        array = fault(doubles(folded))
+        array = doubles(folded) * (1 + 1e-7)
         folded.meta[EXACT] = lambda: array
         return done
 

@@ -348,9 +348,9 @@ def draw(net: Drawn, texts: int, tokens: int, seed: int) -> dict[str, Array]:
 
 @pytest.mark.slow
 def test_no_random_encoder_answers_otherwise() -> None:
-    refused = Counter(reason.rpartition(": ")[2] for reason in map(check, range(120)))
+    refused = Counter(reason.rpartition(": ")[2] for reason in map(check, range(60)))
     packed = refused.pop("")
-    assert packed > 100
+    assert packed > 50
     assert refused.keys() <= {
         "it may read hidden tokens",  # also a bias by distance, of a row that each text chooses
         OF_ANOTHER,
@@ -381,4 +381,4 @@ def forget_zeros(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match="encoder"):
-        list(map(check, range(120)))
+        list(map(check, range(60)))

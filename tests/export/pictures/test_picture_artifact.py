@@ -22,6 +22,12 @@ from export.publishing.picture_config import PictureConfig
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMAL = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE))
+GREY = from_options(MEAN[:1], STD[:1], 1, "bicubic", (SIDE, SIDE))
+FLIPPED = Processor(MEAN, STD, from_options(MEAN, STD, 1, "box", (SIDE, SIDE)).framing, (SIDE, SIDE), bgr=True)
+LAST = (0, 2, 3, 1)  # axes of pictures whose channels are the last
+# Zeros of a padded convolution are zeros of normalised levels: folded, the border would be wrong.
+TAKE_NO_SHIFT = [("padding", 1), ("first", "LayerNormalization"), ("first", "Relu")]
 
 
 def usual(found: Interface) -> Processor:
@@ -36,7 +42,7 @@ def made(path: Path, processor: Any = usual, labels: list[str] | None = None, **
 def check(
     path: Path,
     found: MadeArtifact,
-    processor: Processor,
+    processor: Processor = NORMAL,
     output: str = "scores",
     dtype: Any = np.float32,
     order: tuple[int, ...] = (0, 1, 2, 3),
@@ -57,26 +63,24 @@ def shape_of(found: MadeArtifact) -> tuple[int, int, int]:
     return config.input_shape
 
 
-def test_the_processor_folds_into_the_patch_embedding(tmp_path: Path) -> None:
-    found = made(tmp_path)
-    assert found.normalising == ()
-    assert found.not_rewritten == ""
+@pytest.mark.parametrize(
+    ("variation", "order", "left"),
+    [
+        ({}, (0, 1, 2, 3), ()),
+        ({"channels_last": True}, LAST, ()),  # as tf2onnx writes a network of Keras
+        *(({name: value}, (0, 1, 2, 3), ("Mul", "Add")) for name, value in TAKE_NO_SHIFT),
+    ],
+)
+def test_the_processor_folds_into_a_patch_embedding_that_takes_its_shift(
+    variation: dict[str, Any], order: tuple[int, ...], left: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = made(tmp_path, **variation)
+    assert (found.normalising, found.not_rewritten) == (left, "")
     assert [proof.precision for proof in found.proofs] == ["float64", "float32"]
     assert found.proofs[0].error < 1e-13
     operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
-    assert operators[:2] == ["Cast", "Conv"]
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
-
-
-@pytest.mark.parametrize("variation", [{"padding": 1}, {"first": "LayerNormalization"}, {"first": "Relu"}])
-def test_layers_that_take_no_shift_leave_the_normalisation_before_the_network(
-    variation: dict[str, Any], tmp_path: Path
-) -> None:
-    """Zeros of a padded convolution are zeros of normalised levels: folded, the border would be wrong."""
-    found = made(tmp_path, **variation)
-    assert found.normalising == ("Mul", "Add")
-    assert found.proofs[0].error < 1e-13
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+    assert (operators[:2] == ["Cast", "Conv"]) is not bool(left)
+    check(tmp_path, found, order=order)
 
 
 def test_a_reader_of_the_batch_hides_no_normalisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,27 +125,29 @@ def test_a_small_fault_shows_in_double_alone(tmp_path: Path, monkeypatch: pytest
     assert made(tmp_path).not_rewritten.startswith("float64: output 0: expected an error of at most 1e-10")
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_grey_and_colour_networks_answer_as_their_originals(channels: int, tmp_path: Path) -> None:
-    found = made(tmp_path, channels=channels)
-    check(tmp_path, found, from_options(MEAN[:channels], STD[:channels], 1, "bicubic", (SIDE, SIDE)))
+ANSWERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the network, and of the comparison
+    "grey": ({"channels": 1}, {"processor": GREY}),
+    "sizes that Paddle leaves free": ({"batch": -1, "sides": (-1, -1)}, {}),
+    "sides that get the processor's size": ({"sides": ("h", "w")}, {}),
+    "float16 that stays": ({"dtype": TensorProto.FLOAT16}, {"dtype": np.float16}),
+    "several outputs": ({"outputs": ("logits", "features")}, {"output": "logits"}),
+    "channels that the processor flips": ({"processor": lambda found: FLIPPED}, {"processor": FLIPPED}),
+}
 
 
-def test_a_network_with_channels_last_answers_as_its_original_and_folds(tmp_path: Path) -> None:
-    """As tf2onnx writes a network of Keras."""
-    found = made(tmp_path, channels_last=True)
-    assert found.normalising == ()
-    assert found.not_rewritten == ""
-    operators = [node.op_type for node in onnx.load_from_string(found.artifact.data).graph.node]
-    assert operators[:2] == ["Cast", "Conv"]
-    processor = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE))
-    check(tmp_path, found, processor, order=(0, 2, 3, 1))
+@pytest.mark.parametrize(("variation", "compared"), ANSWERED.values(), ids=ANSWERED)
+def test_a_network_answers_as_its_original(variation: dict[str, Any], compared: dict[str, Any], tmp_path: Path) -> None:
+    found = made(tmp_path, **variation)
+    check(tmp_path, found, **compared)
+    assert shape_of(found) == (variation.get("channels", 3), SIDE, SIDE)
+    assert found.artifact.origin.precision == ("fp16" if "dtype" in variation else "fp32")
 
 
-def test_a_network_of_bytes_with_channels_last_answers_as_its_original(tmp_path: Path) -> None:
-    found = made(tmp_path, channels_last=True, dtype=TensorProto.UINT8)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_network_of_bytes_is_taken_as_it_is(last: bool, tmp_path: Path) -> None:
+    found = made(tmp_path, channels_last=last, dtype=TensorProto.UINT8)
     images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
-    expected = answers(tmp_path / "net.onnx", "scores", pixels=images.transpose(0, 2, 3, 1))
+    expected = answers(tmp_path / "net.onnx", "scores", pixels=images.transpose(LAST) if last else images)
     np.testing.assert_allclose(answers(found.artifact.data, OUTPUT_NAME, image=images), expected, rtol=1e-4)
 
 
@@ -151,49 +157,14 @@ def test_rows_taken_for_columns_are_noticed(tmp_path: Path, monkeypatch: pytest.
         made(tmp_path, channels_last=True)
 
 
-def test_sizes_that_paddle_leaves_free_are_free(tmp_path: Path) -> None:
-    found = made(tmp_path, batch=-1, sides=(-1, -1))
-    assert shape_of(found) == (3, SIDE, SIDE)
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
-
-
-def test_a_processor_that_flips_channels_is_built_into_the_graph(tmp_path: Path) -> None:
-    framing = from_options(MEAN, STD, 1, "box", (SIDE, SIDE)).framing
-    processor = Processor(MEAN, STD, framing, (SIDE, SIDE), bgr=True)
-    check(tmp_path, made(tmp_path, lambda found: processor), processor)
-
-
-def test_a_float16_network_stays_in_float16(tmp_path: Path) -> None:
-    found = made(tmp_path, dtype=TensorProto.FLOAT16)
-    assert found.artifact.origin.precision == "fp16"
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), dtype=np.float16)
-
-
-def test_a_network_of_bytes_is_taken_as_it_is(tmp_path: Path) -> None:
-    found = made(tmp_path, dtype=TensorProto.UINT8)
-    images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
-    expected = answers(tmp_path / "net.onnx", "scores", pixels=images)
-    np.testing.assert_allclose(answers(found.artifact.data, OUTPUT_NAME, image=images), expected, rtol=1e-4)
-
-
 def test_a_softmax_at_the_end_is_left_to_the_clients(tmp_path: Path) -> None:
     found = made(tmp_path, end="Softmax")
     images = np.random.default_rng(7).integers(0, 256, (4, 3, SIDE, SIDE), np.uint8)
     scores = answers(found.artifact.data, OUTPUT_NAME, image=images).astype(np.float64)
-    floats = from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)).apply(images, np.float32)
+    floats = NORMAL.apply(images, np.float32)
     powers = np.exp(scores - scores.max(1, keepdims=True))
     expected = answers(tmp_path / "net.onnx", "scores", pixels=floats)
     np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), expected, atol=1e-6)
-
-
-def test_the_output_logits_is_taken_from_several_outputs(tmp_path: Path) -> None:
-    found = made(tmp_path, outputs=("logits", "features"))
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)), "logits")
-
-
-def test_free_sides_get_the_processors_size(tmp_path: Path) -> None:
-    found = made(tmp_path, sides=("h", "w"))
-    assert shape_of(found) == (3, SIDE, SIDE)
 
 
 def test_what_the_passes_do_not_read_stays_as_it_is(tmp_path: Path) -> None:
@@ -216,7 +187,7 @@ def test_what_the_passes_do_not_read_stays_as_it_is(tmp_path: Path) -> None:
     assert "expected no graph within the graph, found If" in found.not_rewritten
     assert found.rewritten is None
     assert found.normalising == ("Mul", "Add")
-    check(tmp_path, found, from_options(MEAN, STD, 1, "bicubic", (SIDE, SIDE)))
+    check(tmp_path, found)
 
 
 def test_what_clients_read_travels_in_the_file(tmp_path: Path) -> None:
@@ -256,19 +227,22 @@ def test_another_kind_of_network_is_refused_in_a_line(variation: dict[str, Any],
     assert "\n" not in str(refusal.value)
 
 
-def test_another_number_of_labels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PublishError, match=r"--labels: expected 5 names, as .*net.onnx has 5 classes, found 2"):
-        made(tmp_path, labels=["a", "b"])
-
-
-def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PublishError, match=r"expected a processor for the network's 16x16 pixels, found 32x32"):
-        made(tmp_path, lambda found: from_options(MEAN, STD, 1, "box", (32, 32)))
-
-
-def test_three_numbers_for_one_channel_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PublishError, match="expected numbers for 1 channels, found 3"):
-        made(tmp_path, lambda found: from_options(MEAN, STD, 1, "box", (SIDE, SIDE)), channels=1)
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"labels": ["a", "b"]}, r"--labels: expected 5 names, as .*net.onnx has 5 classes, found 2"),
+        (
+            {"processor": lambda found: from_options(MEAN, STD, 1, "box", (32, 32))},
+            "expected a processor for the network's 16x16 pixels, found 32x32",
+        ),
+        ({"processor": lambda found: NORMAL, "channels": 1}, "expected numbers for 1 channels, found 3"),
+    ],
+)
+def test_labels_or_a_processor_of_another_network_are_refused(
+    given: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PublishError, match=found):
+        made(tmp_path, **given)
 
 
 def test_a_network_whose_answers_depend_on_the_batch_is_refused(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from models.networks.config import ModelConfig
 def graph(config: ModelConfig, answer: Sequence[float], note: str = "") -> bytes:
     shape, classes = ", ".join(map(str, config.input_shape)), config.num_classes
     text = f"""constant (uint8[batch, {shape}] image) => (float[batch, {classes}] logits) {{
-        count = Shape <start = 0, end = 1> (image)
-        shape = Concat <axis = 0> (count, classes)
+        count = Shape <start = 0, end = 1> (image) shape = Concat <axis = 0> (count, classes)
         logits = Expand (answer, shape)
     }}"""
     model = parsed(text, answer=np.array([answer], np.float32), classes=np.array([classes]))

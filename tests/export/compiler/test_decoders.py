@@ -110,18 +110,10 @@ def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
     text = """<ir_version: 8, opset_import: ["": 18]>
     g (float[b, n, 8] x, float[b, p, 8] past_key) => (float[b, n, 8] y)
     <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, float fill = {-10000.0}> {
-        k = Concat <axis = 1> (past_key, x)
-        turned = Transpose <perm = [0, 2, 1]> (k)
-        scores = MatMul (x, turned)
-        n = Shape <start = 1, end = 2> (x)
-        t = Shape <start = 1, end = 2> (k)
-        first = Sub (t, n)
-        rows = Slice (table, first, t, zero)
-        part = Slice (rows, zero, t, one)
-        seen = Unsqueeze (part, zero)
-        masked = Where (seen, scores, fill)
-        a = Softmax (masked)
-        h = MatMul (a, k)
+        k = Concat <axis = 1> (past_key, x) turned = Transpose <perm = [0, 2, 1]> (k)
+        scores = MatMul (x, turned) n = Shape <start = 1, end = 2> (x) t = Shape <start = 1, end = 2> (k)
+        first = Sub (t, n) rows = Slice (table, first, t, zero) part = Slice (rows, zero, t, one)
+        seen = Unsqueeze (part, zero) masked = Where (seen, scores, fill) a = Softmax (masked) h = MatMul (a, k)
         y = MatMul (h, w)
     }"""
     prepare(model := parse(text, table=np.tri(512, dtype=bool), w=np.ones((8, 8), np.float32)))
@@ -136,10 +128,7 @@ def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> Non
     """As Mamba's loop, unrolled over a drawn length: only that length runs."""
     text = """<ir_version: 8, opset_import: ["": 18]>
     g (float[b, n, 8] x, float[b, m, 8] z, float[b, 9, 8] nine) => (float[b, n, 8] y) {
-        s = Add (x, z)
-        h = MatMul (s, w)
-        t = Add (h, nine)
-        y = MatMul (t, w)
+        s = Add (x, z) h = MatMul (s, w) t = Add (h, nine) y = MatMul (t, w)
     }"""
     prepare(model := parse(text, w=np.ones((8, 8), np.float32)))
     assert model_work(model, cost_sizes(model.graph, {})).total == (128 + 9) * 8 * 8

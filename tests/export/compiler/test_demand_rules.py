@@ -30,16 +30,10 @@ def network(nodes: str, cut: dict[int, list[int]], opset: int = 21) -> ir.Model:
     text = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> g (float[n, s, 8] x) => (float {name})'
     return parse(
         f"{text} {{ {nodes}{gathers} }}",
-        all_axes=np.array([0, 0, 1, 0, 0, 2]),
-        token_axis=np.array([0, 1, 0, 0, 0, 0]),
-        cropped=np.array([0, 0, -2, 0, 0, -1]),
-        pair=np.array([1, 2]),
-        last=np.array([-1]),
-        fill=np.array(0.5, np.float32),
-        scale=np.array(0.02, np.float32),
-        half=np.array(0.01, np.float32),
-        zero=np.array(3, np.uint8),
-        **{f"rows{axis}": np.array(rows) for axis, rows in cut.items()},
+        **{"all_axes": [0, 0, 1, 0, 0, 2], "token_axis": [0, 1, 0, 0, 0, 0], "cropped": [0, 0, -2, 0, 0, -1]},
+        **{name: np.float32(number) for name, number in {"fill": 0.5, "scale": 0.02, "half": 0.01}.items()},
+        **{f"rows{axis}": rows for axis, rows in cut.items()},
+        **{"pair": [1, 2], "last": [-1], "zero": np.uint8(3)},
     )
 
 

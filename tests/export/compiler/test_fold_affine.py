@@ -110,6 +110,13 @@ STAYS = [
 ]
 
 
+SHAPES = {"g": (6,), "b": (6,), "m": (6,), "v": (6,), "w": (6, 6), "w5": (5, 6), "c": (6, 6, 1), "k": (6, 6, 3)}
+SHAPES |= {"d": (6, 2, 1), "column": (6, 1), "places": (5, 1), "wide": (5, 6)}
+INTEGERS = {"one": [1], "two": [2], "three": [3], "flat": [-1, 6], "back": [-1, 5, 6], "zero": 0, "first": [0, 1]}
+INTEGERS |= {"ends": [0, 4], "middle": [1, 2]}
+FLOATS = {"half": 0.5, "nothing": 0, "huge": 1e25, "small": 0.004, "power": 2, "below": -0.004, "pixel": 255}
+
+
 def network(nodes: str) -> ir.Model:
     rng = np.random.default_rng(0)
 
@@ -119,31 +126,9 @@ def network(nodes: str) -> ir.Model:
     return parse(
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, 5, 6] a) => (float y) {{
             {nodes.format(norm=NORM, layer="LayerNormalization")} }}""",
-        **{name: drawn(6) for name in "gbmv"},
-        w=drawn(6, 6),
-        w5=drawn(5, 6),
-        c=drawn(6, 6, 1),
-        k=drawn(6, 6, 3),
-        d=drawn(6, 2, 1),
-        column=drawn(6, 1),
-        one=np.array([1]),
-        two=np.array([2]),
-        flat=np.array([-1, 6]),
-        back=np.array([-1, 5, 6]),
-        zero=np.array(0),
-        half=np.array(0.5, np.float32),
-        nothing=np.array(0, np.float32),
-        huge=np.array(1e25, np.float32),
-        small=np.array(0.004, np.float32),
-        power=np.array(2, np.float32),
-        below=np.array(-0.004, np.float32),
-        pixel=np.array(255, np.float32),
-        places=drawn(5, 1),
-        wide=drawn(5, 6),
-        first=np.array([0, 1]),
-        three=np.array([3]),
-        ends=np.array([0, 4]),
-        middle=np.array([1, 2]),
+        **{name: drawn(*shape) for name, shape in SHAPES.items()},
+        **INTEGERS,
+        **{name: np.float32(number) for name, number in FLOATS.items()},
     )
 
 

@@ -38,19 +38,10 @@ def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: i
 
 PAIRS = """
 <ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[{size}] chosen) => (float[b, 3] y{more}) {{
-    shape = Shape(x)
-    size = Gather(shape, zero)
-    length = Gather(shape, one)
-    least = Min(length, longest)
-    texts = Unsqueeze(size, front)
-    lines = Unsqueeze(least, front)
-    target = Concat <axis = 0> ({target})
-    part = Reshape(x, target)
-    h = MatMul({rows}, w)
-    counted = Range({start}, size, one)
-    column = Unsqueeze(counted, end)
-    rows = Unsqueeze(chosen, end)
-    pairs = Concat <axis = -1> ({pairs})
+    shape = Shape(x) size = Gather(shape, zero) length = Gather(shape, one) least = Min(length, longest)
+    texts = Unsqueeze(size, front) lines = Unsqueeze(least, front) target = Concat <axis = 0> ({target})
+    part = Reshape(x, target) h = MatMul({rows}, w) counted = Range({start}, size, one)
+    column = Unsqueeze(counted, end) rows = Unsqueeze(chosen, end) pairs = Concat <axis = -1> ({pairs})
     y = GatherND(h, pairs)
 }}
 """
@@ -76,18 +67,10 @@ def pairs(
 
 FLAT = """
 <ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[b] chosen) => (float[b, 4] y) {
-    turned = Transpose <perm = [0, 2, 1]> (x)
-    scores = MatMul(x, turned)
-    mixed = MatMul(scores, x)
-    h = MatMul(mixed, w)
-    shape = Shape(h)
-    size = Gather(shape, zero)
-    length = Gather(shape, one)
-    counted = Range(zero, size, one)
-    starts = Mul(counted, length)
-    places = Add(chosen, starts)
-    flat = Flatten <axis = 2> (h)
-    y = Gather(flat, places)
+    turned = Transpose <perm = [0, 2, 1]> (x) scores = MatMul(x, turned) mixed = MatMul(scores, x)
+    h = MatMul(mixed, w) shape = Shape(h) size = Gather(shape, zero) length = Gather(shape, one)
+    counted = Range(zero, size, one) starts = Mul(counted, length) places = Add(chosen, starts)
+    flat = Flatten <axis = 2> (h) y = Gather(flat, places)
 }
 """
 
@@ -109,16 +92,9 @@ def test_an_index_into_the_rows_of_all_texts_may_be_another_text_s_row() -> None
 
 SEVERAL = """
 <ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[b, k] chosen) => (float[b, k, 4] y) {
-    turned = Transpose <perm = [0, 2, 1]> (x)
-    scores = MatMul(x, turned)
-    mixed = MatMul(scores, x)
-    shape = Shape(x)
-    length = Gather(shape, one)
-    numbers = Range(zero, length, one)
-    real = Cast <to = 1> (numbers)
-    ramp = Unsqueeze(real, end)
-    ramped = Mul(mixed, ramp)
-    h = MatMul(ramped, w)
+    turned = Transpose <perm = [0, 2, 1]> (x) scores = MatMul(x, turned) mixed = MatMul(scores, x)
+    shape = Shape(x) length = Gather(shape, one) numbers = Range(zero, length, one)
+    real = Cast <to = 1> (numbers) ramp = Unsqueeze(real, end) ramped = Mul(mixed, ramp) h = MatMul(ramped, w)
     column = Unsqueeze(chosen, end)
     PICKED
 }

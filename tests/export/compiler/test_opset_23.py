@@ -207,8 +207,7 @@ def test_a_row_that_does_not_see_every_key_fails_the_proof(
 DECODER = f"""<ir_version: 10, opset_import: ["": 23]>
     g (int64[batch, seq] ids, int64[batch, seq] {MASK}, int64[batch, rows] made) => (float[batch, rows, {WIDTH}] y) {{
         x = Gather(words, ids) n = RMSNormalization(x, scale) k = MatMul(n, wk) v = MatMul(n, wv)
-        d = Gather(words, made) q = MatMul(d, wq)
-        shown = Cast<to = 9>({MASK}) wide = Unsqueeze(shown, middle)
+        d = Gather(words, made) q = MatMul(d, wq) shown = Cast<to = 9>({MASK}) wide = Unsqueeze(shown, middle)
         texts = Shape<start = 0, end = 1>(ids) tokens = Shape<start = 1>(ids) asked = Shape<start = 1>(made)
         size = Concat<axis = 0>(texts, one, asked, tokens) m = Expand(wide, size)
         a = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, v, m) o = MatMul(a, wo)

@@ -101,9 +101,7 @@ def test_numbers_that_fill_masked_places_do_not_hide_an_error() -> None:
 def test_fills_without_a_value_are_double_as_all_else() -> None:
     """As DeepSeek joins its heads: a reference refuses float32 beside double."""
     text = """<ir_version: 8, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 3] y) {
-        size = Shape (x)
-        zeros = ConstantOfShape (size)
-        y = Add (zeros, x)
+        size = Shape (x) zeros = ConstantOfShape (size) y = Add (zeros, x)
     }"""
     values = np.arange(6, dtype=np.float64).reshape(2, 3)
     (found,) = evaluate(ir.from_onnx_text(text), {"x": values})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -114,6 +115,13 @@ RULES = [
 ]
 
 
+INTEGERS: dict[str, Any] = {"zero": [0], "one": [1], "two": [4], "five": [5], "six": [6], "back": [-1], "first": 1}
+INTEGERS |= {"two_and_five": [2, 5], "two_five_four": [2, 5, 4], "two_one_two": [2, 1, 2], "last": -1, "pair": [[1]]}
+INTEGERS |= {"places": [6, 0, 2, 2, 1], "spots": [[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]]}
+INTEGERS |= {"three_pairs": [[0, 4], [1, 0], [0, 1]]}
+INTEGERS["pairs"] = [[[0, 4], [1, 0], [0, 1], [2, 6], [1, 3]], [[1, 4], [-1, 0], [2, -1], [0, 1], [2, 2]]]
+
+
 @pytest.mark.parametrize(("nodes", "first", "second"), RULES)
 @pytest.mark.parametrize("cut", [{0: [1]}, {1: [0]}, {1: [3, 1]}, {2: [2, 0]}, {0: [1], 2: [1, 2, 3]}])
 def test_a_part_of_each_operator_is_that_part_of_the_whole(
@@ -128,23 +136,8 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
         f"""<ir_version: 10, opset_import: ["": 23]> g (float{[*first]} a, float{[*second]} b) => (float {name}) {{
             {nodes}
             {gathers} }}""".replace("'", '"'),
-        zero=np.array([0]),
-        one=np.array([1]),
-        six=np.array([6]),
-        back=np.array([-1]),
-        first=np.array(1),
-        last=np.array(-1),
-        places=np.array([6, 0, 2, 2, 1]),
-        spots=np.array([[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]]),
-        two_and_five=np.array([2, 5]),
-        two_five_four=np.array([2, 5, 4]),
-        two_one_two=np.array([2, 1, 2]),
-        pair=np.array([[1]]),
-        two=np.array([4]),
-        five=np.array([5]),
+        **INTEGERS,
         others=rng.integers(0, 3, (2, 5, 4)),
-        pairs=np.array([[[0, 4], [1, 0], [0, 1], [2, 6], [1, 3]], [[1, 4], [-1, 0], [2, -1], [0, 1], [2, 2]]]),
-        three_pairs=np.array([[0, 4], [1, 0], [0, 1]]),
         k=rng.random((2, 5, 1)) < 0.5,
     )
     feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
@@ -190,12 +183,8 @@ def test_sizes_pass_through_filled_tensors() -> None:
     """The older exporter makes absent token_type_ids so."""
     original = parse(
         """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] ids) => (float[batch, 4] y) {
-            sizes = Shape(ids)
-            zeros = ConstantOfShape<value = int64[1] {0}>(sizes)
-            kinds = Gather(table, zeros)
-            words = Gather(table, ids)
-            tokens = Add(words, kinds)
-            made = MatMul(tokens, weight)
+            sizes = Shape(ids) zeros = ConstantOfShape<value = int64[1] {0}>(sizes) kinds = Gather(table, zeros)
+            words = Gather(table, ids) tokens = Add(words, kinds) made = MatMul(tokens, weight)
             first = Constant<value_int = 0>()
             y = Gather<axis = 1>(made, first) }""",
         table=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32),
@@ -210,28 +199,16 @@ def test_the_last_row_passes_streams_that_are_joined_spread_and_scattered() -> N
     """As AltUp of Gemma 3n: streams before the batch, whose size may be 1."""
     original = parse(
         """<ir_version: 8, opset_import: ["": 18]> g (float[batch, seq, 4] a) => (float[batch, 4] y) {
-            made = MatMul(a, w)
-            one_stream = Unsqueeze(made, zero)
-            sizes = Shape(one_stream)
-            kept = Slice(sizes, first, end)
-            three = Concat<axis = 0>(streams, kept)
-            spread = Expand(one_stream, three)
-            repeated = Tile(one_stream, thrice)
-            both = Add(spread, repeated)
-            other = MatMul(both, w)
-            updates = Gather<axis = 0>(other, two)
-            scattered = ScatterND(both, numbers, updates)
-            mean = ReduceMean<keepdims = 0>(scattered, zero)
+            made = MatMul(a, w) one_stream = Unsqueeze(made, zero) sizes = Shape(one_stream)
+            kept = Slice(sizes, first, end) three = Concat<axis = 0>(streams, kept)
+            spread = Expand(one_stream, three) repeated = Tile(one_stream, thrice) both = Add(spread, repeated)
+            other = MatMul(both, w) updates = Gather<axis = 0>(other, two)
+            scattered = ScatterND(both, numbers, updates) mean = ReduceMean<keepdims = 0>(scattered, zero)
             y = Gather<axis = 1>(mean, last) }""",
         w=np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
-        zero=np.array([0]),
-        first=np.array([1]),
-        end=np.array([9]),
-        streams=np.array([3]),
-        thrice=np.array([3, 1, 1, 1]),
-        two=np.array([1, 2]),
-        numbers=np.array([[0], [2]]),
-        last=np.array(-1),
+        **{"zero": [0], "first": [1], "end": [9], "streams": [3], "thrice": [3, 1, 1, 1], "two": [1, 2]},
+        numbers=[[0], [2]],
+        last=-1,
     )
     rewritten = rewrite(original, sizes=SIZES)
     assert (rewritten.macs, rewritten.steps[-1].macs) == (24 * 4 * 16, 3 * 16)  # of three streams two are read again

@@ -52,25 +52,18 @@ STAYS = [
 ]
 
 
+SHAPES = {"w": (6, 6), "row": (6,), "table": (1, 4, 6), "wide": (5, 6), "cls": (1, 1, 6)}
+
+
 def network(nodes: str) -> ir.Model:
     rng = np.random.default_rng(0)
     head = """<ir_version: 8, opset_import: ["": 20]> g (float[b, 4, 6] x) => (float y) {
         sizes = Shape<start = 0, end = 1>(x) token = Concat<axis = 0>(sizes, one, six) shared = Expand(cls, token)"""
     return parse(
         f"{head} {nodes} }}",
-        flat=np.array([-1, 24]),
-        heads=np.array([-1, 4, 2, 3]),
-        pads=np.array([0, 1, 0, 0, 0, 0]),
-        one=np.array([1]),
-        six=np.array([6]),
-        first=np.array([0]),
-        single=np.array([-1, 4, 1, 2, 3]),
-        zero=np.array(0),
-        w=rng.standard_normal((6, 6)).astype(np.float32),
-        row=rng.standard_normal(6).astype(np.float32),
-        table=rng.standard_normal((1, 4, 6)).astype(np.float32),
-        wide=rng.standard_normal((5, 6)).astype(np.float32),
-        cls=rng.standard_normal((1, 1, 6)).astype(np.float32),
+        **{"flat": [-1, 24], "heads": [-1, 4, 2, 3], "pads": [0, 1, 0, 0, 0, 0], "single": [-1, 4, 1, 2, 3]},
+        **{"one": [1], "six": [6], "first": [0], "zero": 0},
+        **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()},
     )
 
 

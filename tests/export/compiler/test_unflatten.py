@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -14,30 +16,17 @@ from export.compiler.pipeline import Rewritten, optimise, rewrite
 WIDTH, HEADS = 6, 2
 LINEAR = "f = Reshape(x, flat) g = Gemm(f, w, c) s = Shape(x) y = Reshape(g, s)"
 RNG = np.random.default_rng(0)
-WEIGHTS = {
+WEIGHTS: dict[str, Any] = {
     "w": RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32),
     "c": RNG.standard_normal(WIDTH).astype(np.float32),
     "rows": RNG.standard_normal((4, WIDTH)).astype(np.float32),
     "slope": RNG.standard_normal((1, WIDTH)).astype(np.float32),
-    "flat": np.array([-1, WIDTH]),
-    "across": np.array([-1, 2 * WIDTH]),
-    "square": np.array([WIDTH, -1]),
-    "heads": np.array([0, 0, HEADS, WIDTH // HEADS]),
-    "pairs": np.array([2, 2, WIDTH]),
-    "zeros": np.array([0, 1, WIDTH]),
-    "last": np.array([-1]),
-    "first": np.array([1]),
-    "one": np.array([1]),
-    "six": np.array(WIDTH),
+    **{"flat": [-1, WIDTH], "across": [-1, 2 * WIDTH], "square": [WIDTH, -1], "both": [-1, 2, WIDTH], "six": WIDTH},
+    **{"heads": [0, 0, HEADS, WIDTH // HEADS], "pairs": [2, 2, WIDTH], "zeros": [0, 1, WIDTH], "twice": [1, 2, 1]},
+    **{"zero": [0], "one": [1], "first": [1], "few": [2], "last": [-1], "halves": [3, 3], "turned": [-1, 3, 2]},
     "ends": np.array([0, 1], np.float32),
-    "halves": np.array([3, 3]),
-    "turned": np.array([-1, 3, 2]),
-    "zero": np.array([0]),
-    "few": np.array([2]),
-    "twice": np.array([1, 2, 1]),
     "experts": RNG.standard_normal((3, WIDTH, WIDTH)).astype(np.float32),
     "router": RNG.standard_normal((WIDTH, 3)).astype(np.float32),
-    "both": np.array([-1, 2, WIDTH]),
     "two": np.array(2.0, np.float32),
     "eight": np.array(8, np.uint8),
     "scales": np.full(WIDTH, 0.1, np.float32),
@@ -213,12 +202,9 @@ def test_a_norm_that_is_folded_leaves_flat_rows_to_the_passes() -> None:
     rng = np.random.default_rng(0)
     original = parse(
         """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, 4] y) {
-            made = MatMul(x, w)
-            flat = Reshape(made, rows)
-            normed = BatchNormalization(flat, scale, shift, mean, variance)
-            lengths = Shape<end = 2>(x)
-            sizes = Concat<axis = 0>(lengths, halves)
-            heads = Reshape(normed, sizes)
+            made = MatMul(x, w) flat = Reshape(made, rows)
+            normed = BatchNormalization(flat, scale, shift, mean, variance) lengths = Shape<end = 2>(x)
+            sizes = Concat<axis = 0>(lengths, halves) heads = Reshape(normed, sizes)
             row = Gather<axis = 1>(heads, first)
             y = Reshape(row, rows) }""",
         rows=np.array([-1, 4]),

@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import exports_once
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+import pytest
 import torch
 import torch.nn.functional as F
 from commands import invoke, ok
@@ -23,6 +25,7 @@ from onnx_text import parsed
 from torch import Tensor, nn
 
 from export.compiler.analyses.demand import analyse
+from export.compiler.errors import ProofFailed
 from export.compiler.graph.def_use import remove_unused
 from export.compiler.graph.output_slices import parse_read
 from export.compiler.graph.shapes import Shapes
@@ -35,6 +38,7 @@ from export.compiler.proof.inputs import size_rounds
 from export.compiler.proof.rounds import picked
 from export.compiler.proof.runner import double_answers
 from export.rewrite import rewrite
+from export.rewrite_file import Request, Written, rewrite_file
 
 run, wrote = partial(invoke, rewrite), partial(ok, rewrite)
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
@@ -180,6 +184,20 @@ def manifest_of(*arguments: object) -> dict[str, Any]:
 
 def parse(text: str, **initializers: Any) -> ir.Model:
     return ir.from_proto(parsed(text, **initializers))
+
+
+def written(network: ir.Model | onnx.ModelProto, folder: Path, *reads: str, **options: Any) -> Written:
+    """The network as in.onnx of the folder, rewritten into out.onnx; `options`: of the request."""
+    onnx.save(ir.to_proto(network) if isinstance(network, ir.Model) else network, folder / "in.onnx")
+    return rewrite_file(folder / "in.onnx", folder / "out.onnx", Request(reads, **options))
+
+
+def proof_fails(network: ir.Model | onnx.ModelProto, folder: Path, *reads: str, **options: Any) -> None:
+    """And no file is written."""
+    (folder / "out.onnx").unlink(missing_ok=True)
+    with pytest.raises(ProofFailed):
+        written(network, folder, *reads, **options)
+    assert not (folder / "out.onnx").exists()
 
 
 def session_of(graph: ir.Model | onnx.ModelProto) -> ort.InferenceSession:

@@ -40,28 +40,20 @@ SHAPES = [(3, 4, 6), (1, 4, 6)]
 def network(nodes: str, features: int = 16) -> ir.Model:
     rng = np.random.default_rng(0)
 
-    def drawn(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
-
+    shapes = {"cls": (1, 1, features), "w": (6, features), "row": (features,), "table": (1, 4, features)}
+    shapes |= {
+        "wide": (1, 5, features),
+        "twice": (6, features),
+        "query": (features, 2),
+        "values": (2 * features, features),
+    }
+    drawn = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    drawn["query"] /= 4
+    integers = {"one": [1], "first": [0], "last": [2], "wide_size": [features], "joined": [0, 1, 2 * features]}
     head = """<ir_version: 8, opset_import: ["": 18]> g (float[b, 4, 6] x) => (float y) {
         sizes = Shape<start = 0, end = 1>(x) token = Concat<axis = 0>(sizes, one, wide_size) shared = Expand(cls, token)
         e = MatMul(x, w)"""
-    return parse(
-        f"{head} {nodes} }}",
-        one=np.array([1]),
-        first=np.array([0]),
-        last=np.array([2]),
-        wide_size=np.array([features]),
-        joined=np.array([0, 1, 2 * features]),
-        cls=drawn(1, 1, features),
-        w=drawn(6, features),
-        row=drawn(features),
-        table=drawn(1, 4, features),
-        wide=drawn(1, 5, features),
-        twice=drawn(6, features),
-        query=drawn(features, 2) / 4,
-        values=drawn(2 * features, features),
-    )
+    return parse(f"{head} {nodes} }}", **drawn, **integers)
 
 
 def absorbed(original: ir.Model) -> Rewritten:

@@ -11,15 +11,14 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from foreign_networks import DIM, Encoder, Vision, draw, export, model, proved
+from foreign_networks import DIM, Encoder, Vision, draw, export, model, proof_fails, proved, written
 from torch import Tensor, nn
 
-from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.errors import NothingToRewrite
 from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.inputs import Feeds
 from export.compiler.proof.runner import Runner
-from export.rewrite_file import Request, rewrite_file
 
 pytestmark = pytest.mark.slow
 
@@ -116,10 +115,9 @@ def test_a_pool_of_texts_keeps_its_mask(sizes: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("only", [("tidy",), ("read-rows", "absorb-queries", "tidy")])
 def test_a_pool_of_texts_is_packed(only: tuple[str, ...], tmp_path: Path) -> None:
-    onnx.save(pooled_text(4, 1, 1), path := tmp_path / "in.onnx")
-    written = rewrite_file(path, tmp_path / "out.onnx", Request(only=only, packed=MASK))
-    assert written.rewritten.steps[-1].sites
-    assert written.proofs[0].error < 1e-12
+    made = written(pooled_text(4, 1, 1), tmp_path, only=only, packed=MASK)
+    assert made.rewritten.steps[-1].sites
+    assert made.proofs[0].error < 1e-12
 
 
 def test_an_axis_with_heads_before_texts_is_refused() -> None:
@@ -129,10 +127,9 @@ def test_an_axis_with_heads_before_texts_is_refused() -> None:
 
 
 def test_an_empty_batch_has_an_empty_answer(tmp_path: Path) -> None:
-    onnx.save(export(PooledVision(4, 3, 1), "new", 20), path := tmp_path / "in.onnx")
-    rewrite_file(path, out := tmp_path / "out.onnx", Request())
+    written(export(PooledVision(4, 3, 1), "new", 20), tmp_path)
     none: Feeds = {"image": np.zeros((0, 3, 16, 16), np.float32)}
-    assert Runner(out)(none)["y"].shape == Runner(path)(none)["y"].shape == (0, DIM)
+    assert [Runner(tmp_path / name)(none)["y"].shape for name in ("in.onnx", "out.onnx")] == [(0, DIM)] * 2
 
 
 def swap_images_and_heads(self: Absorber, value: ir.Value, width: int) -> ir.Value:
@@ -141,8 +138,5 @@ def swap_images_and_heads(self: Absorber, value: ir.Value, width: int) -> ir.Val
 
 
 def test_images_and_heads_in_the_other_order_fail_the_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    onnx.save(export(PooledVision()), path := tmp_path / "in.onnx")
     monkeypatch.setattr(Absorber, "_with_original_axes", swap_images_and_heads)
-    with pytest.raises(ProofFailed):
-        rewrite_file(path, tmp_path / "out.onnx", Request())
-    assert not (tmp_path / "out.onnx").exists()
+    proof_fails(export(PooledVision()), tmp_path)

@@ -60,6 +60,10 @@ STAYS = [
 ]
 
 
+SHAPES = {"w": (8, 8), "other": (16,), "table": (1, 8, 8), "values": (16, 8), "head": (8, 3), "classes": (3,)}
+SHAPES |= {"bias": (8,), "bias2": (8,), "cls": (1, 1, 8)}
+
+
 def network(nodes: str) -> ir.Model:
     """Weights of few bits: the queries' bias is exactly a constant of the tokens by their weight."""
     rng = np.random.default_rng(0)
@@ -72,24 +76,12 @@ def network(nodes: str) -> ir.Model:
     asked = drawn(8) @ wide
     return parse(
         f"""<ir_version: 10, opset_import: ["": 20]> g (float[b, 8, 8] x) => (float y) {{ {nodes} }}""",
-        w=drawn(8, 8),
         w2=wide,
         asked=asked,
         nearly=asked + np.eye(16, dtype=np.float32)[15] / 4,  # the first 15 are a constant's
-        other=drawn(16),
-        table=drawn(1, 8, 8),
-        values=drawn(16, 8),
-        head=drawn(8, 3),
-        bias=drawn(8),
-        bias2=drawn(8),
-        cls=drawn(1, 1, 8),
         far=400 * drawn(8),
-        classes=drawn(3),
-        rows=np.array([0, 16, 8]),
-        joined=np.array([0, 8, 16]),
-        zero=np.array(0),
-        one=np.array([1]),
-        eight=np.array([8]),
+        **{name: drawn(*shape) for name, shape in SHAPES.items()},
+        **{"rows": [0, 16, 8], "joined": [0, 8, 16], "zero": 0, "one": [1], "eight": [8]},
     )
 
 

@@ -40,10 +40,7 @@ def weights() -> dict[str, Array]:
         "zero": np.array(3, np.uint8),
         "cos": RNG.random((64, 4)).astype(np.float32),
         "sin": RNG.random((64, 4)).astype(np.float32),
-        "one": np.array([1], np.int64),
-        "axis": np.array(1, np.int64),
-        "two": np.array([2], np.int64),
-        "heads": np.array([0, 0, 2, 8], np.int64),
+        **{"one": np.array([1]), "axis": np.array(1), "two": np.array([2]), "heads": np.array([0, 0, 2, 8])},
     }
 
 

@@ -87,20 +87,8 @@ GRAPHS = {  # inputs and nodes; shapes of the inputs; the names of weights are g
         [{"x": (2, 5, 16)}, {"x": (0, 5, 16)}, {"x": (1, 5, 16)}],
     ),
 }
-NUMBERS = {
-    "flat": [0, 8, -1],
-    "three_heads": [3, 8],
-    "heads": [0, 0, 4, 4],
-    "joined": [0, 0, 16],
-    "wide": [-1, 16],
-    "narrow": [-1, 5],
-    "one": [1],
-    "first": [0],
-    "half": [12],
-    "end": [24],
-    "last": [-1],
-    "row": 0,
-}
+NUMBERS = {"flat": [0, 8, -1], "three_heads": [3, 8], "heads": [0, 0, 4, 4], "joined": [0, 0, 16], "wide": [-1, 16]}
+NUMBERS |= {"narrow": [-1, 5], "one": [1], "first": [0], "half": [12], "end": [24], "last": [-1], "row": 0}
 
 
 def weights(rng: np.random.Generator) -> dict[str, NDArray[Any]]:

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from foreign_networks import check_equal, export, parse
+from foreign_networks import check_equal, export, parse, proof_fails, written
 from torch import Tensor, nn
 
-from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.errors import NotSupported
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.passes import inline_branches
 from export.compiler.pipeline import prepared
-from export.rewrite_file import Request, rewrite_file
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] x) => (float[n, s, 4] y) '
 RANK = "form = Shape(x) rank = Size(form) many = Greater(rank, two)"
@@ -77,9 +76,8 @@ def test_two_branches_whose_values_have_the_same_names() -> None:
 
 
 def test_a_tile_of_torchscript_is_cut(tmp_path: Path) -> None:
-    ir.save(ir.from_proto(export(Tiled())), tmp_path / "in.onnx")
-    assert [node.op_type for node in ir.load(tmp_path / "in.onnx").graph].count("If") == 2
-    rewritten = rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request()).rewritten
+    assert [node.op_type for node in export(Tiled()).graph.node].count("If") == 2
+    rewritten = written(export(Tiled()), tmp_path).rewritten
     assert 2 * rewritten.steps[-1].macs < rewritten.macs
 
 
@@ -91,9 +89,9 @@ def test_an_if_that_an_input_decides_is_refused() -> None:
 
 def test_the_wrong_branch_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline_branches, "branch_of", lambda node: node.attributes["else_branch"].as_graph())
-    ir.save(network(then="b = MatMul(x, square)", other="a = MatMul(x, square) b = Neg(a)"), tmp_path / "in.onnx")
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+    branches = network(then="b = MatMul(x, square)", other="a = MatMul(x, square) b = Neg(a)")
+    proof_fails(branches, tmp_path, "y[:,0]")
+
 
 
 def test_a_branch_that_is_not_chosen_may_have_another_rank() -> None:

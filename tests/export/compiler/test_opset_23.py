@@ -10,18 +10,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from foreign_networks import answers, parse
+from foreign_networks import answers, parse, proof_fails, written
 from numpy.typing import NDArray
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from export.compiler.errors import ProofFailed
 from export.compiler.operators import demand_rules
 from export.compiler.operators.boxes import box
 from export.compiler.operators.kernels import KERNELS
 from export.compiler.pipeline import optimise, rewrite
 from export.compiler.proof.masks import KINDS, draw_masks
-from export.rewrite_file import Request, rewrite_file
 
 Array = NDArray[Any]
 MASK, WORDS, WIDTH, PLACES = "attention_mask", 50, 16, 32
@@ -160,11 +158,9 @@ def test_a_wrong_row_of_cosines_fails_the_proof(monkeypatch: pytest.MonkeyPatch,
         wrong = {k: box({axis: (0,) * len(rows) for axis, rows in demand.inputs[k]}) for k in (1, 2)}
         return demand_rules.Demand(demand.produced, {**demand.inputs, **wrong})
 
-    ir.save(rotary("rows"), tmp_path / "in.onnx")
-    rewrite_file(tmp_path / "in.onnx", tmp_path / "right.onnx", Request(("y[:,-1]",)))
+    written(rotary("rows"), tmp_path, "y[:,-1]")
     monkeypatch.setattr(demand_rules, "rotated", first)
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "wrong.onnx", Request(("y[:,-1]",)))
+    proof_fails(rotary("rows"), tmp_path, "y[:,-1]")
 
 
 def causal(keys: str) -> ir.Model:
@@ -199,9 +195,7 @@ def test_a_row_that_does_not_see_every_key_fails_the_proof(
     keys: str, read: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(demand_rules, "sees_every_key", lambda shapes, node, rows: True)
-    ir.save(causal(keys), tmp_path / "in.onnx")
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request([f"y[:,{read}]"]))
+    proof_fails(causal(keys), tmp_path, f"y[:,{read}]")
 
 
 DECODER = f"""<ir_version: 10, opset_import: ["": 23]>

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, VOCABULARY, Encoder, export, model, session_of
+from foreign_networks import DIM, VOCABULARY, Encoder, export, model, session_of, written
 from masked_networks import (
     LONGEST,
     MASK,
@@ -34,7 +34,6 @@ from masked_networks import (
 from export.compiler.analyses import token_mixing
 from export.compiler.errors import NothingToRewrite
 from export.compiler.pipeline import rewrite
-from export.rewrite_file import Request, rewrite_file
 
 FORMS = ["absolute", "counted", "rotary", "relative", "causal", "local"]
 POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
@@ -109,11 +108,10 @@ def test_hidden_tokens_of_an_output_become_zero(tmp_path: Path) -> None:
     proto = export(Masked("absolute", "hidden"))
     packed = rewrite(model(proto), ["y[mask]"], sizes=SIZES, packed=MASK).model
     check(proto, packed, rounds=6, shown=True)
-    onnx.save(proto, tmp_path / "hidden.onnx")
-    written = rewrite_file(tmp_path / "hidden.onnx", tmp_path / "o.onnx", Request(("y[mask]",), packed=MASK))
-    assert written.manifest["packed"] == MASK
-    assert "masks of every kind" in written.manifest["proof_inputs"]
-    assert written.proofs[0].error < 1e-12
+    made = written(proto, tmp_path, "y[mask]", packed=MASK)
+    assert made.manifest["packed"] == MASK
+    assert "masks of every kind" in made.manifest["proof_inputs"]
+    assert made.proofs[0].error < 1e-12
 
 
 @pytest.mark.parametrize("pool", ["mean", "shown"])
@@ -148,9 +146,7 @@ def test_a_concat_with_an_input_without_elements_is_packed() -> None:
 
 def test_a_row_that_sees_no_token_is_that_of_a_text_computed_whole(tmp_path: Path) -> None:
     """The first token reads itself alone; where it is hidden, the lowest float16 hides nothing."""
-    onnx.save(export(Shallow("causal", "cls", depth=1)), tmp_path / "in.onnx")
-    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
-    assert written.proofs[0].error < 1e-12
+    assert written(export(Shallow("causal", "cls", depth=1)), tmp_path, packed=MASK).proofs[0].error < 1e-12
 
 
 @pytest.mark.slow
@@ -190,9 +186,7 @@ def test_inputs_may_name_their_axes_differently(pool: str, tmp_path: Path) -> No
     for value in proto.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             dim.dim_param = f"{value.name}_{axis}"
-    onnx.save(proto, tmp_path / "apart.onnx")
-    written = rewrite_file(tmp_path / "apart.onnx", tmp_path / "o.onnx", Request(packed=MASK))
-    check(proto, written.rewritten.model, rounds=6)
+    check(proto, written(proto, tmp_path, packed=MASK).rewritten.model, rounds=6)
 
 
 def placed(network: Encoder) -> onnx.ModelProto:
@@ -214,9 +208,7 @@ def placed(network: Encoder) -> onnx.ModelProto:
 def test_texts_may_share_a_row_of_places(read: list[str], tmp_path: Path) -> None:
     """Also where as many tokens are shown as a text has."""
     proto = placed(Masked("absolute", "hidden" if read else "mean", depth=1))
-    onnx.save(proto, tmp_path / "in.onnx")
-    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(tuple(read), packed=MASK))
-    before, after = session_of(proto), session_of(written.rewritten.model)
+    before, after = (session_of(each) for each in (proto, written(proto, tmp_path, *read, packed=MASK).rewritten.model))
     masks = [np.ones((3, 4), np.int64), np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]), np.array([[1, 0, 1, 1]])]
     for mask in masks:
         texts = len(mask)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import pytest
-from foreign_networks import Encoder, export, model
+from foreign_networks import Encoder, export, model, proof_fails, written
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Masked
 from packed_graphs import of_heads, repeated
 
 from export.compiler.analyses import masked_entries, token_axes, token_mixing
-from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.errors import NothingToRewrite
 from export.compiler.passes import pack, packed_indices, packed_loop_body
 from export.compiler.pipeline import rewrite
-from export.rewrite_file import Request, rewrite_file
 
 
 def forget_first_token(patch: pytest.MonkeyPatch) -> None:
@@ -58,11 +56,8 @@ def forget_zeros(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_fails_the_proof(
     network: Encoder, fault: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    onnx.save(export(network), tmp_path / "in.onnx")
     fault(monkeypatch)
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
-    assert not (tmp_path / "o.onnx").exists()
+    proof_fails(export(network), tmp_path, packed=MASK)
 
 
 def test_tokens_mistaken_for_rows_of_another_input_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +78,8 @@ def test_a_value_repeated_for_the_heads_of_other_texts_fails_the_proof(
         each = body.nodes.add("Expand", [body.nodes.unsqueeze(value, [axis]), body.nodes.integers(shape)])
         return body.nodes.reshape(each, sizes)
 
-    onnx.save(export(Disentangled()) if of_a_table else ir.to_proto(of_heads()), tmp_path / "in.onnx")
     monkeypatch.setattr(packed_loop_body.Body, "_for_heads", of_others)
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    proof_fails(export(Disentangled()) if of_a_table else of_heads(), tmp_path, packed=MASK)
 
 
 def test_a_sum_over_a_value_repeated_for_hidden_tokens_is_refused(
@@ -94,9 +87,7 @@ def test_a_sum_over_a_value_repeated_for_hidden_tokens_is_refused(
 ) -> None:
     total = "shown = Mul(made, floats) total = ReduceSum(shown, one)"
     nodes = f"{total} wide = Expand(total, each) r = Relu(wide) y = ReduceSum<keepdims = 0>(r, one)"
-    ir.save(repeated(nodes), tmp_path / "in.onnx")
     with pytest.raises(NothingToRewrite, match=r"y \(ReduceSum\): it may read hidden tokens"):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+        written(repeated(nodes), tmp_path, packed=MASK)
     monkeypatch.setattr(token_axes, "_is_long", lambda *axis: False)
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+    proof_fails(repeated(nodes), tmp_path, packed=MASK)

@@ -5,27 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
-from foreign_networks import VOCABULARY, check_equal, parse, session_of
+from foreign_networks import VOCABULARY, check_equal, parse, proof_fails, session_of, written
 from masked_networks import MASK, check, feeds
 from packed_graphs import behind, crossed, of_heads, repeated
 
 from export.compiler.analyses import token_axes
-from export.compiler.errors import NothingToRewrite, ProofFailed
+from export.compiler.errors import NothingToRewrite
 from export.compiler.passes import packed_loop_body
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import KINDS, draw_masks
-from export.rewrite_file import Request, rewrite_file
 
 
 def test_rows_of_another_input_may_read_each_other(tmp_path: Path) -> None:
     """And texts may share them."""
-    proto = ir.to_proto(crossed())
-    onnx.save(proto, tmp_path / "in.onnx")
-    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
-    before, after = session_of(proto), session_of(written.rewritten.model)
+    before, after = (
+        session_of(each) for each in (crossed(), written(crossed(), tmp_path, packed=MASK).rewritten.model)
+    )
     for texts, length, rows in [(1, 1, 1), (3, 5, 2), (2, 4, 9), (30, 20, 3), (6, 1, 4), (3, 5, 1)]:
         for own in {texts, 1}:
             read = np.random.default_rng(rows).standard_normal((own, rows, 4)).astype(np.float32)
@@ -70,8 +67,7 @@ def test_rows_of_another_input_may_have_texts_and_heads_on_a_single_axis(
 ) -> None:
     """As the decoders of MVP and FSMT read the tokens."""
     original = of_heads(", float[batch, 2, 2, 2] read", "Reshape(read, again)")
-    ir.save(original, tmp_path / "in.onnx")
-    packed = rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK)).rewritten.model
+    packed = written(original, tmp_path, packed=MASK).rewritten.model
     for seed, (texts, length) in enumerate(((3, 5), (20, 40), (1, 1))):
         read = np.random.default_rng(seed).standard_normal((texts, 2, 2, 2)).astype(np.float32)
         check_equal(original, packed, feeds(texts, length, seed) | {"read": read})
@@ -82,8 +78,7 @@ def test_rows_of_another_input_may_have_texts_and_heads_on_a_single_axis(
         return body.nodes.transpose(taken, [0, 2, 1, 3]) if value.name == "read" else taken
 
     monkeypatch.setattr(packed_loop_body.Body, "_select_texts", turned)
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "other.onnx", Request(packed=MASK))
+    proof_fails(original, tmp_path, packed=MASK)
 
 
 def test_a_value_repeated_for_every_token_is_packed() -> None:
@@ -119,12 +114,10 @@ def test_token_values_gathered_from_a_table_of_every_text_are_packed(
         **{name: np.array(number) for name, number in (("first", 0), ("step", 1), ("apart", [-1, 4]))},
     )
     check(ir.to_proto(original), rewrite(original, passes=(), packed=MASK).model, rounds=5)
-    ir.save(original, tmp_path / "in.onnx")
     true = packed_loop_body.Body.at_rows
     monkeypatch.setattr(
         packed_loop_body.Body,
         "at_rows",
         lambda body, indices: true(body, body.part.token_indices),  # not among the tokens of all texts
     )
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(only=(), packed=MASK))
+    proof_fails(original, tmp_path, only=(), packed=MASK)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
-from foreign_networks import VOCABULARY, Encoder, export, model, parse, run, session_of
+from foreign_networks import VOCABULARY, Encoder, export, model, parse, run, session_of, written
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Divided, Filled, Masked, Sunk, feeds
 from packed_graphs import behind, crossed
 
 from export.compiler.errors import BadRequest, NothingToRewrite
 from export.compiler.pipeline import rewrite
-from export.rewrite_file import Request, rewrite_file
 
 REFUSED = [
     (Masked("absolute", "plain"), "ReduceMean"),
@@ -37,9 +35,8 @@ def test_an_operator_that_reads_hidden_tokens_is_refused_by_name(network: Encode
 
 
 def test_scores_that_a_maximum_lifts_are_refused(tmp_path: Path) -> None:
-    onnx.save(ir.to_proto(crossed(floor=-5)), tmp_path / "in.onnx")
     with pytest.raises(NothingToRewrite, match="Softmax"):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "o.onnx", Request(packed=MASK))
+        written(crossed(floor=-5), tmp_path, packed=MASK)
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, parse, proved
+from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, parse, proof_fails, proved, written
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export.compiler.errors import NotSupported, ProofFailed
+from export.compiler.errors import NotSupported
 from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.evaluate import evaluate_node
 from export.compiler.passes import prepare, replace_scatters
 from export.compiler.pipeline import prepared
-from export.rewrite_file import Request, rewrite_file
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, bool[n, s] mask) => (float[n, s, 4] y) '
 WHOLE = "wide = Unsqueeze(mask, last) form = Shape(x) true = Expand(wide, form)"
@@ -96,9 +94,8 @@ def test_a_standardised_weight_is_a_constant(channels: int) -> None:
 
 
 def test_a_standardised_convolution_takes_up_its_norm(tmp_path: Path) -> None:
-    ir.save(standardised(), tmp_path / "in.onnx")
-    written = rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request())
-    assert [node.op_type for node in written.rewritten.model.graph] == ["Conv", "Relu", "Conv"]
+    made = written(standardised(), tmp_path).rewritten.model
+    assert [node.op_type for node in made.graph] == ["Conv", "Relu", "Conv"]
 
 
 def test_a_wrong_constant_fails_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +104,7 @@ def test_a_wrong_constant_fails_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
         return {value: array * factor for value, array in true(node, values).items()}
 
     monkeypatch.setattr(prepare, "evaluate_node", wrong)
-    ir.save(standardised(), tmp_path / "in.onnx")
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request())
+    proof_fails(standardised(), tmp_path)
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -127,9 +122,7 @@ def test_a_where_with_another_number_fails_the_proof(tmp_path: Path, monkeypatch
         return None if number is None else -number
 
     monkeypatch.setattr(replace_scatters, "_number", another)
-    ir.save(put(""), tmp_path / "in.onnx")
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+    proof_fails(put(""), tmp_path, "y[:,0]")
 
 
 class Interleaved(Encoder):
@@ -185,9 +178,7 @@ def test_a_gather_of_other_features_fails_the_proof(tmp_path: Path, monkeypatch:
         return None if features is None else features[::-1]
 
     monkeypatch.setattr(replace_scatters, "_features", others)
-    onnx.save(export(Interleaved(slice(1, 12, 3))), tmp_path / "in.onnx")
-    with pytest.raises(ProofFailed):
-        rewrite_file(tmp_path / "in.onnx", tmp_path / "out.onnx", Request(("y[:,0]",)))
+    proof_fails(export(Interleaved(slice(1, 12, 3))), tmp_path, "y[:,0]")
 
 
 def cut(body: str) -> ir.Model:

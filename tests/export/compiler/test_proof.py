@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from foreign_networks import VOCABULARY, Encoder, export, model, parse, proved
+from foreign_networks import VOCABULARY, Encoder, export, model, parse, proved, written
 
 from export.compiler.errors import NotSupported, ProofFailed
 from export.compiler.operators.evaluate import evaluate
@@ -16,7 +16,6 @@ from export.compiler.proof.compare import compare
 from export.compiler.proof.inputs import draw, free_dimensions, size_rounds, table_rows
 from export.compiler.proof.original import Original
 from export.compiler.proof.rounds import SMALL, RoundOptions, rounds
-from export.rewrite_file import Request, rewrite_file
 
 
 def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -192,6 +191,4 @@ def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) ->
         k=np.full((2, 2, 1, 1), 0.5, np.float32),
         s=np.array([0.5, 1.5], np.float32),
     )
-    ir.save(network, tmp_path / "plain.onnx")
-    written = rewrite_file(tmp_path / "plain.onnx", tmp_path / "folded.onnx", Request())
-    assert [step.name for step in written.rewritten.steps if step.sites] == ["fold-affine"]
+    assert [step.name for step in written(network, tmp_path).rewritten.steps if step.sites] == ["fold-affine"]

@@ -18,9 +18,7 @@ def graph(nodes: str) -> ir.Model:
     return parse(
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, int64[k] last) => (float y) {{ {nodes} }}""",
         w=np.ones((4, 4), np.float32),
-        zero=np.array(0),
-        one=np.array(1),
-        ends=np.array([0, 2]),
+        **{"zero": 0, "one": 1, "ends": [0, 2]},
     )
 
 

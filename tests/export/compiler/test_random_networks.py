@@ -151,7 +151,7 @@ def networks(draw: st.DrawFn) -> Network:
     return net
 
 
-def constants() -> dict[str, NDArray[Any]]:
+def constants() -> dict[str, Any]:
     return {
         "spread": np.linspace(0.5, 2, WIDE).astype(np.float32),
         "half": np.array(0.5, np.float32),
@@ -159,14 +159,9 @@ def constants() -> dict[str, NDArray[Any]]:
         "zero": np.array(0, np.float32),
         "lowest": np.array(-50, np.float32),
         "minus_infinity": np.array(-np.inf, np.float32),
-        "heads": np.array([0, 0, HEADS, INNER // HEADS]),
-        "three_heads": np.array([0, 0, 3, HEADS, INNER // HEADS]),
-        "joined": np.array([0, 0, INNER]),
-        "one": np.array([1]),
-        "two_axes": np.array([1, 2]),
-        "true": np.array(True),
-        "zero_row": np.array(0),
-        **{f"number{k}": np.array(k) for k in range(3)},
+        **{"heads": [0, 0, HEADS, INNER // HEADS], "three_heads": [0, 0, 3, HEADS, INNER // HEADS]},
+        **{"joined": [0, 0, INNER], "one": [1], "two_axes": [1, 2], "true": True, "zero_row": 0},
+        **{f"number{k}": k for k in range(3)},
         **{f"flat{size}": np.array([-1, size]) for size in (WIDE, INNER)},
         **{f"size{size}": np.array([size]) for size in (WIDE, INNER, 2 * INNER, 3 * INNER)},
     }

@@ -65,35 +65,21 @@ STAYS = {
 }
 
 
+INTEGERS: dict[str, Any] = {"thirds": [8, 8, 8], "halves": [12, 12], "unequal": [20, 4], "fours": [4, 4]}
+INTEGERS |= {"rows_of_two": [8, 8], "ones": [1, 1, 1], "flat": [-1, 8], "heads": [0, 0, 3, 2, 4], "rows": [0, 16, 12]}
+INTEGERS |= {"zero": [0], "one": [1], "two": [2], "twelve": [12], "thirteen": [13], "far": [2**31]}
+INTEGERS |= {"n0": 0, "n1": 1, "n2": 2}
+
+
 def network(nodes: str) -> ir.Model:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((8, 24)).astype(np.float32)
-    integers: dict[str, Any] = {
-        "thirds": [8, 8, 8],
-        "halves": [12, 12],
-        "unequal": [20, 4],
-        "fours": [4, 4],
-        "rows_of_two": [8, 8],
-        "ones": [1, 1, 1],
-        "flat": [-1, 8],
-        "heads": [0, 0, 3, 2, 4],
-        "rows": [0, 16, 12],
-        "zero": [0],
-        "one": [1],
-        "two": [2],
-        "twelve": [12],
-        "thirteen": [13],
-        "far": [2**31],
-        "n0": 0,
-        "n1": 1,
-        "n2": 2,
-    }
     return parse(
         f"""<ir_version: 10, opset_import: ["": 20]> g (float[b, 8, 8] x) => (float y) {{ {nodes} }}""",
         w=weight,
         turned=weight.T.copy(),
         b=rng.standard_normal(24).astype(np.float32),
-        **{name: np.array(numbers) for name, numbers in integers.items()},
+        **INTEGERS,
     )
 
 

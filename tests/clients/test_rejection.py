@@ -8,7 +8,7 @@ import pytest
 import torch
 from not_digits import noise, rows_of_digits, scribbles
 
-from benchmarks.measure.difficult_pictures import letters
+from benchmarks.measure.brought_pictures import letters
 from clients.errors import BlankImage
 from clients.images.drawing import drawing_inputs
 from clients.prediction import Answer, predictions

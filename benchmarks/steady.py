@@ -21,14 +21,12 @@ def steady(record: Record, seconds: float, anyway: bool) -> int:
 
     Ends with exit code 5 if it does not. Results that are written to the same folder say so, too.
     """
-    from benchmarks.measure.network import shipped_network
+    from benchmarks.measure.network import rewrite_checkpoint, shipped_network
     from benchmarks.measure.progress import share_bar
     from benchmarks.measure.steadiness import watch
-    from export.checkpoint_to_onnx import Form
-    from export.checkpoint_to_version import export_checkpoint
 
     network = shipped_network("vitbn")
-    data = export_checkpoint(network.path, Form(rewrites="all")).onnx
+    data = rewrite_checkpoint(network.path).onnx
     with share_bar("watching the machine") as bar:
         steadiness = watch(data, network.examples(1), cores(), seconds, bar)
     record.add(steadiness.row())

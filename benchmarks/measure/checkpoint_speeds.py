@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.network import Network
+from benchmarks.measure.network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
-from export.checkpoint_to_onnx import Form
-from export.checkpoint_to_version import export_checkpoint
 from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000
@@ -32,7 +30,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for checkpoint in steps(checkpoints, "searching the best way"):
-        exported = export_checkpoint(checkpoint.path, Form(rewrites="all"))
+        exported = rewrite_checkpoint(checkpoint.path)
         network, name = Network(checkpoint.config.model, checkpoint.path), checkpoint_name(checkpoint.path)
         candidate, images = Candidate(network), network.examples(IMAGES)
         way = best_workload(exported.onnx, candidate, images)

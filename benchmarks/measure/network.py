@@ -16,6 +16,7 @@ from models.catalog import matching, shipped
 from models.networks.config import ModelConfig
 
 if TYPE_CHECKING:
+    from export.checkpoint_to_onnx import Exported, Rewrites
     from export.compare_logits import Classifier, Images
     from models.data import Dataset
 
@@ -77,13 +78,19 @@ def shipped_network(name: str) -> Network:
     return Network(name, shipped(name))
 
 
-def rewritten_classifier(checkpoint: Path) -> Classifier:
-    """The checkpoint after all rewrites, in ONNX Runtime, which gets SCORED_BATCH images a call."""
+def rewrite_checkpoint(checkpoint: Path, rewrites: Rewrites = "all") -> Exported:
+    """The checkpoint as an ONNX file after the rewrites, compared with the network. Raises ExportError."""
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import export_checkpoint
+
+    return export_checkpoint(checkpoint, Form(rewrites))
+
+
+def rewritten_classifier(checkpoint: Path) -> Classifier:
+    """The checkpoint after all rewrites, in ONNX Runtime, which gets SCORED_BATCH images a call."""
     from export.compare_logits import in_parts, onnx_classifier
 
-    return in_parts(onnx_classifier(export_checkpoint(checkpoint, Form(rewrites="all")).onnx), SCORED_BATCH)
+    return in_parts(onnx_classifier(rewrite_checkpoint(checkpoint).onnx), SCORED_BATCH)
 
 
 @cache

@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 
 from benchmarks.measure.devices import cores
+from benchmarks.measure.network import rewrite_checkpoint
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
 
@@ -54,14 +55,12 @@ class BulkBench:
     """The runs over one input file. Call `compare`, then `kill_twice`, then `verdict`: each needs the output before."""
 
     def __init__(self, folder: Path, rows: int, model: str) -> None:
-        from export.checkpoint_to_onnx import Form
-        from export.checkpoint_to_version import export_checkpoint
         from export.publishing.sidecar import write_with_sidecars
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows
         self._model = folder / "model.onnx"
-        write_with_sidecars(self._model, export_checkpoint(shipped(model), Form("all")).artifact)
+        write_with_sidecars(self._model, rewrite_checkpoint(shipped(model)).artifact)
         self._input = _write_images(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.engines import ORT
+from benchmarks.measure.network import rewrite_checkpoint
 from benchmarks.measure.options import dataset_options, digits, seconds_option
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
@@ -61,11 +62,9 @@ def engines(record: Record, model: str, dataset: str, data_dir: Path | None, sec
 def _classifiers(model: str) -> dict[str, Classifier]:
     """Name of an engine and its precision -> classifier of the shipped model with all rewrites."""
     from benchmarks.measure.engines import start
-    from export.checkpoint_to_onnx import Form
-    from export.checkpoint_to_version import export_checkpoint
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
 
-    data = export_checkpoint(shipped(model), Form(rewrites="all")).onnx
+    data = rewrite_checkpoint(shipped(model)).onnx
     classifiers = {ORT: start(data), "OpenVINO, float32": openvino_classifier(data, bfloat16=False)}
     if has_bfloat16():
         classifiers["OpenVINO, bfloat16"] = openvino_classifier(data, bfloat16=True)

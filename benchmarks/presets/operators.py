@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.devices import cores
-from benchmarks.measure.network import shipped_network
+from benchmarks.measure.network import rewrite_checkpoint, shipped_network
 from benchmarks.measure.run import Record
 from benchmarks.reporting.recorded_command import recorded
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
+    from export.checkpoint_to_onnx import Rewrites
     from export.compare_logits import Images
 
 
@@ -32,14 +33,11 @@ BATCH, CALLS = 64, 100  # images a call, timed calls
 @recorded("operators")
 def operators(record: Record, model: str) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
-    from export.checkpoint_to_onnx import Form
-    from export.checkpoint_to_version import export_checkpoint
-
     network = shipped_network(model)
     images = network.examples(BATCH)
-    for name, rewritten in (("plain", False), ("all", True)):
-        data = export_checkpoint(network.path, Form(rewrites="all" if rewritten else "none")).onnx
-        graph = profile_graph(data, images, CALLS, cores())
+    forms: Mapping[str, Rewrites] = {"plain": "none", "all": "all"}
+    for name, rewrites in forms.items():
+        graph = profile_graph(rewrite_checkpoint(network.path, rewrites).onnx, images, CALLS, cores())
         graph_fields = {"model": model, "batch": BATCH, "calls": CALLS, "rewrites": name}
         graph_fields |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
         record.add(*(graph_fields | row for kind in ("operators", "groups") for row in graph[kind]))

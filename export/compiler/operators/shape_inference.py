@@ -89,25 +89,19 @@ def infer(model: ir.Model) -> None:
         infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
 
 
-def _dims(*values: ir.Value | None) -> list[Sequence[Dim]]:
-    """The shapes of these values; empty unless all are known."""
-    known: list[Sequence[Dim]] = [v.shape.dims for v in values if v is not None and v.shape is not None]
-    return known if len(known) == len(values) else []
-
-
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     """[:, :512] of a free axis has up to 512 rows, and the library says 512. [:, -1:] has 1 row; it says any number.
 
     [:, :3] of N + 3 tokens has 3 rows.
     """
-    if not (known := _dims(node.inputs[0], node.outputs[0])):
+    source, out = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or out.shape is None:
         return
-    source, out = known
-    pairs = zip(source, out, strict=True)
+    pairs = zip(source.shape.dims, out.shape.dims, strict=True)
     dims = [context.new_symbolic_dim() if _may_be_shorter(before, after) else after for before, after in pairs]
-    dims = _with_free_starts(context, node, source, dims)
+    dims = _with_free_starts(context, node, source.shape.dims, dims)
     for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
-        before = number(source[axis])
+        before = number(source.shape[axis])
         if not isinstance(before, ir.SymbolicDim):
             continue
         fewest, most = (len(range(size)[slice(start, end, step)]) for size in (least(before), FAR))
@@ -115,7 +109,7 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
             dims[axis] = 1
         elif fewest == most:
             dims[axis] = most
-    node.outputs[0].shape = ir.Shape(dims)
+    out.shape = ir.Shape(dims)
 
 
 def _with_free_starts(
@@ -217,13 +211,14 @@ def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
 
     The library also leaves a size that is a number a symbol.
     """
-    if not (known := _dims(node.inputs[0], node.outputs[0])):
+    source, out = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or out.shape is None:
         return
-    source, out = known[0], [*map(number, known[1])]
-    pairs = zip_longest(source, out, fillvalue=1)
-    dims = [before if agree(before, after) else after for before, after in pairs][: len(out)]
-    is_equal = dims != out and same(product(dims), product(source))
-    node.outputs[0].shape = ir.Shape(dims if is_equal else out)
+    out.shape = ir.Shape([number(dim) for dim in out.shape.dims])
+    pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
+    dims = [before if agree(before, after) else after for before, after in pairs][: len(out.shape)]
+    if dims != [*out.shape.dims] and same(product(dims), product(source.shape.dims)):
+        out.shape = ir.Shape(dims)
 
 
 def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -283,29 +278,32 @@ def _attention(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
     """A product of quantised factors, the second of which has two axes; the library does not know these operators."""
-    if known := _dims(*node.inputs[:2]):
-        left, right = known
-        context.set_shape_and_dtype(node.outputs[0], ir.Shape([*left[:-1], right[-1]]), ir.DataType.FLOAT)
+    left, right = node.inputs[:2]
+    if left is not None and right is not None and left.shape is not None and right.shape is not None:
+        shape = ir.Shape([*left.shape.dims[:-1], right.shape.dims[-1]])
+        context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT)
 
 
 def _quantised_gemm(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The output has the dtype of its zero point, or floats without it; the library does not know this operator."""
-    if known := _dims(node.inputs[0], node.inputs[3]):
-        rows, columns = attribute_int(node, "transA", 0), 1 - attribute_int(node, "transB", 0)
-        shape, zero = ir.Shape([known[0][rows], known[1][columns]]), optional(node, 8)
-        context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT if zero is None else zero.dtype)
+    left, right = node.inputs[0], node.inputs[3]
+    zero = optional(node, 8)
+    if left is None or right is None or left.shape is None or right.shape is None:
+        return
+    rows, columns = attribute_int(node, "transA", 0), 1 - attribute_int(node, "transB", 0)
+    shape = ir.Shape([left.shape.dims[rows], right.shape.dims[columns]])
+    context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT if zero is None else zero.dtype)
 
 
 def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
     """Rows of a table with several numbers in a byte; the library does not know this operator."""
     table, indices, scales = node.inputs[:3]
-    known = _dims(table, indices)
-    if table is None or scales is None or not known:
+    if table is None or indices is None or scales is None or table.shape is None or indices.shape is None:
         return
     numbers_per_byte = 8 // attribute_int(node, "bits", 4) if table.dtype == ir.DataType.UINT8 else 1
-    row_dims = known[0][1:]
+    row_dims = table.shape.dims[1:]
     if attribute_int(node, "gather_axis", 0) == 0 and len(row_dims) == 1 and isinstance(row_dims[0], int):
-        shape = ir.Shape([*known[1], row_dims[0] * numbers_per_byte])
+        shape = ir.Shape([*indices.shape.dims, row_dims[0] * numbers_per_byte])
         context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
 
 

@@ -56,7 +56,8 @@ def write_flushed(content: bytes | Path, path: Path) -> None:
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif content != path:
-        shutil.copyfile(content, path)
+        with content.open("rb") as source, path.open("wb") as target:  # a full disk would have copyfile name `content`
+            shutil.copyfileobj(source, target)
     path.chmod(0o644)
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,17 +1,19 @@
 import errno
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 from artifacts import ARTIFACT, artifact_of
 
+from common.files import naming_if_unnamed
 from common.repository import served_versions, versions
 from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish, read_config, serve, sweep
-from export.publishing.sidecar import write_with_sidecars
+from export.publishing.sidecar import write_flushed, write_with_sidecars
 from models.networks.config import ModelConfig
 
 
@@ -140,6 +142,20 @@ def test_a_full_disk_is_named_and_leaves_no_file(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x.onnx'$"):
         write_with_sidecars(tmp_path / "x.onnx", ARTIFACT)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_is_not_blamed_on_the_file_that_is_copied(tmp_path: Path) -> None:
+    source = tmp_path / "source.onnx"
+    source.write_bytes(bytes(100_000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with naming_if_unnamed(tmp_path / "repository"):
+        write_flushed(source, tmp_path / "copy.onnx")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"'{tmp_path}/repository'$"), naming_if_unnamed(tmp_path / "repository"):
+            write_flushed(source, tmp_path / "copy.onnx")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:

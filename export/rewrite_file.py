@@ -224,8 +224,9 @@ def _places(sites: Sequence[Site], key: str) -> list[dict[str, str]]:
 
 
 def source_facts(original: Original, proved: Proved) -> dict[str, Any]:
-    """What the manifest of a file says about its original and its proofs."""
+    """What the manifest of a file says about its original and its proofs. Raises as `original.check_unchanged`."""
     hashes = {file.name: sha256(file) for file in original.files}
+    original.check_unchanged()
     return {
         "source": {"file": original.path.name, "files": hashes, "opsets": dict(original.model.graph.opset_imports)},
         "proofs": [asdict(proof) for proof in proved.proofs],

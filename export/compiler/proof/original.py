@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from export.compiler.errors import BadRequest
 from export.compiler.graph.embedded_weights import LARGE
 from export.compiler.graph.files import dtype_of, read_model, weight_files
 from export.compiler.graph.inline_functions import without_functions
@@ -21,9 +22,17 @@ class Original:
     """`files`: the file and those of its weights; `size`: the bytes of all. Raises as `read_model`."""
 
     def __init__(self, path: Path) -> None:
+        before = _state(path) if path.exists() else None
         self.path, self.model = path, read_model(path)
         self.files = (path, *weight_files(self.model))
         self.size = sum(file.stat().st_size for file in self.files)
+        self._states = {file: before if file == path else _state(file) for file in self.files}
+
+    def check_unchanged(self) -> None:
+        """Raises BadRequest if a file is no longer the file that was read: model, session and hashes would differ."""
+        for file, state in self._states.items():
+            if not file.exists() or _state(file) != state:
+                raise BadRequest(f"{file}: expected a file that stays as it is, found that it changed meanwhile")
 
     @property
     def dtype(self) -> str:
@@ -41,5 +50,15 @@ class Original:
 
     @cached_property
     def runner(self) -> Runner:
-        """ONNX Runtime's session, which holds the weights until `del original.runner`. Raises as `check_runs`."""
-        return Runner(self.path, large=self.size > LARGE)
+        """ONNX Runtime's session, which holds the weights until `del original.runner`.
+
+        Raises as `check_runs` and `check_unchanged`.
+        """
+        runner = Runner(self.path, large=self.size > LARGE)
+        self.check_unchanged()
+        return runner
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

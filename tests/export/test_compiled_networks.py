@@ -112,11 +112,10 @@ def test_a_folded_norm_leaves_no_bias_of_queries_keys_and_values() -> None:
         (ModelConfig(model="vitbnffn", depth=1), 117_376),
         (ModelConfig(model="vit", depth=2), 1_838_720),
         (NARROW, 218_752),
-        (replace(NARROW, depth=2), 3_496_576),
         (replace(NARROW, depth=2, qkv_bias=True), 3_496_576),
         (ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)), 559_936),
     ],
-    ids=["one block", "one of vit", "one of vitbnffn", "vit", "narrow", "two narrow", "biases", "late"],
+    ids=["one block", "one of vit", "one of vitbnffn", "vit", "narrow", "two narrow with biases", "late"],
 )
 def test_the_work_that_is_left(config: ModelConfig, macs: int) -> None:
     """What the rewriter of PyTorch modules left before."""

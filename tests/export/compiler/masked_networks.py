@@ -160,8 +160,8 @@ class Filled(Masked):
 class Divided(Masked):
     """CodeGen's: scores are divided behind the mask, which adds `least` or more."""
 
-    def __init__(self, by: float, pool: str = "mean", least: float = LOWEST) -> None:
-        super().__init__("causal", pool)
+    def __init__(self, by: float, pool: str = "mean", least: float = LOWEST, depth: int = 2) -> None:
+        super().__init__("causal", pool, depth)
         self.by, self.least = by, least
 
     def bias(self, mask: Tensor) -> Tensor:
@@ -226,8 +226,8 @@ class Turned(Masked):
 class Sunk(Masked):
     """A learned score of each head takes some of the weight, as of GPT-OSS: `behind` the keys, or before them."""
 
-    def __init__(self, behind: bool = True, pool: str = "mean") -> None:
-        super().__init__("absolute", pool)
+    def __init__(self, behind: bool = True, pool: str = "mean", depth: int = 2) -> None:
+        super().__init__("absolute", pool, depth)
         self.behind, self.sinks = behind, nn.Parameter(torch.linspace(-1, 2, HEADS))
         self.eval()
 
@@ -262,8 +262,8 @@ class Disentangled(Joined):
     number for each distance. `in_turn`: for each head in turn, so that a text's heads do not stand together.
     """
 
-    def __init__(self, pool: str = "mean", in_turn: bool = False) -> None:
-        super().__init__("absolute", pool)
+    def __init__(self, pool: str = "mean", in_turn: bool = False, depth: int = 2) -> None:
+        super().__init__("absolute", pool, depth)
         self.in_turn = in_turn
         shape = (2, HEADS, 7, DIM // HEADS)
         self.near = nn.Parameter(torch.arange(math.prod(shape)).sin().reshape(shape))

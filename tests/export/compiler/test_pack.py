@@ -70,11 +70,11 @@ PACKED = [
     (Masked("absolute", "placed", depth=1), "new", 17),  # the older exporter writes it in shapes that do not fit
     *((Joined("causal", pool), "old", 17) for pool in ("mean", "last")),
     *((Disentangled(pool), "old", 17) for pool in ("mean", "last")),
-    (Disentangled(), "new", 18),
+    (Disentangled(depth=1), "new", 18),
     (Divided(2.8), "old", 17),
-    (Divided(2.8, "last"), "new", 18),
+    (Divided(2.8, "last", depth=1), "new", 18),
     (Sunk(), "old", 17),
-    (Sunk(pool="last"), "new", 17),
+    (Sunk(pool="last", depth=1), "new", 17),
 ]
 
 
@@ -114,9 +114,9 @@ def test_hidden_tokens_of_an_output_become_zero(tmp_path: Path) -> None:
     assert made.proofs[0].error < 1e-12
 
 
-@pytest.mark.parametrize("pool", ["mean", "shown"])
-def test_an_empty_batch_gives_an_empty_answer(pool: str) -> None:
-    proto = export(Masked("absolute", pool, depth=1), "new", 20)
+@pytest.mark.parametrize(("form", "pool"), [("absolute", "mean"), ("gathered", "shown")])
+def test_an_empty_batch_gives_an_empty_answer(form: str, pool: str) -> None:
+    proto = export(Masked(form, pool, depth=1), "new", 20)
     before, after = session_of(proto), session_of(rewrite(model(proto), sizes=SIZES, packed=MASK).model)
     given = feeds(1, 3, 0)
     none = {name: array[:0] for name, array in given.items()}

@@ -13,10 +13,11 @@ import pytest
 from foreign_networks import parse
 from numpy.typing import NDArray
 from test_onnx_operators import runner
+from test_pack_faults import forget_first_token, forget_zeros
 
 from export.compiler.analyses.token_mixing import OF_ANOTHER
 from export.compiler.errors import NothingToRewrite
-from export.compiler.passes import PASSES, packed_indices, packed_loop_body
+from export.compiler.passes import PASSES, packed_loop_body
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.masks import MANY, draw_masks
 
@@ -367,17 +368,8 @@ def join_all_texts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packed_loop_body.Body, "__init__", wrong)
 
 
-def forget_picked_tokens(patch: pytest.MonkeyPatch) -> None:
-    right = packed_indices._keeps_all
-    patch.setattr(packed_indices, "_keeps_all", lambda nodes, is_shown, picked: right(nodes, is_shown, []))
-
-
-def forget_zeros(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packed_loop_body.Body, "hides", lambda self, value: False)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [join_all_texts, forget_picked_tokens, forget_zeros])
+@pytest.mark.parametrize("plant", [join_all_texts, forget_first_token, forget_zeros])
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match="encoder"):

@@ -75,7 +75,7 @@ def geometries(draw: st.DrawFn) -> ModelConfig:
         channels=draw(st.integers(1, 3)),
         num_classes=classes,
         dim=dim,
-        depth=draw(st.sampled_from([1, 1, 2])),
+        depth=draw(st.sampled_from([1, 1, 2, 3])),
         heads=draw(st.integers(1, 4)),
         dim_head=draw(st.sampled_from([dim, 4, 9, 32])),
         mlp_dim=draw(st.integers(1, 40)),

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from random_networks import saved
 from benchmarks.measure import checkpoint_speeds, workload
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.presets.frontier import comparable, frontier
-from models.catalog import PRETRAINED
+from models.catalog import PRETRAINED, shipped
 from models.networks.config import ModelConfig
 
 TINY = ModelConfig(dim=16, depth=1, heads=4, dim_head=16, mlp_dim=24)  # other tests export it too
@@ -26,9 +27,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(checkpoint_speeds, "IMAGES", 500)
     write(tmp_path / "shipped/tiny.safetensors", TINY)
-    write(
-        tmp_path / "shipped/wide.safetensors", replace(TINY, dim=128, mlp_dim=4096), METRICS | {"test_accuracy": 0.995}
-    )
+    shutil.copy(shipped("vitbn-tiny"), tmp_path / "shipped/wide.safetensors")
     write(tmp_path / "runs/tiny-again.safetensors", TINY, METRICS | {"test_accuracy": 0.1})
     write(tmp_path / "runs/vit.safetensors", replace(TINY, model="vit"))
     folders = ("--checkpoints", tmp_path / "shipped", "--checkpoints", tmp_path / "runs")

@@ -109,20 +109,15 @@ def test_rows_that_only_one_has(tmp_path: Path) -> None:
     assert (output.count("only before"), output.count("only after")) == (1, 2)
 
 
-def test_other_machines_and_versions_are_warned_of(tmp_path: Path) -> None:
-    before = write(tmp_path / "a.json", row(1.0))
-    after = write(tmp_path / "b.json", row(1.0), machine=MACHINE | {"cpu": "Another", "packages": {"torch": "2.14.0"}})
-    output = run(before, after)[1]
+def test_other_machines_and_versions_and_an_interruption_are_warned_of(tmp_path: Path) -> None:
+    before, other = write(tmp_path / "a.json", row(1.0)), MACHINE | {"cpu": "Another", "packages": {"torch": "2.14.0"}}
+    after = write(tmp_path / "b.json", row(1.0), machine=other, interrupted=True)
+    code, output = run(before, after)
+    assert code == 0
     assert "Warning: cpu: A CPU before, Another after" in output
     assert "Warning: torch: 2.13.0 before, 2.14.0 after" in output
     assert "Warning: onnxruntime: 1.31.1 before, not there after" in output
-
-
-def test_an_interrupted_result_is_warned_of(tmp_path: Path) -> None:
-    before = write(tmp_path / "a.json", row(1.0))
-    after = write(tmp_path / "b.json", row(1.0), interrupted=True)
-    code, output = run(before, after)
-    assert (code, f"Warning: {after}: interrupted\n" in output) == (0, True)
+    assert f"Warning: {after}: interrupted\n" in output
 
 
 def test_results_without_common_rows(tmp_path: Path) -> None:

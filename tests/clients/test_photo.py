@@ -129,16 +129,14 @@ def test_a_thing_on_the_other_background_is_inverted(channels: int) -> None:
     assert (note, suits) == ("inverted: its background is dark, that of the model's training pictures light", True)
 
 
-@pytest.mark.parametrize("pixels", [thing(0, 215, 1), thing(128, 255, 3)], ids=["alike", "neither dark nor light"])
-def test_a_photo_with_the_usual_background_stays_unchanged(pixels: np.ndarray) -> None:
-    found, note, suits = check_photo(pixels, Looks("dark", 0.9))
+@pytest.mark.parametrize(
+    ("pixels", "looks"),
+    [(thing(0, 215, 1), Looks("dark", 0.9)), (thing(128, 255, 3), Looks("dark", 0.9)), (thing(255, 40, 5), None)],
+    ids=["alike", "neither dark nor light", "without looks"],
+)
+def test_other_photos_stay_unchanged(pixels: np.ndarray, looks: Looks | None) -> None:
+    found, note, suits = check_photo(pixels, looks)
     np.testing.assert_array_equal(found, pixels)
-    assert (note, suits) == ("", True)
-
-
-def test_without_looks_a_photo_stays_unchanged() -> None:
-    found, note, suits = check_photo(thing(255, 40, 5), None)
-    np.testing.assert_array_equal(found, thing(255, 40, 5))
     assert (note, suits) == ("", True)
 
 

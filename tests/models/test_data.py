@@ -98,22 +98,23 @@ def test_mnist_and_garments_gzipped_or_not(tmp_path, name, labels):
     assert (dataset.labels[0], dataset.labels[-1], dataset.preprocessing) == labels
 
 
-def test_mnist_part_missing(tmp_path):
-    (write_mnist(tmp_path) / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"expected t10k-labels-idx1-ubyte\.gz \(or without \.gz\), found no such file"):
-        load_dataset("mnist", tmp_path)
-
-
-@pytest.mark.parametrize(("images", "labels"), [(3, 2), (0, 0)])
-def test_mnist_counts_that_differ(tmp_path, images, labels):
-    write_mnist(tmp_path, train=images, train_labels=labels)
-    with pytest.raises(DataError, match=rf"train images .* as many labels, found \({images}, 2, 2\) and \({labels},\)"):
-        load_dataset("mnist", tmp_path)
-
-
-def test_mnist_images_of_two_shapes(tmp_path):
-    write(write_mnist(tmp_path) / "t10k-images-idx3-ubyte", idx(bytes(12), (2, 3, 2)))
-    with pytest.raises(DataError, match=r"of one shape, found \(1, 2, 2\) and \(1, 3, 2\)"):
+@pytest.mark.parametrize(
+    ("counts", "part", "content", "said"),
+    [
+        ({}, "t10k-labels-idx1-ubyte.gz", None, r"t10k-labels-idx1-ubyte\.gz \(or without \.gz\), found no such file"),
+        ({"train": 3, "train_labels": 2}, None, None, r"train images .* as many labels, found \(3, 2, 2\) and \(2,\)"),
+        ({"train": 0, "train_labels": 0}, None, None, r"train images .* as many labels, found \(0, 2, 2\) and \(0,\)"),
+        ({}, "t10k-images-idx3-ubyte", idx(bytes(12), (2, 3, 2)), r"shape, found \(1, 2, 2\) and \(1, 3, 2\)"),
+    ],
+    ids=["a part missing", "fewer labels", "nothing", "two shapes"],
+)
+def test_parts_of_mnist_that_do_not_fit_together(tmp_path, counts, part, content, said):
+    write_mnist(tmp_path, **counts)
+    if part:
+        (tmp_path / part).unlink()
+    if content:
+        write(tmp_path / part, content)
+    with pytest.raises(DataError, match=said):
         load_dataset("mnist", tmp_path)
 
 

@@ -93,7 +93,6 @@ def test_the_wrong_branch_fails_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
     proof_fails(branches, tmp_path, "y[:,0]")
 
 
-
 def test_a_branch_that_is_not_chosen_may_have_another_rank() -> None:
     """As TorchScript writes scatter_reduce, of which token merging is made; inference took the first branch's rank."""
     branches = (f"{name} () => (float[{dims}] b) {{ {body} }}" for name, dims, body in BRANCHES_OF_TWO_RANKS)

@@ -1,4 +1,4 @@
-"""The candidates of benchmarks/foreign.py, on a single thread and with the same inputs; and what its presets share.
+"""The candidates of benchmarks/foreign.py, on one thread or a GPU, with the same inputs; and what its presets share.
 
 In: a network's ONNX files. Out: a callable for each candidate, or why the candidate is left out: it fails, or its
 answers differ from those of the plain file.
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measure.foreign_networks import Foreign
 from export.compiler.proof.tolerances import relative_error
+from export.precision_table import Device
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]
@@ -33,28 +34,36 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 
 
 def candidates(
-    files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
+    files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds, device: Device = "cpu"
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """A call of each candidate, and why others are left out. `read` takes the compared part out of plain outputs."""
+    """A call of each candidate, and why others are left out. `read` takes the compared part out of plain outputs.
+
+    On a GPU inputs and outputs stay on the device, and OpenVINO is no candidate.
+    """
     from export.compiler.proof.runner import session
     from export.errors import ExportError
 
     def in_onnx_runtime(path: Path) -> Call:
-        return partial(session(path).run, None, feeds)
+        return partial(session(path).run, None, feeds) if device == "cpu" else _on_cuda(path, feeds)
 
     makers: dict[str, Callable[[], Call]] = {name: partial(in_onnx_runtime, path) for name, path in files.items()}
-    makers |= {OPENVINO: partial(_openvino, files[PLAIN], feeds), OPENVINO_OURS: partial(_openvino, files[OURS], feeds)}
+    if device == "cpu":
+        makers |= {
+            OPENVINO: partial(_openvino, files[PLAIN], feeds),
+            OPENVINO_OURS: partial(_openvino, files[OURS], feeds),
+        }
     calls: dict[str, Call] = {}
     left_out: dict[str, str] = {}
     expected: Array | None = None
     for name, make in makers.items():
         try:
             call = make()
-            outputs = call()
+            called = call()
+            outputs = [called[k] if device == "cpu" else called[k].numpy() for k in range(len(called))]
         except (ExportError, RuntimeError) as failure:
             left_out[name] = reason_of(failure, 200)
             continue
-        answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
+        answer = outputs[0] if OURS in name else read(outputs)
         expected = answer if expected is None else expected
         error = relative_error(expected, answer)
         if error <= TOLERANCE:  # false for NaN, too
@@ -107,6 +116,26 @@ def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[st
     finally:
         logging.disable(level)
     return path, {operator: count for operator, count in fused.items() if count}
+
+
+def _on_cuda(path: Path, feeds: Feeds) -> Call:
+    """A call returns when the device has finished, with values on the device."""
+    import onnxruntime
+
+    from benchmarks.measure.run_onnxruntime import cuda_session
+
+    session = cuda_session(path, {"use_tf32": "0"})
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cuda", 0)
+
+    def call() -> Any:
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()
+
+    return call
 
 
 def _openvino(path: Path, feeds: Feeds) -> Call:

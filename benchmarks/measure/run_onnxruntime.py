@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,23 @@ def on_cpu(data: bytes, candidate: Candidate) -> Classify:
 
 def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
     """`graph`: calls replay a CUDA graph. Raises Unavailable without the library or the device."""
+    session = cuda_session(data, cuda_options(candidate, graph))
+    return _replayed(session) if graph else _bound_to_cuda(session)
+
+
+def cuda_session(model: bytes | Path, options: dict[str, str]) -> Any:
+    """A session on CUDA, which logs nothing. `options`: of the provider. Raises Unavailable as `on_cuda`."""
     provider = "CUDAExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
     onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
     onnxruntime.set_default_logger_severity(FATAL)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = FATAL
-    session = onnxruntime.InferenceSession(data, options, [(provider, cuda_options(candidate, graph))])
+    of_session = onnxruntime.SessionOptions()
+    of_session.log_severity_level = FATAL
+    session = onnxruntime.InferenceSession(model, of_session, [(provider, options)])
     if session.get_providers()[0] != provider:  # without its libraries ONNX Runtime silently uses another
         raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message)")
-    return _replayed(session) if graph else _bound_to_cuda(session)
+    return session
 
 
 def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:

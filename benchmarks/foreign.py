@@ -1,4 +1,4 @@
-"""In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates, and interleaved times on one thread or a GPU."""
+"""In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates, interleaved times on one thread or a GPU."""
 
 from __future__ import annotations
 

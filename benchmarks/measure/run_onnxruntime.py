@@ -58,13 +58,14 @@ def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
     """Options of the provider.
 
     `use_tf32` is off for float32, whose answers TF32 would change. It is on for float16, whose convolutions run on the
-    tensor cores only with it. Tensor cores also want channels last, `prefer_nhwc`.
+    tensor cores only with it. cuDNN's own choice of a convolution beats an exhaustive search, and channels first beat
+    `prefer_nhwc`: the CNN took 3.7 ms instead of 7.4 for 5,000 images in float32, 2.6 instead of 3.1 in float16 (H200).
     """
     import torch
 
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
-        "prefer_nhwc": "0" if candidate.config.is_transformer else "1",
+        "cudnn_conv_algo_search": "HEURISTIC",
         "enable_cuda_graph": str(int(graph)),
         "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
     }

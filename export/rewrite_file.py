@@ -203,12 +203,15 @@ def describe(
     sizes: Mapping[str, int],
 ) -> Origin:
     """What the manifest says about the rewrite. `sizes`: of the free dimensions, at which costs are counted."""
-    libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
+    import onnxruntime
+
+    libraries = {name: version(name) for name in ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference")}
+    libraries |= {"onnxruntime": onnxruntime.__version__, "numpy": version("numpy")}  # or onnxruntime-gpu
     facts = {
         **source_facts(original, proved),
         "reads": list(request.reads),
         "fixed_inputs": fixed_inputs(original.model),
-        "versions": {name: version(name) for name in libraries},
+        "versions": libraries,
         "macs_at": dict(sizes),
         "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
         "macs_not_counted": list(rewritten.work.uncounted),

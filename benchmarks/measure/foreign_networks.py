@@ -153,13 +153,17 @@ def exported(
 
 @cache
 def library(name: str) -> Any:
-    """Imports timm or transformers without torchvision, whose wheel needs CUDA's libraries: two of its operators are
-    defined as stubs.
+    """Imports timm or transformers.
+
+    Where torchvision cannot start, such as its wheel for CUDA beside a PyTorch for CPUs, two operators are stubs.
     """
     import torch
 
-    if not hasattr(torch.ops.torchvision, "nms"):
-        for operator in ("nms", "qnms"):
+    try:
+        import_module("torchvision")
+    except (ImportError, OSError, RuntimeError):
+        defined = hasattr(torch.ops.torchvision, "nms")
+        for operator in () if defined else ("nms", "qnms"):
             torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
     return import_module(name)
 

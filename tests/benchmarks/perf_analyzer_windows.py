@@ -7,7 +7,7 @@ from benchmarks.load.by_perf_analyzer import GAP
 from benchmarks.load.errors import Failed
 
 Result = TypeVar("Result")
-SHORT_S, LONG_S = 1, 8
+SHORT_S, LONG_S = 2, 8
 
 
 def without_gaps(run: Callable[[int], Result]) -> tuple[int, Result]:

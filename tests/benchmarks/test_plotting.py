@@ -52,7 +52,8 @@ def visible_ticks(axes):
 
 @pytest.mark.parametrize("name", ["depths", "designed", "dnn", "learning-rates", "norms", "optimised", "six-blocks"])
 def test_every_committed_picture_has_three_ticks_an_axis(name):
-    committed = [json.loads(path.read_bytes()) for path in STUDIES.glob(f"*/{name}.json")]
+    results = [json.loads(path.read_bytes()) for path in STUDIES.glob(f"*/{name}.json")]
+    committed = [result for result in results if result["scope"]["epochs"] > 2]  # the axis of two epochs has two ticks
     assert committed
     for result in committed:
         for shown, picture in study_report.pictures(result).items():

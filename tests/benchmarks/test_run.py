@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import failure, measured, ok, told
+from commands import failure, invoke, measured, ok
 from refusals import check_refused
 
 from benchmarks.accuracy import accuracy
@@ -89,11 +89,11 @@ def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> N
             record.update([{"sent": 1}])
             raise error
 
-    code, printed = told(failing)
+    result = invoke(failing)
     written = json.loads((tmp_path / "result.json").read_text())
     assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
     known = not isinstance(error, ZeroDivisionError)
-    assert (code, printed) == (1, f"Error: {error}\n" if known else "")
+    assert (result.exit_code, result.output) == (1, f"Error: {error}\n" if known else "")
 
 
 CTRL_C = """

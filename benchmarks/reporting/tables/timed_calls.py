@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
+from benchmarks.measure.engines import BASELINE, COMPARED, ORT, RUNTIMES
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
 from benchmarks.reporting.tables.table import (
@@ -20,6 +20,7 @@ from benchmarks.reporting.tables.table import (
     ratio_text,
     times_faster,
 )
+from export.precision_table import PRECISIONS
 
 LEAST_SHARE, LEAST_SHARE_OF_SHAPES = 0.01, 0.05  # of the time: rows with less are left out
 REWRITTEN = ("ONNX Runtime, all rewrites", "OpenVINO, all rewrites")
@@ -61,19 +62,22 @@ def rewritten(run: Run) -> Table:
 def by_model(*runs: Run, runtimes: Sequence[str] = tuple(RUNTIMES)) -> Table:
     """A row for each batch size, runtime and precision, a column for each model.
 
-    A cell has the milliseconds of a call, and the speed relative to PyTorch eager in float32. Of equal rows the first
-    run's counts.
+    A cell has the milliseconds of a call, and the speed relative to PyTorch eager in float32. Of a model and precision
+    the first run that has both counts.
     """
-    table: dict[tuple[int, str], dict[str, str]] = {}
+    table: dict[tuple[int, int, int], dict[str, str]] = {}
+    run_of: dict[tuple[str, str], Run] = {}
     for run in runs:
         for row in measured_rows(run):
-            if row["runtime"] in runtimes:
+            counts = run_of.setdefault((row["model"], row["precision"]), run) is run
+            if counts and row["runtime"] in runtimes:
+                place = (-row["batch"], [*PRECISIONS].index(row["precision"]), [*RUNTIMES].index(row["runtime"]))
                 precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
-                name = f"{row['label']}{precision}"
-                cells = table.setdefault((row["batch"], name), {"images a call": f"{row['batch']:,}", "runtime": name})
+                name = {"images a call": f"{row['batch']:,}", "runtime": f"{row['label']}{precision}"}
                 number = partial(_number, decimals=2) if row["stable"] else rough
-                cells.setdefault(row["model"], f"{_median(row)} ({number(row['ratio_to_torch']['ratio'])} x)")
-    return Table([table[key] for key in sorted(table, key=lambda key: -key[0])])
+                cells = table.setdefault(place, {**name, **dict.fromkeys(COMPARED, "")})
+                cells[row["model"]] = f"{_median(row)} ({number(row['ratio_to_torch']['ratio'])} x)"
+    return Table([table[place] for place in sorted(table)])
 
 
 def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:

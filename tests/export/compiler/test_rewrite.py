@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(
     sample = Sample.read(out.with_suffix(".npz"))
     (found,) = ort.InferenceSession(out).run(None, sample.inputs)
     np.testing.assert_allclose(found, sample.outputs["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx_runtime_may_be_the_package_for_gpus(
+    hidden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    monkeypatch.setattr("export.rewrite_file.version", version)
+    manifest = manifest_of(hidden, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert manifest["versions"]["onnxruntime"] == ort.__version__
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def edited_config(model: Path) -> Iterator[Any]:
 
 
 def joining(packed: Artifact) -> Artifact:
-    """The packed encoder as an artifact of which the server joins requests of different lengths in a call.
+    """The artifact of a packed encoder, with a mark: the server may join requests of different lengths.
 
     Raises Failed if joined requests would not get the answers of single requests.
     """

@@ -1,14 +1,16 @@
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from commands import measured
 
 from benchmarks import foreign as module
 from benchmarks.foreign import BATCHES, foreign
-from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PLAIN, TOLERANCE
+from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OPTIMISER, OURS, PLAIN, TOLERANCE
 from benchmarks.measure.foreign_networks import Foreign
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import export_checkpoint
+from export.engines.gpu import find_gpu
 from export.publishing.sidecar import write_with_sidecars
 from models.catalog import shipped
 
@@ -36,6 +38,18 @@ def test_a_network_is_timed_plain_optimised_and_rewritten(tmp_path: Path, monkey
             assert (row["times_as_fast"] is None) == (name == PLAIN)
             assert len(row["samples_ns"]) == len(rows[batch, PLAIN]["samples_ns"])
     assert "its answers differ by" in printed
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_without_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers() or find_gpu() is None:
+        pytest.skip("no CUDA device, or ONNX Runtime for CPUs")
+    monkeypatch.setattr(module, "NETWORKS", {"vit-tiny": Foreign("Ours", plain, "vit")})
+    command = ("--network", "vit-tiny", "--seconds", 1, "--device", "cuda")
+    _, written = measured(foreign, tmp_path / "foreign.json", *command)
+    rows = {(row["batch"], row["candidate"]): row for row in written["rows"]}
+    assert rows.keys() == {(batch, name) for batch in BATCHES["cuda"] for name in (PLAIN, OPTIMISER, OURS)}
+    assert all("reason" not in row for row in rows.values())
 
 
 def wrong_if_rewritten(path: Path, feeds: dict[str, object]) -> object:

@@ -11,13 +11,14 @@ from commands import invoke
 
 from benchmarks.foreign import foreign
 from benchmarks.measure.foreign_networks import NETWORKS
+from benchmarks.measure.progress import one_line
 from benchmarks.measure.run import Run, RunError, read
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, pictures, read_runs
 from benchmarks.reporting.tables.servers import machines
 from benchmarks.reporting.tables.table import Table, find_row
-from benchmarks.reporting.tables.timed_calls import batch_table, latency
+from benchmarks.reporting.tables.timed_calls import batch_table, by_model, latency
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -211,6 +212,20 @@ def test_the_page_of_foreign_networks_names_every_network() -> None:
     page = (ROOT / "docs/rewrite.md").read_text()
     for name, network in NETWORKS.items():
         assert re.search(rf"\| {re.escape(network.title)} +\| `{name}` +\|", page)
+
+
+def test_of_a_model_and_precision_the_first_run_counts() -> None:
+    """latency.json has the CNN with other options of ONNX Runtime than cnn.json."""
+    first, second = (read(RESULTS / "gpu" / f"{name}.json") for name in ("cnn", "latency"))
+    lines = {" ".join(line.split()[1:5]): line.split() for line in by_model(first, second).plain.splitlines()[2:18]}
+    assert lines["ONNX Runtime, norms folded"][-1] == "-"
+    fastest = find_row(first.rows, batch=5000, runtime="onnx-optimized", precision="fp32")
+    assert lines["ONNX Runtime, all rewrites"][-3] == f"{fastest['p50_ms']:.2f}"
+
+
+def test_an_error_of_cuda_ends_before_the_host() -> None:
+    error = RuntimeError("CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0 ; hostname=vm ; file=batch_norm.cc")
+    assert one_line(error) == "RuntimeError: CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED"
 
 
 def test_a_gpus_state_stands_in_the_title_of_a_terminals_table() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import COMPARED, candidates, label_of, start
+from benchmarks.measure.engines import COMPARED, Candidate, candidates, start
 from benchmarks.measure.network import SCORED_BATCH, Network
 from benchmarks.measure.options import (
     checkpoint_options,
@@ -29,7 +29,6 @@ from export.compare_logits import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.reference import Reference
     from export.compare_logits import Classifier, Logits
     from models.data import Dataset
@@ -170,7 +169,7 @@ def _candidates(network: Network) -> dict[str, Candidate]:
     of_network = partial(candidates, [network], threads=cores(), device="cpu")
     pytorch_and_onnxruntime = [*of_network(EXACT, ["fp32"]), *of_network(["onnx-optimized"], ["fp16", "int8"])]
     compared = [*pytorch_and_onnxruntime, *of_network(["openvino"], ["fp32", "bf16"])]
-    return {label_of(candidate) + PRECISION_IN_NAMES[candidate.precision]: candidate for candidate in compared}
+    return {candidate.runtime.label + PRECISION_IN_NAMES[candidate.precision]: candidate for candidate in compared}
 
 
 def _started(reference: Reference, candidate: Candidate) -> Classifier:

@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import SERVED_ENGINES
+from benchmarks.measure.engines import SERVED, Candidate
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import (
     WithPresets,
@@ -49,7 +48,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     callback=_sharings,
     help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
-@repeatable_option("--engine", "engines", click.Choice(SERVED_ENGINES), "onnxruntime", help="Of the server.")
+@repeatable_option("--engine", "engines", click.Choice(list(SERVED)), "onnxruntime", help="Of the server.")
 @repeatable_option("--precision", "precisions", click.Choice(PRECISIONS), "fp32")
 @repeatable_option("--batch", "batches", click.IntRange(1, LARGEST_BATCH), 1, 64)
 @repeatable_option(
@@ -103,7 +102,7 @@ def throughput(
     networks = [*map(shipped_network, models_to_measure(models, from_checkpoints)), *from_checkpoints]
     cells = [
         (
-            Candidate(network, engine, precision, threads, device),
+            Candidate(network, SERVED[engine], precision, threads, device),
             replace(load, protocol=protocol, shared_memory=memory, instances=instances),
         )
         for load, network, engine, precision, (instances, threads), protocol, memory in product(

@@ -23,7 +23,7 @@ from benchmarks.measure.workload import Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from benchmarks.measure.candidate import Candidate
+    from benchmarks.measure.engines import Candidate
     from export.compare_logits import Images
     from serving.local_server import Server
 
@@ -57,7 +57,7 @@ def measure(
     `images`: uint8 (n, C, H, W). `folder`: for the files of perf_analyzer.
     """
     name = served_name(candidate, workload)
-    has_batch_dim = candidate.engine == "openvino"  # the dims of its models include the batch
+    has_batch_dim = candidate.runtime.engine == "openvino"  # the dims of its models include the batch
     requests, intervals = (folder / f"{name}.{kind}" for kind in ("json", "intervals"))
     url, protocol = workload.address(server)
     arguments = ["-m", name, "-u", url, "-i", protocol, "--shared-memory", workload.shared_memory]

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate, Classify
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published_candidates import Published
-    from benchmarks.measure.candidate import Classify
     from export.compare_logits import Images, Logits
     from export.precision_table import Device
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure.engines import ENGINES
+from benchmarks.measure.engines import SERVED, Candidate
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.workload import Workload
 
 
 def served_name(candidate: Candidate, workload: Workload) -> str:
     """The model's name on the server. Workloads that differ only in their requests share a model."""
-    return f"{candidate.model}-{candidate.engine}-{candidate.precision}-{workload.instances}x{candidate.threads}"
+    sharing = f"{workload.instances}x{candidate.threads}"
+    return f"{candidate.model}-{candidate.runtime.engine}-{candidate.precision}-{sharing}"
 
 
 def transport(row: Mapping[str, Any]) -> str:
@@ -26,5 +26,5 @@ def transport(row: Mapping[str, Any]) -> str:
 def engine_and_sharing(row: Mapping[str, Any]) -> str:
     """Engine and precision, unless they are ONNX Runtime in float32, and INSTANCES x THREADS of a result's row."""
     is_default = (row["engine"], row["precision"]) == ("onnxruntime", "fp32")
-    engine = "" if is_default else f"{ENGINES[row['engine']].label} {row['precision']}, "
+    engine = "" if is_default else f"{SERVED[row['engine']].library} {row['precision']}, "
     return f"{engine}{row['instances']} x {row['threads'] or 'all'}"

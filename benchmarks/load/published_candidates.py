@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.errors import Failed, WrongAnswer
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def publish(
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import Serving
 
-    engine: Any = candidate.engine
+    engine: Any = candidate.runtime.engine
     bfloat16 = candidate.precision == "bf16"
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file
     path, data_folder = candidate.network.path, candidate.network.data_folder

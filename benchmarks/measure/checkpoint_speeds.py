@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate
 from benchmarks.measure.network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row

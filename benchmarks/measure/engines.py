@@ -1,22 +1,65 @@
-"""The table of all engines. It imports none of their libraries, since the commands' help reads it.
+"""Candidates: a network, the runtime that computes it, its precision, threads and device; and the table of runtimes.
 
-A new engine is a function, a row in ENGINES and, if its kind is new, its name in `export/precision_table.py`.
+The table imports no engine's library, since the commands' help reads it. A new runtime is a row in RUNTIMES. A new
+engine is also a function, and a name in `export/precision_table.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.devices import cores
 from benchmarks.measure.network import Network, shipped_network
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:
-    from export.checkpoint_to_onnx import Rewrites
-    from models.networks.config import ModelName
+    from export.checkpoint_to_onnx import Rewrites, Uint8Network
+    from models.networks.config import ModelConfig, ModelName
+
+Program: TypeAlias = "Uint8Network | bytes"
+"""A PyTorch network, or the bytes of an ONNX file."""
+Classify = Callable[[Any], Any]
+"""uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
+
+On CUDA a call may return before the device has finished.
+"""
+Sizes = tuple[int, ...]
+"""The batch sizes of all later calls. TensorRT optimises an engine for each size, in a profile."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A way to compute a network. `name`: for `--runtime`. `label`: in tables, the engine before the first comma.
+
+    `engine`: its name in the table of precisions. `start`: takes a network if the engine is torch, else the bytes of an
+    ONNX file. `rewrites`: what the network goes through before. `fused`: attention has the form that GPU kernels fuse.
+    `graph`: a call replays a CUDA graph.
+    """
+
+    name: str
+    label: str
+    engine: EngineKind
+    start: Callable[[Any, Candidate, Sizes], Classify]
+    rewrites: Rewrites
+    fused: bool = False
+    graph: bool = False
+
+    @property
+    def takes_network(self) -> bool:
+        return self.engine == "torch"
+
+    @property
+    def library(self) -> str:
+        """The label without the rewrites."""
+        return self.label.partition(",")[0]
+
+    def precisions(self, device: Device) -> tuple[Precision, ...]:
+        """The precisions that are measured on `device`; empty if the runtime cannot run there."""
+        if self.graph and device == "cpu":
+            return ()
+        return tuple(name for name, row in PRECISIONS.items() if self.engine in row.engines(device))
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -40,9 +83,7 @@ def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
 def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.run_onnxruntime import on_cpu, on_cuda
 
-    if candidate.device == "cpu":
-        return on_cpu(data, candidate)
-    return on_cuda(data, candidate, ENGINES[candidate.engine].graph)
+    return on_cpu(data, candidate) if candidate.device == "cpu" else on_cuda(data, candidate)
 
 
 def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -54,93 +95,43 @@ def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
 def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.run_tensorrt import in_tensorrt
 
-    return in_tensorrt(data, candidate, sizes, ENGINES[candidate.engine].graph)
+    return in_tensorrt(data, candidate, sizes)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """`label`: the engine's name in tables. `kind`: its name in the table of precisions.
-
-    `start`: takes a network if `kind` is torch, else the bytes of an ONNX file. `devices`: where `start` can run.
-    `fused`: attention has the form that GPU kernels fuse. `graph`: a call replays a CUDA graph. `runtimes`: name for
-    `--runtime` -> the rewrites before the engine, and their name in tables.
-    """
-
-    label: str
-    kind: EngineKind
-    start: Callable[[Any, Candidate, Sizes], Classify]
-    devices: tuple[Device, ...] = ("cpu", "cuda")
-    fused: bool = False
-    graph: bool = False
-    runtimes: Mapping[str, tuple[Rewrites, str]] = field(default_factory=dict)
-
-    @property
-    def takes_network(self) -> bool:
-        return self.kind == "torch"
-
-    def precisions(self, device: Device) -> tuple[Precision, ...]:
-        """The precisions that are measured on `device`; empty if the engine cannot run there."""
-        if device not in self.devices:
-            return ()
-        return tuple(name for name, row in PRECISIONS.items() if self.kind in row.engines(device))
-
-
-ENGINES: dict[str, Engine] = {
-    "torch": Engine("PyTorch eager", "torch", eager, runtimes={"torch": ("none", "as published")}),
-    "torch-sdpa": Engine(
-        "PyTorch eager", "torch", eager, fused=True, runtimes={"torch-sdpa": ("none", "fused attention")}
-    ),
-    "torch-compile": Engine(
-        "PyTorch compiled", "torch", compiled, runtimes={"torch-compile": ("none", "as published")}
-    ),
-    "torch-cudagraphs": Engine(
-        *("PyTorch CUDA graphs", "torch", cuda_graphs, ("cuda",)),
-        fused=True,
-        graph=True,
-        runtimes={"torch-cudagraphs": ("none", "fused attention")},
-    ),
-    "onnxruntime": Engine(
-        *("ONNX Runtime", "onnxruntime", onnxruntime),
-        runtimes={
-            "onnx": ("none", "plain export"),
-            "onnx-folded": ("bn", "norms folded"),
-            "onnx-optimized": ("all", "all rewrites"),
-        },
-    ),
-    "onnxruntime-cudagraph": Engine(
-        *("ONNX Runtime", "onnxruntime", onnxruntime, ("cuda",)),
-        graph=True,
-        runtimes={"onnx-cudagraph": ("all", "all rewrites, CUDA graph")},
-    ),
-    "openvino": Engine("OpenVINO", "openvino", openvino, runtimes={"openvino": ("all", "all rewrites")}),
-    "tensorrt": Engine(
-        *("TensorRT", "tensorrt", tensorrt),
-        fused=True,
-        runtimes={
-            "tensorrt-plain": ("none", "plain export"),
-            "tensorrt-folded": ("bn", "norms folded"),
-            "tensorrt": ("all", "all rewrites"),
-        },
-    ),
-    "tensorrt-cudagraph": Engine(
-        *("TensorRT", "tensorrt", tensorrt),
-        fused=True,
-        graph=True,
-        runtimes={"tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},
-    ),
+RUNTIMES: dict[str, Runtime] = {
+    runtime.name: runtime
+    for runtime in (
+        Runtime("torch", "PyTorch eager, as published", "torch", eager, "none"),
+        Runtime("torch-sdpa", "PyTorch eager, fused attention", "torch", eager, "none", fused=True),
+        Runtime("torch-compile", "PyTorch compiled, as published", "torch", compiled, "none"),
+        Runtime(
+            *("torch-cudagraphs", "PyTorch CUDA graphs, fused attention", "torch", cuda_graphs, "none"),
+            fused=True,
+            graph=True,
+        ),
+        Runtime("onnx", "ONNX Runtime, plain export", "onnxruntime", onnxruntime, "none"),
+        Runtime("onnx-folded", "ONNX Runtime, norms folded", "onnxruntime", onnxruntime, "bn"),
+        Runtime("onnx-optimized", "ONNX Runtime, all rewrites", "onnxruntime", onnxruntime, "all"),
+        Runtime(
+            "onnx-cudagraph", "ONNX Runtime, all rewrites, CUDA graph", "onnxruntime", onnxruntime, "all", graph=True
+        ),
+        Runtime("openvino", "OpenVINO, all rewrites", "openvino", openvino, "all"),
+        Runtime("tensorrt-plain", "TensorRT, plain export", "tensorrt", tensorrt, "none", fused=True),
+        Runtime("tensorrt-folded", "TensorRT, norms folded", "tensorrt", tensorrt, "bn", fused=True),
+        Runtime("tensorrt", "TensorRT, all rewrites", "tensorrt", tensorrt, "all", fused=True),
+        Runtime(
+            *("tensorrt-cudagraph", "TensorRT, all rewrites, CUDA graph", "tensorrt", tensorrt, "all"),
+            fused=True,
+            graph=True,
+        ),
+    )
 }
-SERVED_ENGINES = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each
-
-RUNTIMES: dict[str, tuple[str, Rewrites]] = {
-    name: (engine_name, rewrites)
-    for engine_name, engine in ENGINES.items()
-    for name, (rewrites, _) in engine.runtimes.items()
-}
-"""Name for `--runtime` -> engine and rewrites."""
+BASELINE = "torch"
+ORT = "ONNX Runtime, float32"
+# Triton's backend -> the runtime that computes the same file in this process.
+SERVED = {RUNTIMES[name].engine: RUNTIMES[name] for name in ("onnx-optimized", "openvino", "tensorrt")}
 
 COMPARED: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn", "cnn")
-ORT = f"{ENGINES['onnxruntime'].label}, float32"
-BASELINE = "torch"
 DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
     "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # all models at batch 5000 in about two minutes
     "cuda": (
@@ -151,6 +142,36 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "fp16")}
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """`threads`: of the CPU, 0 for all cores."""
+
+    network: Network
+    runtime: Runtime = RUNTIMES["onnx-optimized"]
+    precision: Precision = "fp32"
+    threads: int = 0
+    device: Device = "cpu"
+
+    @property
+    def model(self) -> str:
+        return self.network.name
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+        return f"{self.model} {self.runtime.name} {self.precision}"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The candidate's fields in a row of a result."""
+        runtime = {"engine": self.runtime.engine, "rewrites": self.runtime.rewrites}
+        return runtime | {name: getattr(self, name) for name in ("model", "precision", "threads", "device")}
+
+
 DEFAULT = Candidate(shipped_network("vitbn"))
 
 
@@ -159,50 +180,29 @@ def start(program: Program, candidate: Candidate = DEFAULT, sizes: Sizes = (1,))
 
     Raises Unavailable without the library or the device.
     """
-    return ENGINES[candidate.engine].start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
+    return candidate.runtime.start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
 
 
 def candidates(
-    networks: Sequence[Network],
-    runtimes: Sequence[str],
-    precisions: Sequence[Precision],
-    threads: int,
-    device: Device,
+    networks: Sequence[Network], runtimes: Sequence[str], precisions: Sequence[Precision], threads: int, device: Device
 ) -> list[Candidate]:
-    """Every combination. `runtimes`: names for `--runtime`."""
+    """Every combination. `runtimes`: names."""
     return [
-        Candidate(network, engine, precision, threads, device, rewrites)
+        Candidate(network, RUNTIMES[name], precision, threads, device)
         for network in networks
-        for engine, rewrites in map(RUNTIMES.__getitem__, runtimes)
+        for name in runtimes
         for precision in precisions
     ]
 
 
-def name_of(candidate: Candidate) -> str:
-    """The candidate's name in messages."""
-    return f"{candidate.model} {runtime_of(candidate)} {candidate.precision}"
-
-
-def runtime_of(candidate: Candidate) -> str:
-    """The candidate's name for `--runtime`."""
-    engine_and_rewrites = (candidate.engine, candidate.rewrites)
-    return next(name for name, pair in RUNTIMES.items() if pair == engine_and_rewrites)
-
-
-def label_of(candidate: Candidate) -> str:
-    """The candidate's engine and rewrites in tables."""
-    engine = ENGINES[candidate.engine]
-    return f"{engine.label}, {engine.runtimes[runtime_of(candidate)][1]}"
-
-
 def why_not(candidate: Candidate) -> str | None:
     """Why the candidate cannot be measured; None if only the attempt can tell."""
-    engine, precision, device = ENGINES[candidate.engine], candidate.precision, candidate.device
-    precisions = engine.precisions(device)
+    runtime, precision, device = candidate.runtime, candidate.precision, candidate.device
+    precisions = runtime.precisions(device)
     if not precisions:
-        return f"{engine.label} needs another device than {device}"
+        return f"{runtime.library} needs another device than {device}"
     if precision not in precisions:
-        return f"{engine.label} on {device} is measured only in {', '.join(precisions)}"
-    if candidate.engine == "torch-sdpa" and not candidate.config.is_transformer:
+        return f"{runtime.library} on {device} is measured only in {', '.join(precisions)}"
+    if runtime.name == "torch-sdpa" and not candidate.config.is_transformer:
         return "the network has no attention"
     return None

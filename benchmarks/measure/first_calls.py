@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
-from benchmarks.measure.engines import ENGINES, label_of, name_of, runtime_of, start, why_not
+from benchmarks.measure.engines import Candidate, Classify, Program, Sizes, start, why_not
 from benchmarks.measure.progress import count_bar, note, one_line
 from benchmarks.measure.reference import Reference, make_reference, program
 from benchmarks.measure.timed_calls import BUFFERS, Calls, classify
@@ -71,11 +70,11 @@ class Missing:
     def add(self, candidate: Candidate, reason: Exception) -> None:
         self.wrong |= isinstance(reason, EquivalenceError)
         text = one_line(reason)
-        row = {"model": candidate.model, "runtime": runtime_of(candidate), "precision": candidate.precision}
+        row = {"model": candidate.model, "runtime": candidate.runtime.name, "precision": candidate.precision}
         row["reason"] = text
         if row not in self.rows:
             self.rows.append(row)
-            note(f"Not measured: {candidate.model}, {label_of(candidate)}, {candidate.precision}: {text}")
+            note(f"Not measured: {candidate.model}, {candidate.runtime.label}, {candidate.precision}: {text}")
 
 
 def build(reference: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> BuiltCandidate:
@@ -126,16 +125,16 @@ def first_call(built: BuiltCandidate, workload: Workload, memory: bool = False) 
     candidate, batch = built.candidate, workload.batch
     device = candidate.device
     images = built.reference.images(BUFFERS * batch)
-    prepares_nothing = candidate.engine in ("torch", "torch-sdpa") and device == "cpu"
+    prepares_nothing = candidate.runtime.name in ("torch", "torch-sdpa") and device == "cpu"
     part = images[: min(batch, CHECKED) if prepares_nothing else batch]
     before = _device_memory(device)
     start_ns = time.perf_counter_ns()
     logits = classify(built.run, part, batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
     # The other engines have their own allocators.
-    measurable = before is not None and ENGINES[candidate.engine].takes_network
+    measurable = before is not None and candidate.runtime.takes_network
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if measurable else None
-    error = built.reference.check(name_of(candidate), candidate.precision, len(part), logits)
+    error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
     if memory and device == "cpu":
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peak_mb = pool.submit(_peak_memory_mb, built.program, candidate, built.sizes, images[:batch]).result()

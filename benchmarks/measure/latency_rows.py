@@ -10,9 +10,8 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import free, gpu_uuid
-from benchmarks.measure.engines import BASELINE, label_of, runtime_of
+from benchmarks.measure.engines import BASELINE, Candidate
 from benchmarks.measure.first_calls import BuiltCandidate, CalledCandidate, Missing, build_all, first_calls
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.roofline import Limits
@@ -166,7 +165,7 @@ class Rounds:
         network = self._called[name].built.candidate.network
         for other, called in self._called.items():
             candidate = called.built.candidate
-            if (candidate.network, runtime_of(candidate), candidate.precision) == (network, BASELINE, precision):
+            if (candidate.network, candidate.runtime.name, candidate.precision) == (network, BASELINE, precision):
                 return other
         return None
 
@@ -211,8 +210,8 @@ def _row(called: CalledCandidate, durations: Durations, batch: int, limits: Mapp
         "model": candidate.model,
         "depth": config.depth if config.is_transformer else None,
         "dim": config.dim if config.is_transformer else None,
-        "runtime": runtime_of(candidate),
-        "label": label_of(candidate),
+        "runtime": candidate.runtime.name,
+        "label": candidate.runtime.label,
         "precision": candidate.precision,
         "batch": batch,
         "threads": candidate.threads,

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure.candidate import Candidate, Program
-from benchmarks.measure.engines import ENGINES
+from benchmarks.measure.engines import Candidate, Program
 from benchmarks.measure.network import Network
 from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Uint8Network, cleaned_proto, rewrite, to_onnx
 from export.compare_logits import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier
@@ -105,14 +104,14 @@ def make_reference(network: Network) -> Reference:
 
 def program(reference: Reference, candidate: Candidate) -> tuple[Program, int]:
     """The PyTorch network or the ONNX file for the candidate's engine, and its multiply-accumulates per image."""
-    engine, precision = ENGINES[candidate.engine], candidate.precision
-    if engine.takes_network:
+    runtime, precision = candidate.runtime, candidate.precision
+    if runtime.takes_network:
         model = copy.deepcopy(reference.model)
-        if engine.fused:
+        if runtime.fused:
             model.model = with_fused_attention(model.model, reference.config)
         return model.to(getattr(torch, PRECISIONS[precision].dtype)), reference.graph(Form("none"))[1]
-    proto, macs = reference.graph(Form(candidate.rewrites, engine.fused))
-    return _file(reference, proto, precision, engine.kind), macs
+    proto, macs = reference.graph(Form(runtime.rewrites, runtime.fused))
+    return _file(reference, proto, precision, runtime.engine), macs
 
 
 class FusedAttention(Attention):

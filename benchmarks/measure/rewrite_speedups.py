@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
+from benchmarks.measure.engines import RUNTIMES, Candidate
 from benchmarks.measure.network import Network
 from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
 from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Program
+    from benchmarks.measure.engines import Program
     from benchmarks.measure.reference import Reference
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
@@ -76,8 +76,7 @@ def _built(reference: Reference, form: str) -> tuple[Candidate, Program, int]:
     from benchmarks.measure.reference import program, rewritten_file
 
     if form in (EAGER, FUSED_ATTENTION):
-        engine = "torch" if form == EAGER else "torch-sdpa"
-        candidate = Candidate(reference.network, engine, rewrites="none")
+        candidate = Candidate(reference.network, RUNTIMES["torch" if form == EAGER else "torch-sdpa"])
         return candidate, *program(reference, candidate)
     precision: Precision = "int8" if form == INT8 else "fp32"
     candidate = Candidate(reference.network, precision=precision)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from benchmarks.measure.candidate import Candidate, Classify
+from benchmarks.measure.engines import Candidate, Classify
 from export.errors import Unavailable
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 
@@ -33,10 +33,10 @@ def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def on_cuda(data: bytes, candidate: Candidate, graph: bool) -> Classify:
-    """`graph`: calls replay a CUDA graph. Raises Unavailable without the library or the device."""
-    session = cuda_session(data, cuda_options(candidate, graph))
-    return _replayed(session) if graph else _bound_to_cuda(session)
+def on_cuda(data: bytes, candidate: Candidate) -> Classify:
+    """Raises Unavailable without the library or the device."""
+    session = cuda_session(data, cuda_options(candidate))
+    return _replayed(session) if candidate.runtime.graph else _bound_to_cuda(session)
 
 
 def cuda_session(model: bytes | Path, options: dict[str, str]) -> Any:
@@ -54,7 +54,7 @@ def cuda_session(model: bytes | Path, options: dict[str, str]) -> Any:
     return session
 
 
-def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
+def cuda_options(candidate: Candidate) -> dict[str, str]:
     """Options of the provider.
 
     `use_tf32` is off for float32, whose answers TF32 would change. It is on for float16, whose convolutions run on the
@@ -66,7 +66,7 @@ def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
         "cudnn_conv_algo_search": "HEURISTIC",
-        "enable_cuda_graph": str(int(graph)),
+        "enable_cuda_graph": str(int(candidate.runtime.graph)),
         "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
     }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from benchmarks.measure.candidate import Candidate, Classify, Sizes
+from benchmarks.measure.engines import Candidate, Classify, Sizes
 from benchmarks.measure.progress import note, one_line
 from common.plurals import counted
 from export.engines.gpu import require
@@ -32,14 +32,14 @@ TIMINGS: list[bytes] = []
 """TensorRT's timing cache after the last engine; empty before the first."""
 
 
-def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool) -> Classify:
-    """Builds an engine with a profile for each batch size in `sizes`. `graph`: calls replay a CUDA graph.
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
+    """Builds an engine with a profile for each batch size in `sizes`.
 
     Raises Unavailable without the library or the device, EngineError.
     """
     require()
     options = EngineOptions(candidate.precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
-    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
+    return execution(engine_of(data, candidate.config, options), sizes.index, candidate.runtime.graph)
 
 
 @cache

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.errors import Failed
-from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import SERVED_ENGINES, why_not
+from benchmarks.measure.engines import SERVED, Candidate, why_not
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import dataset_options, device_option, digits, json_option, seconds_option
 from benchmarks.measure.progress import count_bar
@@ -42,7 +41,7 @@ CLIENT_CALLS = 300  # single requests over each transport, for the client's part
 
 @click.command()
 @click.option("--model", type=click.Choice(OF_DIGITS), default="vitbn", show_default=True)
-@click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
+@click.option("--engine", type=click.Choice(list(SERVED)), default="onnxruntime", show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
 @click.option(
     "--batch",
@@ -75,7 +74,7 @@ def added(
 
     device = device_of_server(wanted)
     with recording(json_path, cores(), device) as record:
-        candidate = Candidate(shipped_network(model), engine, precision, device=device)
+        candidate = Candidate(shipped_network(model), SERVED[engine], precision, device=device)
         if reason := why_not(candidate):
             raise Failed(reason)
         images = digits(dataset, data_dir).test_images
@@ -111,7 +110,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
         rows: list[dict[str, Any]] = []
         shared_fields = {
             "model": candidate.model,
-            "engine": candidate.engine,
+            "engine": candidate.runtime.engine,
             "precision": candidate.precision,
             "batch_size": batch,
         }

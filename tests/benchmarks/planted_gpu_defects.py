@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,7 +75,7 @@ def cpu_makefile(folder: Path) -> Iterator[None]:
 def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     """The number of each defect, the steps that show it, the Makefile's folder, and a block that plants the defect."""
     backend = sys.modules["serving.backends.onnxruntime.model"]
-    unfused = ("torch", "none")
+    unfused = replace(engines.RUNTIMES["tensorrt-plain"], fused=False)
     yield "1", [], folder, cpu_makefile(folder)
     with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_dry_run, "_rehearsed", lambda *_: ()):
         yield "2", list(gpu.steps(folder)), ROOT, nullcontext()

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measure.candidate import Candidate, Classify, Sizes
-from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, candidates, label_of, name_of, runtime_of, why_not
+from benchmarks.measure.engines import RUNTIMES, Candidate, Classify, Runtime, Sizes, candidates, why_not
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.reference import make_reference
@@ -17,9 +16,7 @@ from models.checkpoints.checkpoint import read_config
 from models.networks.config import ModelConfig
 
 SMALL = Network("vitbn", ModelConfig(depth=2, dim=16, heads=2, dim_head=8))
-ON_THE_CPU = [
-    name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].precisions("cpu") and "compile" not in name
-]
+ON_THE_CPU = [name for name, runtime in RUNTIMES.items() if runtime.precisions("cpu") and "compile" not in name]
 
 
 small = cache(lambda: make_reference(SMALL))
@@ -29,14 +26,14 @@ def answers(candidate: Candidate) -> float:
     """The largest error of 7 images' logits."""
     reference = small()
     logits = build(reference, candidate, (7,)).run(reference.proof_images[:7].copy())
-    return reference.check(name_of(candidate), "fp32", 7, logits)
+    return reference.check(candidate.name, "fp32", 7, logits)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ON_THE_CPU if name != "torch-compile"])  # which takes minutes
 def test_a_candidate_of_every_engine_classifies(name: str) -> None:
     (candidate,) = candidates([SMALL], [name], ["fp32"], 1, "cpu")
-    assert (runtime_of(candidate), label_of(candidate).partition(",")[0]) == (name, ENGINES[candidate.engine].label)
+    assert candidate.name == f"vitbn {name} fp32"
     assert answers(candidate) < 1e-4
 
 
@@ -50,13 +47,12 @@ def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeyp
     kind: Any = "evaluator"
     table: Any = PRECISIONS
     monkeypatch.setitem(table, "fp32", replace(PRECISIONS["fp32"], cpu=(kind,)))
-    engine = Engine("ONNX's evaluator", kind, evaluate, runtimes={"evaluator": ("all", "all rewrites")})
-    monkeypatch.setitem(ENGINES, "evaluator", engine)
-    monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
+    runtime = Runtime("evaluator", "ONNX's evaluator, all rewrites", kind, evaluate, "all")
+    monkeypatch.setitem(RUNTIMES, "evaluator", runtime)
     (candidate,) = candidates([SMALL], ["evaluator"], ["fp32"], 1, "cpu")
-    assert (name_of(candidate), label_of(candidate)) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
+    assert candidate.name == "vitbn evaluator fp32"
     assert answers(candidate) < 1e-4
-    assert why_not(Candidate(SMALL, "evaluator", "bf16")) == "ONNX's evaluator on cpu is measured only in fp32"
+    assert why_not(Candidate(SMALL, runtime, "bf16")) == "ONNX's evaluator on cpu is measured only in fp32"
 
 
 def test_a_name_stands_for_the_shipped_network() -> None:
@@ -68,9 +64,9 @@ def test_a_name_stands_for_the_shipped_network() -> None:
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        (Candidate(SMALL, "tensorrt"), "TensorRT needs another device than cpu"),
-        (Candidate(SMALL, "onnxruntime", "fp16"), "ONNX Runtime on cpu is measured only in fp32, in"),
-        (Candidate(Network("cnn", ModelConfig(model="cnn")), "torch-sdpa"), "the network has no attention"),
+        (Candidate(SMALL, RUNTIMES["tensorrt"]), "TensorRT needs another device than cpu"),
+        (Candidate(SMALL, precision="fp16"), "ONNX Runtime on cpu is measured only in fp32, in"),
+        (Candidate(Network("cnn", ModelConfig(model="cnn")), RUNTIMES["torch-sdpa"]), "the network has no attention"),
     ],
 )
 def test_a_candidate_that_cannot_be_measured_is_refused_before_it_is_built(candidate: Candidate, reason: str) -> None:

@@ -9,7 +9,7 @@ from gpu_faults import candidates
 
 from benchmarks.load.published_candidates import publish
 from benchmarks.measure import run_tensorrt
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import SERVED, Candidate
 from benchmarks.measure.network import shipped_network
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import Step, check, gpu, steps
@@ -82,8 +82,9 @@ def test_a_plan_without_a_needed_candidate_is_a_fault(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_server_gets_no_engine_in_a_precision_that_export_does_not_check(precision: Any, tmp_path: Path) -> None:
+    candidate = Candidate(shipped_network("vitbn-tiny"), SERVED["tensorrt"], precision, device="cuda")
     with pytest.raises(Unavailable, match="TensorRT is served only in fp32, tf32, fp16"):
-        publish(Candidate(shipped_network("vitbn-tiny"), "tensorrt", precision, device="cuda"), tmp_path, {"it": None})
+        publish(candidate, tmp_path, {"it": None})
     assert not list(tmp_path.iterdir())
 
 

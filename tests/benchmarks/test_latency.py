@@ -13,8 +13,7 @@ from commands import failure, measured, told
 from benchmarks.latency import latency
 from benchmarks.measure import devices, latency_rows
 from benchmarks.measure import reference as module
-from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, RUNTIMES, candidates, label_of
+from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, RUNTIMES, Candidate
 from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.network import Network
 from benchmarks.measure.reference import make_reference
@@ -94,8 +93,8 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert not rows & missing
     assert ("torch", "bf16") in rows
     for row in written["missing"]:
-        (left_out,) = candidates([Network("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
-        assert f"Not measured: cnn, {label_of(left_out)}, {row['precision']}: {row['reason']}" in printed
+        label = RUNTIMES[row["runtime"]].label
+        assert f"Not measured: cnn, {label}, {row['precision']}: {row['reason']}" in printed
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
     assert reasons["torch-sdpa"] == "the network has no attention"
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
@@ -175,7 +174,7 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
 
 def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
-    built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), rewrites="none"))
+    built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig())))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
     run = latency_rows.Rounds(ready, Workload(1), 1, "", Missing())
     run._monitor = SimpleNamespace(readings=[])
@@ -265,8 +264,7 @@ def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None
 
 def test_the_table_of_runtimes_is_whole() -> None:
     assert all(set(runtimes) <= set(RUNTIMES) for runtimes in DEFAULT_RUNTIMES.values())
-    assert len(RUNTIMES) == len(set(RUNTIMES.values())), "a candidate has one name"
-    assert all(engine.precisions("cpu") or engine.precisions("cuda") for engine in ENGINES.values())
+    assert all(runtime.precisions("cpu") or runtime.precisions("cuda") for runtime in RUNTIMES.values())
     assert set(COMPARED) == {"vit", "vitbnffn", "vitbn", "cnn"}
 
 

@@ -13,7 +13,7 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate
 from benchmarks.measure.network import Network
 from benchmarks.throughput import throughput
 from models.checkpoints.checkpoint import save

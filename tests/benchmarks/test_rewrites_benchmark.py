@@ -5,7 +5,7 @@ import pytest
 from commands import measured
 
 from benchmarks.measure import rewrite_speedups, workload
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
 from benchmarks.measure.timing import Durations

@@ -24,8 +24,8 @@ from benchmarks.load import by_perf_analyzer, compared_loads, in_process, publis
 from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import Published
 from benchmarks.measure import engines
-from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
+from benchmarks.measure.engines import SERVED, Candidate
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.run import Run
 from benchmarks.measure.workload import Workload
@@ -180,7 +180,7 @@ def test_a_refused_load_is_left_out_with_its_reason() -> None:
 
 
 def test_a_cell_that_fails_costs_no_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    good, wrong, bad = (Candidate(SHIPPED_VIT, engine) for engine in ("onnxruntime", "tensorrt", "openvino"))
+    good, wrong, bad = (Candidate(SHIPPED_VIT, SERVED[engine]) for engine in ("onnxruntime", "tensorrt", "openvino"))
     calls = []
 
     def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
@@ -220,7 +220,7 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(compared_loads.run([(Candidate(SHIPPED_VIT, "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
+        next(compared_loads.run([(Candidate(SHIPPED_VIT, SERVED["tensorrt"]), Workload(1, 1, protocol="grpc"))], 1, 1))
 
 
 def test_candidates_that_differ_in_their_threads_share_an_export(
@@ -254,7 +254,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         return "the plan"
 
     monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
-    copy = in_process.start_instance(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, "tensorrt"))
+    copy = in_process.start_instance(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, SERVED["tensorrt"]))
     assert copy.run == "the plan"
     assert executions == [(b"plan", 0, 0)]
 

@@ -27,7 +27,7 @@ from gpu_faults import configuration, engines, plan, rows
 from stub_device import install
 from stub_tensorrt import FAULT, USED
 
-from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Candidate
 from benchmarks.measure.workload import Workload
 from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 
@@ -184,17 +184,17 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
     from benchmarks.load.compared_loads import publish_all
     from benchmarks.load.labels import served_name
     from benchmarks.load.published_candidates import check
-    from benchmarks.measure.engines import name_of, start
+    from benchmarks.measure.engines import start
     from benchmarks.measure.progress import one_line
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         published, lost = publish_all(cells, folder / "models")
-        faults = [f"throughput.py: {name_of(candidate)}: {one_line(error)}" for (candidate, _), error in lost.items()]
+        faults = [f"throughput.py: {candidate.name}: {one_line(error)}" for (candidate, _), error in lost.items()]
         for candidate, files in published.items():
             images = candidate.network.examples(4)
             copy = in_process.start_instance(files, candidate)
-            check(name_of(candidate), copy.logits(images, 4), start(files.data)(images), candidate.precision)
+            check(candidate.name, copy.logits(images, 4), start(files.data)(images), candidate.precision)
         server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")
         for candidate, workload in cells:
             if candidate not in published:

@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def one_difference() -> Iterator[str]:
     from benchmarks.measure.engines import RUNTIMES
 
     plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
-    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "bn"):
+    if replace(plain, name=folded.name, label=folded.label, rewrites="bn") != folded or plain.rewrites != "none":
         yield f"tensorrt-plain, tensorrt-folded: expected the folding as their one difference, found {plain}, {folded}"
 
 

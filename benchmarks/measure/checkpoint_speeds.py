@@ -9,7 +9,7 @@ from benchmarks.measure.engines import Candidate
 from benchmarks.measure.network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
-from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
+from benchmarks.measure.timing import Durations, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
 from models.checkpoints.checkpoint import Checkpoint, load
 
@@ -48,7 +48,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
                 "way": str(way),
             }
         )
-    finished_rounds(lambda: time_interleaved(runs, seconds, "measuring"), lambda measured: add(_timed(rows, measured)))
+    time_interleaved(runs, seconds, "measuring", use=lambda measured: add(_timed(rows, measured)))
 
 
 def images_per_s(checkpoint: Path) -> float:

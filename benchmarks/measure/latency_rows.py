@@ -22,7 +22,6 @@ from benchmarks.measure.timing import (
     ON_A_GPU,
     Durations,
     Slowed,
-    finished_rounds,
     is_stable,
     ratio_with_interval,
     time_interleaved,
@@ -91,7 +90,7 @@ class Comparison:
             self._record.update([*self.rows, *self.missing.rows], self._limits.best)
             self._show(rows)
 
-        finished_rounds(rounds.timed, add)
+        rounds.time(add)
 
 
 @dataclass
@@ -111,11 +110,11 @@ class Rounds:
         if self._monitor:
             self._protocol = replace(self._protocol, accept=self._monitor.undisturbed)
 
-    def timed(self) -> dict[str, Durations]:
-        """Times all candidates; without a candidate that fails, it starts over."""
-        while self._called:
+    def time(self, use: Callable[[dict[str, Durations]], object]) -> None:
+        """Times all candidates; without a candidate that fails, it starts over. `use`: as in `time_interleaved`."""
+        while True:
             try:
-                return self._interleaved()
+                return self._interleaved(use)
             except _Failed as failed:
                 self._missing.add(self._called.pop(failed.name).built.candidate, failed.reason)
                 self._forget()
@@ -124,7 +123,6 @@ class Rounds:
                 for called in self._called.values():
                     self._missing.add(called.built.candidate, reason)
                 self._called.clear()
-        return {}
 
     def rows(self, measured: Mapping[str, Durations], limits: Mapping[str, Any]) -> list[Row]:
         """JSON-ready rows. `limits`: as `roofline.limits` returns them."""
@@ -143,14 +141,14 @@ class Rounds:
             rows.append(_row(called, measured[name], self._workload.batch, limits) | row)
         return rows
 
-    def _interleaved(self) -> dict[str, Durations]:
+    def _interleaved(self, use: Callable[[dict[str, Durations]], object]) -> None:
         runs = {name: partial(_call, name, called.calls) for name, called in self._called.items()}
         if self._on_a_gpu:
             for name, called in self._called.items():
                 with_copies = called.calls.with_copies, called.calls.overlapped
                 for suffix, call in zip(COPIES.values(), with_copies, strict=True):
                     runs[f"{name}{suffix}"] = partial(_call, name, call)
-        return time_interleaved(
+        time_interleaved(
             runs,
             self._seconds,
             self._title,
@@ -158,6 +156,7 @@ class Rounds:
             enough=lambda so_far: all(self._stable(so_far, name) for name in self._called),
             warm_up_ns={name: called.warm_ns for name, called in self._called.items() if called.warm_ns},
             protocol=self._protocol,
+            use=use,
         )
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:

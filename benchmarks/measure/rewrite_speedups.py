@@ -47,7 +47,7 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     from benchmarks.measure.progress import steps
     from benchmarks.measure.reference import make_reference
     from benchmarks.measure.roofline import gemms
-    from benchmarks.measure.timing import finished_rounds, time_interleaved
+    from benchmarks.measure.timing import time_interleaved
 
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
@@ -64,10 +64,11 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
             row = {"name": f"{model}, {form}, {kind}", "model": model, "candidate": form, "kind": kind}
             runs[row["name"]] = runner(program, candidate, way, images)
             rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * IMAGES})
-    finished_rounds(
-        lambda: time_interleaved(runs, seconds, f"depth {depth}", ROUNDS),
-        lambda measured: add(*({"at_depth": depth, "images": IMAGES, **row} for row in timed_rows(rows, measured))),
-    )
+
+    def use(measured: Mapping[str, Durations]) -> None:
+        add(*({"at_depth": depth, "images": IMAGES, **row} for row in timed_rows(rows, measured)))
+
+    time_interleaved(runs, seconds, f"depth {depth}", ROUNDS, use=use)
 
 
 def _built(reference: Reference, form: str) -> tuple[Candidate, Program, int]:

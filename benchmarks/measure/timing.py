@@ -88,14 +88,6 @@ class Slowed(click.ClickException):
     """The device slowed itself down in every round."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C after at least one round. `measured`: the finished rounds."""
-
-    def __init__(self, measured: dict[str, Durations]) -> None:
-        super().__init__("interrupted")
-        self.measured = measured
-
-
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
     """The ratio of two candidates' samples of the same rounds. Raises ValueError if their numbers differ or are 0."""
     return ratio_of_rounds(numerator.samples_ns, denominator.samples_ns)
@@ -136,14 +128,16 @@ def time_interleaved(
     enough: Callable[[Mapping[str, Durations]], bool] = lambda measured: False,
     warm_up_ns: Mapping[str, int] = MappingProxyType({}),
     protocol: Protocol = ON_A_CPU,
+    use: Callable[[dict[str, Durations]], object] = lambda measured: None,
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
     Stops early once `enough(measured)` is true. `warm_up_ns`: how long the warm-up of candidates took that are warm
-    already; the others get a call. Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses
-    all rounds.
+    already; the others get a call. `use` gets what is returned; at Ctrl-C the finished rounds, if there are any. Raises
+    Slowed if `protocol` refuses all rounds.
     """
     if not candidates:
+        use({})
         return {}
     cold = {name: time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
@@ -169,13 +163,14 @@ def time_interleaved(
                     next_check = -(-rounds.counted * 5 // 4)
                     if enough(rounds.durations()):
                         break
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             if rounds.counted:
-                raise Interrupted(rounds.durations()) from stop
+                use(rounds.durations())
             raise
     if not rounds.counted:
         raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
-    return rounds.durations()
+    use(measured := rounds.durations())
+    return measured
 
 
 class _Turns:
@@ -225,16 +220,6 @@ class _Turns:
             name: replace(_durations([turns[index] for index in quickest]), slower_rounds=slower)
             for name, turns in self._turns.items()
         }
-
-
-def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Passes the result of `measure()` to `use`. At Ctrl-C passes the finished rounds and raises Interrupted."""
-    try:
-        measured = measure()
-    except Interrupted as stop:
-        use(stop.measured)
-        raise
-    use(measured)
 
 
 def _limited(min_rounds: int, budget_s: float) -> Schedule:

@@ -90,7 +90,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
     from benchmarks.load import in_process
     from benchmarks.load.published_candidates import check, publish, server_arguments
     from benchmarks.measure.engines import start
-    from benchmarks.measure.timing import finished_rounds, time_interleaved
+    from benchmarks.measure.timing import time_interleaved
     from clients.classifier import Classifier
     from serving.local_server import running_server
 
@@ -124,7 +124,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
                 rows.extend(shared_fields | row for row in _rows(measured, count))
                 record.update(rows)
 
-            finished_rounds(partial(time_interleaved, calls, seconds, f"{count} images a call"), add)
+            time_interleaved(calls, seconds, f"{count} images a call", use=add)
         statistics_url = f"http://{server.http_url}/v2/models/{candidate.model}/stats"
         for name, samples in _client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))

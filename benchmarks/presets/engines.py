@@ -47,16 +47,13 @@ class LoadedModel:
 @recorded("engines")
 def engines(record: Record, model: str, dataset: str, data_dir: Path | None, seconds: float) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""
-    from benchmarks.measure.timing import finished_rounds, time_interleaved
+    from benchmarks.measure.timing import time_interleaved
     from export.precision import accuracy
 
     data, classifiers = digits(dataset, data_dir), _classifiers(model)
     accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
     calls = _calls(classifiers, data.test_images)
-    finished_rounds(
-        lambda: time_interleaved(calls, seconds, "engines"),
-        lambda measured: record.update(_rows(model, accuracies, measured)),
-    )
+    time_interleaved(calls, seconds, "engines", use=lambda measured: record.update(_rows(model, accuracies, measured)))
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,16 +180,15 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
     run = latency_rows.Rounds(ready, Workload(1), 1, "", Missing())
     run._monitor = SimpleNamespace(readings=[])
 
-    def attempt() -> dict[str, Any]:
+    def attempt(use: Callable[[dict[str, Any]], None]) -> None:
         run._monitor.readings.append(len(ready))
         call.device_ms.append(float(len(ready)))
         run._end_round(True)
         if len(ready) == 2:
             raise latency_rows._Failed("a", RuntimeError("out of memory"))
-        return {}
 
     monkeypatch.setattr(run, "_interleaved", attempt)
-    assert run.timed() == {}
+    run.time(print)
     assert (run._monitor.readings, call.device_ms, call.counted) == ([1], [1.0], 1)
 
 

@@ -19,12 +19,13 @@ from benchmarks.measure.options import (
     checkpoint_options,
     chosen,
     digits,
-    json_option,
     models_to_measure,
     names_option,
     user_networks,
 )
 from benchmarks.measure.progress import note
+from benchmarks.measure.run import Record
+from benchmarks.reporting.recorded_command import recorded
 from export.compare_logits import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
@@ -53,8 +54,9 @@ PRECISION_IN_NAMES = {"fp32": "", "fp16": ", fp16", "bf16": ", bfloat16", "int8"
     multiple=True,
     help="Measure this model of a repository as clients see it, such as triton_repo/vit, on --dataset; repeatable.",
 )
-@json_option
+@recorded()
 def accuracy(
+    record: Record,
     models: tuple[str, ...],
     conditions: bool,
     brought: bool,
@@ -62,35 +64,32 @@ def accuracy(
     dataset: str | None,
     data_dir: Path | None,
     published: tuple[Path, ...],
-    json_path: Path | None,
 ) -> None:
     """Measure networks, shipped or yours, in every runtime and precision that this machine has."""
     if published:
         _check_alone(dataset, models or checkpoints or conditions or brought)
     from benchmarks.measure.published_accuracy import published_row
-    from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
 
     if conditions and brought:
         raise click.UsageError("expected --conditions or --brought, found both")
     if published and dataset:
-        with recording(json_path, 1) as record:
-            for folder in published:
-                record.add(row := published_row(folder, dataset, data_dir))
-                click.echo(_accuracy_line(row))
+        record.threads = 1
+        for folder in published:
+            record.add(row := published_row(folder, dataset, data_dir))
+            click.echo(_accuracy_line(row))
         return
     table = "conditions" if conditions else "brought" if brought else "accuracy"
     default = COMPARED if table == "accuracy" else OF_DIGITS
     from_checkpoints = user_networks(checkpoints, dataset, data_dir)
     names = models_to_measure(chosen(models, SHIPPED) or default, from_checkpoints)
     networks = [*(Network(name, shipped(name), True, dataset, data_dir) for name in names), *from_checkpoints]
-    with recording(json_path, cores()) as record:
-        if table == "accuracy":
-            rows = _on_data(networks)
-        else:
-            rows = _on_digits(table, networks, digits(dataset or "mnist", data_dir))
-        for row in rows:
-            record.add(row)
+    if table == "accuracy":
+        rows = _on_data(networks)
+    else:
+        rows = _on_digits(table, networks, digits(dataset or "mnist", data_dir))
+    for row in rows:
+        record.add(row)
     click.echo(show(record.run(), table))
 
 

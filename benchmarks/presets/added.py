@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.errors import Failed
-from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import SERVED, Candidate, why_not
 from benchmarks.measure.network import shipped_network
-from benchmarks.measure.options import dataset_options, device_option, digits, json_option, seconds_option
-from benchmarks.measure.progress import count_bar
+from benchmarks.measure.options import dataset_options, device_option, digits, seconds_option
+from benchmarks.measure.progress import steps
+from benchmarks.measure.run import Record
 from benchmarks.measure.workload import IN_PROCESS, LARGEST_BATCH
+from benchmarks.reporting.recorded_command import recorded
 from clients.options import DEFAULTS, Options
 from export.precision_table import PRECISIONS
 from models.catalog import OF_DIGITS
 
 if TYPE_CHECKING:
-    from benchmarks.measure.run import Record
     from benchmarks.measure.timing import Durations
     from clients.classifier import Classifier
     from export.compare_logits import Images
@@ -54,8 +54,9 @@ CLIENT_CALLS = 300  # single requests over each transport, for the client's part
 @dataset_options
 @seconds_option(30, "At most, per table; three rounds in any case.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
-@json_option
+@recorded("added", "streamed")
 def added(
+    record: Record,
     model: str,
     engine: Any,
     precision: Any,
@@ -65,21 +66,15 @@ def added(
     data_dir: Path | None,
     seconds: float,
     streamed: int,
-    json_path: Path | None,
 ) -> None:
     """Time all test images in one `classify` call, and single images, against the same file in process."""
     from benchmarks.load.published_candidates import device_of_server
-    from benchmarks.measure.run import recording
-    from benchmarks.reporting.tables import show
 
-    device = device_of_server(wanted)
-    with recording(json_path, cores(), device) as record:
-        candidate = Candidate(shipped_network(model), SERVED[engine], precision, device=device)
-        if reason := why_not(candidate):
-            raise Failed(reason)
-        images = digits(dataset, data_dir).test_images
-        _measure(candidate, batch, images, seconds, streamed, record)
-    click.echo(show(record.run(), "added", "streamed"))
+    record.device = device = device_of_server(wanted)
+    candidate = Candidate(shipped_network(model), SERVED[engine], precision, device=device)
+    if reason := why_not(candidate):
+        raise Failed(reason)
+    _measure(candidate, batch, digits(dataset, data_dir).test_images, seconds, streamed, record)
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
@@ -162,11 +157,11 @@ def _client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, 
 def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
     """Streams `count` images, the given ones repeated, and yields STREAM_STEPS readings of this process's memory."""
     answers = classifier.stream(images[i % len(images)] for i in range(count))
-    with count_bar("Streaming", count, "images") as advance:
-        for step in range(1, STREAM_STEPS + 1 if count else 1):
-            advance(sum(1 for _ in islice(answers, count // STREAM_STEPS)))
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            yield {"images": step * (count // STREAM_STEPS), "resident_mb": pages * resource.getpagesize() / 1e6}
+    part = count // STREAM_STEPS
+    for step in steps(range(1, STREAM_STEPS + 1 if count else 1), f"Streaming: {count:,} images"):
+        streamed = step * sum(1 for _ in islice(answers, part))
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        yield {"images": streamed, "resident_mb": pages * resource.getpagesize() / 1e6}
 
 
 def _rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from benchmarks.measure.options import (
     user_networks,
 )
 from benchmarks.measure.run import Record
-from benchmarks.measure.workload import Workload
 from benchmarks.reporting.recorded_command import recorded
 from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED
@@ -64,7 +63,6 @@ CAVEAT = (
 @device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @seconds_option(180, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
-@click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @checkpoint_options
 @recorded()
@@ -78,7 +76,6 @@ def latency(
     wanted: str,
     threads: int | None,
     seconds: float,
-    memory: bool,
     published: bool,
     checkpoints: tuple[Path, ...],
     dataset: str | None,
@@ -102,8 +99,7 @@ def latency(
     runtimes = chosen(runtimes, RUNTIMES) or DEFAULT_RUNTIMES[device]
     precisions = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
     compared = candidates(networks, runtimes, precisions, threads, device)
-    workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
-    return int(_compare(compared, workloads, seconds, memory, published, record))
+    return int(_compare(compared, batches or (DEFAULT_BATCH,), seconds, published, record))
 
 
 def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
@@ -124,9 +120,8 @@ def _network(name: str, depth: int | None, published: bool) -> Network:
 
 def _compare(
     candidates: Sequence[Candidate],
-    workloads: Sequence[Workload],
+    batches: Sequence[int],
     seconds: float,
-    memory: bool,
     published: bool,
     record: Record,
 ) -> bool:
@@ -143,7 +138,7 @@ def _compare(
     groups = [models] if device == "cpu" else [[model] for model in models]
     for group in groups:
         of_group = [candidate for candidate in candidates if candidate.model in group]
-        comparison.measure(of_group, workloads, seconds, memory=memory)
+        comparison.measure(of_group, batches, seconds)
     comparison.finish()
     rows, missing = comparison.rows, comparison.missing
     for line in closing_lines(rows, missing.rows, limits.best, CAVEAT if published else None):

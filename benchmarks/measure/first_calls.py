@@ -5,22 +5,17 @@ In: candidates. Out: candidates that answered correctly; the others go to `Missi
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 
 from benchmarks.measure.engines import Candidate, Classify, Program, Sizes, start, why_not
-from benchmarks.measure.progress import count_bar, note, one_line
+from benchmarks.measure.progress import note, one_line, steps
 from benchmarks.measure.reference import Reference, make_reference, program
 from benchmarks.measure.timed_calls import BUFFERS, Calls, classify
-from benchmarks.measure.workload import Workload
-from export.compare_logits import EquivalenceError, Images
+from export.compare_logits import EquivalenceError
 from export.errors import Unavailable
 from export.precision_table import Device
 
@@ -29,14 +24,13 @@ CHECKED = 512  # images; all 5,000 would take PyTorch eager a minute per model
 
 @dataclass(frozen=True)
 class BuiltCandidate:
-    """A candidate whose engine has started. `macs`: per image. `sizes`: the batch sizes that it was built for."""
+    """A candidate whose engine has started. `macs`: per image."""
 
     candidate: Candidate
     reference: Reference
     program: Program
     run: Classify
     macs: int
-    sizes: Sizes
 
     @property
     def weight_bytes(self) -> int:
@@ -82,48 +76,40 @@ def build(reference: Reference, candidate: Candidate, sizes: Sizes = (1,)) -> Bu
     if reason := why_not(candidate):
         raise Unavailable(reason)
     engine_input, macs = program(reference, candidate)
-    return BuiltCandidate(candidate, reference, engine_input, start(engine_input, candidate, sizes), macs, sizes)
+    return BuiltCandidate(candidate, reference, engine_input, start(engine_input, candidate, sizes), macs)
 
 
-def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[BuiltCandidate]:
-    """Builds the candidates for the batch sizes of `workloads`; a candidate that fails goes to `missing`."""
+def build_all(candidates: Sequence[Candidate], batches: Sequence[int], missing: Missing) -> list[BuiltCandidate]:
+    """Builds the candidates for all batch sizes; a candidate that fails goes to `missing`."""
     built = []
-    sizes = tuple(sorted({workload.batch for workload in workloads}))
+    sizes = tuple(sorted({*batches}))
     networks = dict.fromkeys(candidate.network for candidate in candidates)
     references = {network: make_reference(network) for network in networks}
-    with count_bar("Building and exporting", len(candidates), "candidates") as advance:
-        for candidate in candidates:
-            try:
-                built.append(build(references[candidate.network], candidate, sizes))
-            except Exception as reason:  # engines raise anything; the other candidates go on
-                missing.add(candidate, reason)
-            advance(1)
+    for candidate in steps(candidates, f"Building and exporting: {len(candidates)} candidates"):
+        try:
+            built.append(build(references[candidate.network], candidate, sizes))
+        except Exception as reason:  # engines raise anything; the other candidates go on
+            missing.add(candidate, reason)
     return built
 
 
-def first_calls(
-    built: Sequence[BuiltCandidate], workload: Workload, title: str, missing: Missing, memory: bool = False
-) -> list[CalledCandidate]:
-    """Calls the candidates; those that fail or answer wrongly go to `missing`. `memory`: as in `first_call`."""
+def first_calls(built: Sequence[BuiltCandidate], batch: int, title: str, missing: Missing) -> list[CalledCandidate]:
+    """Calls the candidates; those that fail or answer wrongly go to `missing`."""
     called = []
-    with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
-        for candidate in built:
-            try:
-                called.append(first_call(candidate, workload, memory))
-            except Exception as reason:  # engines raise anything
-                missing.add(candidate.candidate, reason)
-            advance(1)
+    for candidate in steps(built, f"{title}: first calls: {len(built)} candidates"):
+        try:
+            called.append(first_call(candidate, batch))
+        except Exception as reason:  # engines raise anything
+            missing.add(candidate.candidate, reason)
     return called
 
 
-def first_call(built: BuiltCandidate, workload: Workload, memory: bool = False) -> CalledCandidate:
+def first_call(built: BuiltCandidate, batch: int) -> CalledCandidate:
     """Times the first call, compilation included, and checks its logits. Raises EquivalenceError.
 
-    PyTorch eager on the CPU prepares nothing for a batch, so it gets at most `CHECKED` images. `memory`: also measures
-    the peak memory on the CPU, in a process for this candidate alone.
+    PyTorch eager on the CPU prepares nothing for a batch, so it gets at most `CHECKED` images.
     """
-    candidate, batch = built.candidate, workload.batch
-    device = candidate.device
+    candidate, device = built.candidate, built.candidate.device
     images = built.reference.images(BUFFERS * batch)
     prepares_nothing = candidate.runtime.name in ("torch", "torch-sdpa") and device == "cpu"
     part = images[: min(batch, CHECKED) if prepares_nothing else batch]
@@ -135,9 +121,6 @@ def first_call(built: BuiltCandidate, workload: Workload, memory: bool = False) 
     measurable = before is not None and candidate.runtime.takes_network
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if measurable else None
     error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
-    if memory and device == "cpu":
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            peak_mb = pool.submit(_peak_memory_mb, built.program, candidate, built.sizes, images[:batch]).result()
     calls = Calls(built.run, images, batch, device)
     warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
     return CalledCandidate(built, calls, first_call_ns, warm_ns, error, peak_mb)
@@ -149,11 +132,3 @@ def _device_memory(device: Device) -> int | None:
         return None
     torch.cuda.reset_peak_memory_stats()
     return int(torch.cuda.memory_allocated())
-
-
-def _peak_memory_mb(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> float:
-    """The peak memory of this process, libraries included, after it has classified the images."""
-    classify(start(program, candidate, sizes), images, len(images), candidate.device)
-    # Not getrusage: its maximum includes the parent's memory at the fork.
-    status = Path("/proc/self/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / 1e6

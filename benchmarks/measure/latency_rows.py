@@ -26,7 +26,6 @@ from benchmarks.measure.timing import (
     ratio_with_interval,
     time_interleaved,
 )
-from benchmarks.measure.workload import Workload
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 
@@ -47,21 +46,19 @@ class Comparison:
     def measure(
         self,
         candidates: Sequence[Candidate],
-        workloads: Sequence[Workload],
+        batches: Sequence[int],
         seconds: float,
         title: str | None = None,
-        memory: bool = False,
         **fields: Any,
     ) -> None:
-        """Adds a row for each candidate and workload, also after Ctrl-C; then frees the candidates' memory.
+        """Adds a row for each candidate and batch size, also after Ctrl-C; then frees the candidates' memory.
 
-        `seconds`: for the rounds of a workload. `memory`: as in `first_call`. `fields`: of all these rows. A candidate
-        that fails becomes missing, and the others begin again. If the device slows itself down in every round, all
-        become missing.
+        `seconds`: for the rounds of a batch size. `fields`: of all these rows. A candidate that fails becomes missing,
+        and the others begin again. If the device slows itself down in every round, all become missing.
         """
-        built = build_all(candidates, workloads, self.missing)
-        for workload in workloads if built else ():
-            self._measure(built, workload, seconds, title or f"batch {workload.batch}", memory, fields)
+        built = build_all(candidates, batches, self.missing)
+        for batch in batches if built else ():
+            self._measure(built, batch, seconds, title or f"batch {batch}", fields)
         del built
         free()
 
@@ -74,15 +71,14 @@ class Comparison:
     def _measure(
         self,
         built: Sequence[BuiltCandidate],
-        workload: Workload,
+        batch: int,
         seconds: float,
         title: str,
-        memory: bool,
         fields: Mapping[str, Any],
     ) -> None:
-        candidates = first_calls(built, workload, title, self.missing, memory)
+        candidates = first_calls(built, batch, title, self.missing)
         called = {str(i): candidate for i, candidate in enumerate(candidates)}
-        rounds = Rounds(called, workload, seconds, title, self.missing)
+        rounds = Rounds(called, batch, seconds, title, self.missing)
 
         def add(measured: dict[str, Durations]) -> None:
             rows = [{**fields, **row} for row in rounds.rows(measured, self._limits.measure_again())]
@@ -98,7 +94,7 @@ class Rounds:
     """The timed rounds of candidates on a device. `_called`: by their names in the rounds."""
 
     _called: dict[str, CalledCandidate]
-    _workload: Workload
+    _batch: int
     _seconds: float
     _title: str
     _missing: Missing
@@ -138,7 +134,7 @@ class Rounds:
             for key, suffix in COPIES.items():
                 if copies := measured.get(f"{name}{suffix}"):
                     row[key] = copies.percentile_ms(50)
-            rows.append(_row(called, measured[name], self._workload.batch, limits) | row)
+            rows.append(_row(called, measured[name], self._batch, limits) | row)
         return rows
 
     def _interleaved(self, use: Callable[[dict[str, Durations]], object]) -> None:

@@ -18,11 +18,6 @@ def note(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _begin(title: str) -> None:
-    if title and not sys.stderr.isatty():
-        note(f"{title} …")
-
-
 def one_line(error: Exception) -> str:
     """The first line of an error's message, with the error's type if the type is not the project's.
 
@@ -36,19 +31,10 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
     """The items, with progress as they are consumed."""
     from tqdm import tqdm
 
-    _begin(title)
+    if not sys.stderr.isatty():
+        note(f"{title} …")
     bar: Iterable[T] = tqdm(items, desc=title, leave=False, disable=None)
     return bar
-
-
-@contextmanager
-def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
-    """Yields a function that advances the bar by a number of units."""
-    from tqdm import tqdm
-
-    _begin(f"{title}: {total:,} {unit}")
-    with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:
-        yield bar.update
 
 
 @contextmanager

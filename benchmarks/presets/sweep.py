@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, candidates
 from benchmarks.measure.network import Network
-from benchmarks.measure.options import json_option, seconds_option
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.options import seconds_option
+from benchmarks.measure.run import Record, Row
+from benchmarks.reporting.recorded_command import recorded
 from models.networks.config import ModelConfig
-
-if TYPE_CHECKING:
-    from benchmarks.measure.run import Row
 
 RUNTIMES = ("torch", "onnx-optimized")
 DEPTH = 6  # blocks on the axes of batch size and width
@@ -29,31 +25,29 @@ AXIS_BATCH = 64  # images per call on the axes of depth and width
 
 @click.command()
 @seconds_option(60, "At most, for the rounds of all; three rounds of each in any case.")
-@json_option
-@click.pass_context
-def sweep(context: click.Context, seconds: float, json_path: Path | None) -> None:
+@recorded()
+def sweep(record: Record, seconds: float) -> int:
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.devices import choose
     from benchmarks.measure.latency_rows import Comparison
     from benchmarks.measure.roofline import Limits
-    from benchmarks.measure.run import recording
     from benchmarks.reporting.tables.timed_calls import unstable_lines
 
-    device, threads = choose("auto"), cores()
+    record.device = device = choose("auto")
+    threads = cores()
     precisions = DEFAULT_PRECISIONS[device]
     middle = ModelConfig(depth=DEPTH)
     points = _points(middle)
-    seconds_a_workload = seconds / sum(len(workloads) for *_, workloads in points)
-    with recording(json_path, threads, device) as record:
-        comparison = Comparison(record, Limits(device, threads, precisions), _print_table)
-        for axis, config, workloads in points:
-            compared = candidates(_networks(config, config == middle), RUNTIMES, precisions, threads, device)
-            title = None if axis == "batch" else f"{axis} {getattr(config, axis)}"
-            comparison.measure(compared, workloads, seconds_a_workload, title, axis=axis)
-        comparison.finish()
+    seconds_a_batch = seconds / sum(len(batches) for *_, batches in points)
+    comparison = Comparison(record, Limits(device, threads, precisions), _print_table)
+    for axis, config, batches in points:
+        compared = candidates(_networks(config, config == middle), RUNTIMES, precisions, threads, device)
+        title = None if axis == "batch" else f"{axis} {getattr(config, axis)}"
+        comparison.measure(compared, batches, seconds_a_batch, title, axis=axis)
+    comparison.finish()
     for line in unstable_lines(comparison.rows):
         click.echo(line)
-    context.exit(1 if comparison.missing.wrong else 0)
+    return int(comparison.missing.wrong)
 
 
 def _print_table(rows: Sequence[Row]) -> None:
@@ -62,12 +56,12 @@ def _print_table(rows: Sequence[Row]) -> None:
     click.echo(batch_table(rows, with_dim=any(row["axis"] == "dim" for row in rows)))
 
 
-def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:
-    """Axis, configuration and workloads. Off its axis each point has the values of `middle` and AXIS_BATCH."""
+def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, Sequence[int]]]:
+    """Axis, configuration and batch sizes. Off its axis each point has the values of `middle` and AXIS_BATCH."""
     return [
-        ("batch", middle, [Workload(batch) for batch in BATCHES]),
-        *(("depth", replace(middle, depth=depth), [Workload(AXIS_BATCH)]) for depth in DEPTHS),
-        *(("dim", replace(middle, dim=dim), [Workload(AXIS_BATCH)]) for dim in DIMS),
+        ("batch", middle, BATCHES),
+        *(("depth", replace(middle, depth=depth), [AXIS_BATCH]) for depth in DEPTHS),
+        *(("dim", replace(middle, dim=dim), [AXIS_BATCH]) for dim in DIMS),
     ]
 
 

@@ -1,12 +1,10 @@
 import pytest
 
-from benchmarks.measure.progress import count_bar, share_bar, steps
+from benchmarks.measure.progress import share_bar, steps
 from benchmarks.reporting.tables.timed_calls import rough
 
 
 def test_where_no_terminal_is_each_stage_and_quarter_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with count_bar("Building", 12, "candidates") as advance:
-        advance(12)
     assert list(steps([1, 2], "Searching")) == [1, 2]
     with share_bar("batch 64") as show:
         for share in (0.1, 0.3, 0.4, 0.8, 1.2):
@@ -15,7 +13,6 @@ def test_where_no_terminal_is_each_stage_and_quarter_has_a_line(capsys: pytest.C
         show(1.0)
     output = capsys.readouterr()
     assert output.err.splitlines() == [
-        "Building: 12 candidates …",
         "Searching …",
         *(f"batch 64: {percent} %" for percent in (25, 75, 100)),
     ]

@@ -72,8 +72,6 @@ def _images_per_s(checkpoint: Path) -> float:
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Epochs of a trial.")
 @click.option("--train-images", type=click.IntRange(BATCH_SIZES[1]), help="Training images of a trial.  [default: all]")
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
-@click.option("--search-depth", type=click.IntRange(1), nargs=2, metavar="LOW HIGH", help="Instead of one --depth.")
-@click.option("--search-schedule", is_flag=True, help="Also try the one-cycle schedule.")
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--track", is_flag=True, help="Record each trial with MLflow, as train.py does.")
 @click.option(
@@ -95,8 +93,6 @@ def tune(
     epochs: int,
     train_images: int | None,
     depth: int,
-    search_depth: tuple[int, int] | None,
-    search_schedule: bool,
     augment: Augmentation,
     track: bool,
     objective: str,
@@ -112,7 +108,7 @@ def tune(
     speed = objective == "frontier"
     if speed:
         depth_given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
-        if model != "vitbn" or depth_given or search_depth or search_schedule or track:
+        if model != "vitbn" or depth_given or track:
             raise click.UsageError(
                 "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
             )
@@ -121,22 +117,12 @@ def tune(
         space = {
             "lr": Axis(LEARNING_RATES[model]),
             "batch_size": Axis(BATCH_SIZES),
-            "depth": Axis(_depths(model, search_depth or (depth, depth))),
-            "schedule": Axis(("constant", "one-cycle") if search_schedule else ("constant",), listed=True),
+            "depth": Axis((depth, depth)),
+            "schedule": Axis(("constant",), listed=True),
         }
     counts = len(data.train_labels), len(data.test_labels)
     search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
     _run(search, data, choose_device(device), count, output, track)
-
-
-def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
-    """The depths, lowest and highest. Raises BadParameter for a wrong order, and for depths of the CNN."""
-    low, high = depths
-    if low > high:
-        raise click.BadParameter(f"expected the lower depth first, found {low} and {high}", param_hint="--search-depth")
-    if low < high and model == "cnn":
-        raise click.BadParameter("expected a transformer, found cnn, which has no depth", param_hint="--search-depth")
-    return depths
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:

@@ -120,8 +120,6 @@ REFUSED: list[Row] = [
             ("--model dnn", 2, "--model"),
             ("--dataset cifar", 2, "--dataset"),
             ("--dataset mnist --data-dir nowhere", 1, "nowhere: expected train-images"),
-            ("--search-depth 3 2", 2, "expected the lower depth first, found 3 and 2"),
-            ("--model cnn --search-depth 1 2", 2, "expected a transformer, found cnn"),
         )
     ),
     (study, "dnn --data-dir none --output out", 1, "Error: none: expected train-images"),

@@ -78,15 +78,6 @@ def reason_of(failure: Exception, longest: int = 300) -> str:
     return " ".join(str(failure).split())[:longest]
 
 
-def start_session(path: Path, threads: int) -> Any:
-    """A session of ONNX Runtime on the CPU, which logs nothing."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def check_answer(candidate: str, expected: Array, answer: Array, tolerance: float) -> None:
     """Raises click.ClickException if the answers differ by more than `tolerance`, relative to their size."""
     from export.compiler.errors import ProofFailed

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.foreign_candidates import Call, check_answer, start_session
+from benchmarks.measure.foreign_candidates import Call, check_answer
 from benchmarks.measure.foreign_networks import IDS, MASK, WORDS
 
 PADDED, ALONE, SORTED = "padded", "one text a call", "sorted by 8"
@@ -81,9 +81,10 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     import numpy as np
 
     from export.compiler.graph.output_slices import parse_read
+    from export.compiler.proof.runner import session
 
     read = parse_read(ROWS_READ)
-    sessions = {name: start_session(path, threads=1) for name, path in files.items()}
+    sessions = {name: session(path, packed=True) for name, path in files.items()}
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)  # (B, N)
     ids = np.where(mask, np.random.default_rng(1).integers(3, WORDS, mask.shape), 0)
 

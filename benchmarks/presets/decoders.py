@@ -13,7 +13,7 @@ import click
 
 from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, Decoder, files, prepare
 from benchmarks.measure.devices import cores
-from benchmarks.measure.foreign_candidates import Call, check_answer, reason_of, start_session
+from benchmarks.measure.foreign_candidates import Call, check_answer, reason_of
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.run import Record, Row
 from benchmarks.reporting.recorded_command import recorded
@@ -108,6 +108,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     from export.compiler.graph.output_slices import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw
+    from export.compiler.proof.runner import session
 
     model = prepared(ir.load(folder / AS_EXPORTED / "model.onnx")).model
     feeds = draw(model.graph, sizes(model.graph))
@@ -115,9 +116,9 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     expected: Any = None
     read = parse_read(decoder.reads[0])
     for candidate, path in files(folder):
-        session = start_session(path / "model.onnx", threads)
-        calls[candidate] = partial(session.run, None, feeds)
-        logits = session.run([read.output], feeds)[0]
+        run = session(path / "model.onnx", packed=True, threads=threads).run
+        calls[candidate] = partial(run, None, feeds)
+        logits = run([read.output], feeds)[0]
         if candidate == AS_EXPORTED:
             logits = expected = read.of(logits)
         check_answer(candidate, expected, logits, TOLERANCE)

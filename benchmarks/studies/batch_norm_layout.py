@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure.timing import Protocol, time_interleaved
+from benchmarks.reporting.tables.table import Cells, Table
 from benchmarks.studies import study_files
 from benchmarks.studies.study_files import StudyError
 from export import compare_logits
@@ -150,9 +151,10 @@ def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = 
         device,
         runs=runs,
     )
-    columns = [("network", None), ("depth", 0), ("training steps, ms", 1), ("epoch, s", 1), ("test, ms", 1)]
-    rows = []
+    rows: list[Cells] = []
     for run in runs:
         steps_s, test_s = (median(times[f"{part}_time_s"] for times in run["series"]) for part in ("training", "test"))
-        rows.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    return study_files.write(folder, result, {"Times, medians of the rounds": study_files.table(columns, rows)}, {})
+        cells = {"network": run["config"]["model"], "depth": str(run["config"]["depth"])}
+        cells |= {"training steps, ms": f"{1000 * steps_s:,.1f}", "epoch, s": f"{steps_s / STEPS * EPOCH_STEPS:,.1f}"}
+        rows.append(cells | {"test, ms": f"{1000 * test_s:,.1f}"})
+    return study_files.write(folder, result, {"Times, medians of the rounds": Table(rows)}, {})

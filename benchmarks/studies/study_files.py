@@ -32,21 +32,6 @@ class StudyError(Exception):
     """The message names the study or file, what was expected and what was found."""
 
 
-def table(columns: Sequence[tuple[str, int | None]], rows: Sequence[Sequence[object]]) -> Table:
-    """`columns`: names and decimals, None for texts. `rows`: numbers before rounding; None is an empty cell."""
-    names = next((i for i, (_, decimals) in enumerate(columns) if decimals is not None), len(columns))
-    cells = [
-        {name: _cell(value, decimals) for value, (name, decimals) in zip(row, columns, strict=True)} for row in rows
-    ]
-    return Table(cells, names)
-
-
-def _cell(value: object, decimals: int | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if decimals is None else f"{value:,.{decimals}f}"
-
-
 def result(
     study: str,
     question: str,

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.reporting.plotting import Line, Picture, line, look_of
-from benchmarks.reporting.tables.table import Table
+from benchmarks.reporting.tables.table import Cells, Table
 from benchmarks.studies import study_files
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.results import by_epoch, spread, time_s
@@ -42,43 +42,27 @@ def summary(result: Result) -> Table:
     """
     study, groups = STUDIES[result["study"]], _groups(result)
     held_out = any(run["options"]["hold_out"] for run in result["runs"])
-    columns: list[tuple[str, int | None]] = [
-        *((axis, None) for axis in result["runs"][0]["at"]),
-        ("seeds", 0),
-        ("diverged", 0),
-        *([("held-out images right %", None)] if held_out else []),
-        ("test images right %", None),
-        ("largest fall, points", 1),
-        ("last loss", 4),
-        ("training an epoch, s", 2),
-        ("test, s", 2),
-        *((f"reference's {part} time over it", 2) for part in ("training", "test") if study.reference),
-    ]
-    rows = []
-    for at, seeds in groups.items():
+    rows: list[Cells] = []
+    for seeds in groups.values():
         finished = [run for run in seeds if _is_finished(run)]
-        reference = tuple((dict(seeds[0]["at"]) | study.reference).values())
-        times_s, reference_times_s = (
-            [_time_s(runs, part) for part in ("training", "test")] for runs in (seeds, groups.get(reference, []))
-        )
-        ratios = [
-            reference_s / time_s if reference_s and time_s else None
-            for reference_s, time_s in zip(reference_times_s, times_s, strict=True)
-        ]
-        rows.append(
-            [
-                *at,
-                len(seeds),
-                len(seeds) - len(finished),
-                *([_spread(map(_last_accuracy, finished))] if held_out else []),
-                _spread(map(_test_accuracy, finished)),
-                max(map(_largest_fall, finished), default=None),
-                mean(run["series"][-1]["training_loss"] for run in finished) if finished else None,
-                *times_s,
-                *(ratios if study.reference else []),
-            ]
-        )
-    return study_files.table(columns, rows)
+        cells = {**seeds[0]["at"], "seeds": str(len(seeds)), "diverged": str(len(seeds) - len(finished))}
+        if held_out:
+            cells["held-out images right %"] = _spread(map(_last_accuracy, finished))
+        cells["test images right %"] = _spread(map(_test_accuracy, finished))
+        cells["largest fall, points"] = f"{max(map(_largest_fall, finished)):.1f}" if finished else ""
+        losses = [run["series"][-1]["training_loss"] for run in finished]
+        cells["last loss"] = f"{mean(losses):,.4f}" if losses else ""
+        times_s = {part: _time_s(seeds, part) for part in ("training", "test")}
+        for part, column in (("training", "training an epoch, s"), ("test", "test, s")):
+            cells[column] = f"{time_s:,.2f}" if (time_s := times_s[part]) else ""
+        if study.reference:
+            reference = groups.get(tuple({**seeds[0]["at"], **study.reference}.values()), [])
+            for part, time_s in times_s.items():
+                reference_s = _time_s(reference, part)
+                ratio = f"{reference_s / time_s:,.2f}" if reference_s and time_s else ""
+                cells[f"reference's {part} time over it"] = ratio
+        rows.append(cells)
+    return Table(rows, len(result["runs"][0]["at"]))
 
 
 def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
@@ -119,8 +103,8 @@ def _time_s(runs: Sequence[JsonRun], part: str) -> float | None:
     return time_s(trained, part) if trained else None
 
 
-def _spread(percents: Iterable[float]) -> str | None:
-    return spread(values, 2) if (values := list(percents)) else None
+def _spread(percents: Iterable[float]) -> str:
+    return spread(values, 2) if (values := list(percents)) else ""
 
 
 def pictures(result: Result) -> dict[str, Picture]:

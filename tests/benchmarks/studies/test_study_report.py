@@ -144,18 +144,6 @@ def test_depths_are_drawn_along_the_depth():
     assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_a_table_rounds_numbers_and_marks_empty_cells():
-    rows = [[None, 1234.5, 0.0005], ["x", None, "y"]]
-    assert study_files.table([("a", None), ("b", 1), ("c", None)], rows).markdown.splitlines() == [
-        *(
-            "| a   |       b |      c |",
-            "|:----|--------:|-------:|",
-            "| -   | 1,234.5 | 0.0005 |",
-            "| x   |       - |      y |",
-        ),
-    ]
-
-
 def test_a_part_of_a_study_says_what_is_left():
     assert images_and_scope(STUDIES["dnn"], load_digits())[1]["reduced"] == ""
     used, scope = images_and_scope(STUDIES["dnn"], load_digits(), epochs=2, train_images=500)

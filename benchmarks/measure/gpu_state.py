@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -11,19 +10,9 @@ SLOWED_BY = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardwar
 POWER_CAP = 0x04
 
 
-@dataclass(frozen=True)
-class Reading:
+def slowed_by(reasons: int) -> list[str]:
     """`reasons`: why the clocks are reduced, as bits."""
-
-    sm_mhz: int
-    memory_mhz: int
-    power_w: float
-    temperature_c: int
-    reasons: int
-
-    @property
-    def slowed_by(self) -> list[str]:
-        return [name for bit, name in SLOWED_BY.items() if self.reasons & bit]
+    return [name for bit, name in SLOWED_BY.items() if reasons & bit]
 
 
 class Monitor:
@@ -31,33 +20,32 @@ class Monitor:
 
     def __init__(self, uuid: str, nvml: Any) -> None:
         self.nvml = nvml
-        self.readings: list[Reading] = []
+        self.readings: list[dict[str, Any]] = []
         nvml.nvmlInit()
         self.device = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def undisturbed(self) -> bool:
         """Takes a reading. Returns False if the GPU is slowed for a reason in SLOWED_BY."""
         nvml, device = self.nvml, self.device
-        reading = Reading(
-            nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-            nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
-            nvml.nvmlDeviceGetPowerUsage(device) / 1000,
-            nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
-            nvml.nvmlDeviceGetCurrentClocksEventReasons(device),
-        )
+        reading = {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            "memory_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            "power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+            "temperature_c": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": nvml.nvmlDeviceGetCurrentClocksEventReasons(device),
+        }
         self.readings.append(reading)
-        return not reading.slowed_by
+        return not slowed_by(reading["reasons"])
 
     def summary(self) -> dict[str, Any]:
         """[minimum, median, maximum] of each quantity, and how many readings were slowed down or capped by power."""
-        readings = [asdict(reading) for reading in self.readings]
         ranges = {
-            key: [statistic(reading[key] for reading in readings) for statistic in (min, median, max)]
+            key: [statistic(reading[key] for reading in self.readings) for statistic in (min, median, max)]
             for key in ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-            if readings
+            if self.readings
         }
-        slowed = [name for reading in self.readings for name in reading.slowed_by]
-        capped = sum(bool(reading.reasons & POWER_CAP) for reading in self.readings)
+        slowed = [name for reading in self.readings for name in slowed_by(reading["reasons"])]
+        capped = sum(bool(reading["reasons"] & POWER_CAP) for reading in self.readings)
         return {**ranges, "rejected": {name: slowed.count(name) for name in sorted({*slowed})}, "power_capped": capped}
 
 

@@ -91,8 +91,8 @@ class Record:
     `commit` is read at the start: a result that git tracks changes the working tree when it is written.
     """
 
-    def __init__(self, path: Path | None, threads: int, device: str) -> None:
-        self.path, self.threads, self.device, self.commit = path, threads, device, commit()
+    def __init__(self, path: Path | None, threads: int) -> None:
+        self.path, self.threads, self.device, self.commit = path, threads, "cpu", commit()
         self.command, self.date = command(), datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.limits: Mapping[str, Any] | None = None
         self.rows: Sequence[Row] = ()
@@ -123,12 +123,12 @@ class Record:
 
 
 @contextmanager
-def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[Record]:
+def recording(path: Path | None, threads: int) -> Iterator[Record]:
     """A `Record` for a `with` block. After Ctrl-C or an error its result is `interrupted`; Ctrl-C exits with 130.
 
     Raises ClickException for an OSError and for the errors that the project's packages define.
     """
-    record = Record(path, threads, device)
+    record = Record(path, threads)
     with one_line_errors():
         try:
             yield record

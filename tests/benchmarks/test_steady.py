@@ -44,7 +44,7 @@ def test_the_command_tells_the_machine_and_later_results_say_it(
     assert done.exit_code in (0, UNSTEADY)
     assert len(row["singles_p50_ms"]) >= 3
     with steady.make_context("steady", []):
-        Record(tmp_path / "later.json", 1, "cpu").update([{"network": "any"}])
+        Record(tmp_path / "later.json", 1).update([{"network": "any"}])
     machine = json.loads((tmp_path / "later.json").read_bytes())["machine"]
     assert machine["steady"] == row["steady"]
     assert machine["reasons"] == row["reasons"]

@@ -28,9 +28,9 @@ def steady(record: Record, seconds: float, anyway: bool) -> int:
     network = shipped_network("vitbn")
     data = rewrite_checkpoint(network.path).onnx
     with share_bar("watching the machine") as bar:
-        steadiness = watch(data, network.examples(1), cores(), seconds, bar)
-    record.add(steadiness.row())
-    if reasons := steadiness.reasons():
+        row = watch(data, network.examples(1), cores(), seconds, bar)
+    record.add(row)
+    if reasons := row["reasons"]:
         click.echo(f"Not steady: {'; '.join(reasons)}", err=True)
         return 0 if anyway else UNSTEADY
     click.echo("Steady")

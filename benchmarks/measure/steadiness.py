@@ -1,14 +1,13 @@
 """Whether a machine gives the same times again: the speed of all threads against one, and the spread of single images.
 
-In: a network's file and the seconds to watch. Out: a `Steadiness`. The cores of a shared machine may work as one for
-seconds to minutes, so the machine is watched for about a minute, and windows of that minute are compared.
+In: a network's file and the seconds to watch. Out: the row of a result. The cores of a shared machine may work as one
+for seconds to minutes, so the machine is watched for about a minute, and windows of that minute are compared.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,47 +21,29 @@ WINDOWS_SPREAD = 0.1  # at most, as a share of the median: from the tenth to the
 SINGLES_SPREAD = 1.3  # at most: p90 over p50 of single images, in the median window
 
 
-@dataclass(frozen=True)
-class Steadiness:
-    """Each tuple has a figure for each window.
+def judged(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures as a row that says whether the machine is steady; its `reasons`, why not, are empty if it is.
 
-    `gemm_*`: GFLOP/s of a float32 product of 2048^3. `singles_*`: calls with an image; `singles_spread`: p90 over p50.
+    `figures`: `threads`, and of each window `gemm_*`, GFLOP/s of a float32 product of 2048^3, `singles_p50_ms` of calls
+    with an image, and `singles_spread`, their p90 over p50.
     """
-
-    threads: int
-    gemm_one_thread: tuple[float, ...]
-    gemm_all_threads: tuple[float, ...]
-    singles_p50_ms: tuple[float, ...]
-    singles_spread: tuple[float, ...]
-
-    @property
-    def speedup(self) -> float:
-        return float(np.median(self.gemm_all_threads) / np.median(self.gemm_one_thread))
-
-    def reasons(self) -> list[str]:
-        """Why the machine is not steady; empty if it is."""
-        reasons = []
-        if self.speedup < SPEEDUP * self.threads:
-            reasons.append(
-                f"{self.threads} threads multiply {self.speedup:.2f} times as fast as one, "
-                f"expected at least {SPEEDUP * self.threads:.1f}"
-            )
-        for what, windows in watched(asdict(self)).items():
-            if (difference := spread(windows)) > WINDOWS_SPREAD:
-                reasons.append(f"{what}: windows differ by {difference:.0%}, expected at most {WINDOWS_SPREAD:.0%}")
-        if (ratio := float(np.median(self.singles_spread))) > SINGLES_SPREAD:
-            reasons.append(f"{SINGLE_IMAGES}: p90 is {ratio:.2f} times p50, expected at most {SINGLES_SPREAD}")
-        return reasons
-
-    def row(self) -> dict[str, Any]:
-        """The machine's row in a result."""
-        return {"steady": not self.reasons(), "reasons": self.reasons(), "speedup": self.speedup, **asdict(self)}
+    threads, reasons = figures["threads"], list[str]()
+    speedup = float(np.median(figures["gemm_all_threads"]) / np.median(figures["gemm_one_thread"]))
+    if speedup < SPEEDUP * threads:
+        fast = f"{threads} threads multiply {speedup:.2f} times as fast as one"
+        reasons.append(f"{fast}, expected at least {SPEEDUP * threads:.1f}")
+    for what, windows in watched(figures).items():
+        if (difference := spread(windows)) > WINDOWS_SPREAD:
+            reasons.append(f"{what}: windows differ by {difference:.0%}, expected at most {WINDOWS_SPREAD:.0%}")
+    if (ratio := float(np.median(figures["singles_spread"]))) > SINGLES_SPREAD:
+        reasons.append(f"{SINGLE_IMAGES}: p90 is {ratio:.2f} times p50, expected at most {SINGLES_SPREAD}")
+    return {"steady": not reasons, "reasons": reasons, "speedup": speedup, **figures}
 
 
 def watched(figures: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     """What is watched -> its figure in each window, in GFLOP/s, or in ms for SINGLE_IMAGES.
 
-    `figures`: field of a `Steadiness`, or of a result's row -> value.
+    `figures`: as in `judged`.
     """
     return {
         "products of one thread": figures["gemm_one_thread"],
@@ -77,8 +58,8 @@ def spread(windows: Sequence[float]) -> float:
     return float((p90 - p10) / p50)
 
 
-def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[[float], object]) -> Steadiness:
-    """Measures windows for `seconds`, at least three.
+def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[[float], object]) -> dict[str, Any]:
+    """The row of windows that are measured for `seconds`, at least three.
 
     `data`: an ONNX file that classifies `image`, uint8 (1, C, H, W). `show` is called with the share that is done.
     """
@@ -99,4 +80,5 @@ def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[
         p50_ms.append(float(p50_ns) / 1e6)
         spreads.append(float(p90_ns / p50_ns))
         show(elapsed_s / seconds)
-    return Steadiness(threads, tuple(rates[1]), tuple(rates[threads]), tuple(p50_ms), tuple(spreads))
+    gemms_per_s = {"gemm_one_thread": rates[1], "gemm_all_threads": rates[threads]}
+    return judged({"threads": threads, **gemms_per_s, "singles_p50_ms": p50_ms, "singles_spread": spreads})

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,20 @@ from commands import invoke
 
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.run import Record
-from benchmarks.measure.steadiness import Steadiness
+from benchmarks.measure.steadiness import judged
 from benchmarks.steady import UNSTEADY, steady
 
-QUIET = Steadiness(2, (100.0, 101.0, 99.0), (190.0, 192.0, 188.0), (0.2, 0.201, 0.202), (1.1, 1.2, 1.1))
+QUIET = {
+    "threads": 2,
+    "gemm_one_thread": (100.0, 101.0, 99.0),
+    "gemm_all_threads": (190.0, 192.0, 188.0),
+    "singles_p50_ms": (0.2, 0.201, 0.202),
+    "singles_spread": (1.1, 1.2, 1.1),
+}
 
 
 def test_a_quiet_machine_is_steady() -> None:
-    assert QUIET.reasons() == []
+    assert judged(QUIET)["reasons"] == []
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ def test_a_quiet_machine_is_steady() -> None:
     ],
 )
 def test_each_unsteadiness_is_named(changed: dict[str, Any], reason: str) -> None:
-    reasons = replace(QUIET, **changed).reasons()
+    reasons = judged({**QUIET, **changed})["reasons"]
     assert any(line.startswith(reason) for line in reasons), reasons
 
 

@@ -117,7 +117,7 @@ def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
 def test_the_four_commands_run_word_for_word(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures fewer networks and runtimes; test_latency.py measures all."""
     monkeypatch.chdir(checkout)
-    monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
+    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 1)
     monkeypatch.setattr("benchmarks.latency.DEFAULT_DEPTH", 1)
     monkeypatch.setattr("benchmarks.latency.ModelConfig", partial(ModelConfig, dim=16, heads=2, dim_head=8))
     monkeypatch.setattr("benchmarks.measure.roofline.SIDE", {"cpu": 128})

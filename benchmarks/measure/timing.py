@@ -6,7 +6,6 @@ turn, rounds that do not count, progress, and the finished rounds after Ctrl-C.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +26,7 @@ STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
 STATE_WIDTH = 1.15  # rounds whose times differ by a larger factor are of two states; see in_quickest_state
 SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next candidate
-
-ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
-"""Environment variable for tests: limits the rounds of every measurement, even its minimum."""
+MOST_ROUNDS = 10**9  # of any measurement, even where its minimum is higher; tests set a few
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,8 @@ def time_interleaved(
     cold = {name: time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
     quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
-    schedule, rounds = _limited(min_rounds, budget_s), _Turns(candidates, quick, protocol)
+    schedule = Schedule(min(min_rounds, MOST_ROUNDS), budget_s, MOST_ROUNDS)
+    rounds = _Turns(candidates, quick, protocol)
     least_s = schedule.least * rounds.expected_s(warm_up)
     if title:
         least, most = f"{schedule.least} rounds take about {least_s:.1f} s", f"at most {max(least_s, budget_s):.0f} s"
@@ -220,16 +218,6 @@ class _Turns:
             name: replace(_durations([turns[index] for index in quickest]), slower_rounds=slower)
             for name, turns in self._turns.items()
         }
-
-
-def _limited(min_rounds: int, budget_s: float) -> Schedule:
-    """The schedule, with no more rounds than ROUNDS_VARIABLE allows. Raises ClickException for another value."""
-    text = os.environ.get(ROUNDS_VARIABLE)
-    if text is None:
-        return Schedule(min_rounds, budget_s)
-    if not text.isdecimal() or int(text) < 1:
-        raise click.ClickException(f"{ROUNDS_VARIABLE}: expected a number of at least 1, found {text!r}")
-    return Schedule(min(min_rounds, int(text)), budget_s, int(text))
 
 
 def _durations(turns: Sequence[Sequence[int]]) -> Durations:

@@ -1,16 +1,16 @@
 import pytest
 
-from benchmarks.measure.timing import MIN_ROUNDS, ROUNDS_VARIABLE
+from benchmarks.measure.timing import MIN_ROUNDS, MOST_ROUNDS
 
 
 @pytest.fixture(autouse=True)
 def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ROUNDS_VARIABLE, str(MIN_ROUNDS))
+    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", MIN_ROUNDS)
 
 
 @pytest.fixture
 def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
-    monkeypatch.delenv(ROUNDS_VARIABLE)
+    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", MOST_ROUNDS)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from commands import measured
 from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED
 from benchmarks.measure.foreign_candidates import OURS
 from benchmarks.measure.run import read
-from benchmarks.measure.timing import ROUNDS_VARIABLE
 from benchmarks.presets import decoders
 from benchmarks.reporting.tables.foreign import decoders as table_of
 
@@ -27,7 +26,7 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
     names = ("smollm2-135m-int4", "gemma-3-270m", "qwen3-reranker-6")
     small = {name: replace(DECODERS[name], sizes=DECODERS[name].sizes | SMALL) for name in names}
     monkeypatch.setattr(decoders, "DECODERS", small)
-    monkeypatch.setenv(ROUNDS_VARIABLE, "2")
+    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 2)
     folder, path = tmp_path / "files", tmp_path / "decoders.json"
     for name, decoder in small.items():
         decoders.prepare(decoder, folder / name)

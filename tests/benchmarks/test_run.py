@@ -18,7 +18,7 @@ from benchmarks.foreign import foreign
 from benchmarks.latency import latency
 from benchmarks.measure.options import Result, WithPresets, json_option, names_option, seconds_option
 from benchmarks.measure.run import recording
-from benchmarks.measure.timing import ROUNDS_VARIABLE, time_interleaved
+from benchmarks.measure.timing import time_interleaved
 from benchmarks.throughput import throughput
 from models.training.command_options import FiniteRange
 from serving.local_server import ServerFailed
@@ -175,7 +175,7 @@ def test_every_command_checks_where_it_writes_and_how_long_it_takes() -> None:
 def test_it_says_before_it_starts_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ROUNDS_VARIABLE, "3")
+    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 3)
     time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for untimed calls
     said = re.search(r"it: 1 candidates, 3 rounds take about ([\d.]+) s; at most 9 s", capsys.readouterr().err)
     assert said
@@ -186,12 +186,3 @@ def test_at_most_is_kept_where_three_rounds_fit() -> None:
     measured = time_interleaved({"a": lambda: time.sleep(0.25)}, 1.2)
     taken_s = [ns / 1e9 for ns in measured["a"].samples_ns]
     assert len(taken_s) in (3, 4)
-
-
-def test_the_environment_limits_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ROUNDS_VARIABLE, "2")
-    assert len(time_interleaved({"a": lambda: None}, 60)["a"].samples_ns) == 2
-    for wrong in ("0", "many", "-1"):
-        monkeypatch.setenv(ROUNDS_VARIABLE, wrong)
-        with pytest.raises(click.ClickException, match=f"{ROUNDS_VARIABLE}: expected a number of at least 1"):
-            time_interleaved({"a": lambda: None}, 60)

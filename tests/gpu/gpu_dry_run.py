@@ -74,7 +74,7 @@ def stub(folder: Path) -> None:
         raise click.ClickException(f"stub device: {needs}, found {error}") from error
     import torch
 
-    from benchmarks.measure.timing import ON_A_GPU, ROUNDS_VARIABLE
+    from benchmarks.measure.timing import ON_A_GPU
     from benchmarks.studies.batch_norm_layout import measure
     from export.checkpoint_to_version import export_checkpoint
     from export.compare_logits import onnx_classifier
@@ -82,13 +82,13 @@ def stub(folder: Path) -> None:
     from export.precision import _gate
     from models.data import load_digits
 
-    os.environ[ROUNDS_VARIABLE] = "1"
     torch.set_num_threads(1)
     onnx_classifier.__defaults__ = (1,)
     data, gate = load_digits(), cast("Callable[..., Any]", _gate)
     digits = replace(data, test_images=data.test_images[:IMAGES], test_labels=data.test_labels[:IMAGES])
     for place, value in {
         "benchmarks.measure.latency_rows.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
+        "benchmarks.measure.timing.MOST_ROUNDS": 1,
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
         "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
         "benchmarks.measure.run_tensorrt.build": partial(_build, build),

@@ -1,25 +1,27 @@
-from collections.abc import Iterator
+"""What the backends refuse, in this process; test_unloading.py shows that Triton tells the reason."""
+
+import importlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import pytest
-import tritonclient.http as http
-from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, REFUSING, check_answers, linear_model, open_model, write_model
-
-from serving.local_server import running_server
-
-pytestmark = pytest.mark.live
+from backends import imported
+from google.protobuf import json_format, text_format
+from tiny_models import IMAGE, LOGITS, OPEN, linear_model, open_model, write_ir, write_model
+from tritonclient.grpc import model_config_pb2 as pb
 
 
 @dataclass(frozen=True)
 class Case:
-    """`reason` is a part of the refusal; None: it loads."""
+    """`reason` is a part of the refusal; "": it loads."""
 
     config: str
-    reason: str | None
+    reason: str
     model: onnx.ModelProto | bytes | None = None
     filename: str = "model.onnx"
+    backend: str = "onnxruntime"
 
 
 def parameter(key: str, value: str) -> str:
@@ -101,47 +103,66 @@ CASES = {
         "unknown execution accelerator 'magic' is requested",
     ),
     "ragged": Case(WHOLE.replace("dims: [1, 28, 28]", "dims: [1, 28, 28] allow_ragged_batch: true"), "is ragged"),
-    "corrupt": Case(WHOLE, "corrupt/1/model.onnx): ONNX Runtime cannot read the model", b"no protobuf at all"),
-    "missing": Case(WHOLE, "missing/1/model.onnx): the model file does not exist", filename="other.onnx"),
-    "other_file": Case(f'{WHOLE} default_model_filename: "other.onnx"', None, filename="other.onnx"),
-    "fixed_by_config": Case(WHOLE, None, linear_model(size="size")),
-    "fixed_whole": Case(
-        'max_batch_size: 0 input [{ name: "image" data_type: TYPE_UINT8 dims: [4, 1, 28, 28] }]'
-        ' output [{ name: "logits" data_type: TYPE_FP32 dims: [4, 10] }]',
-        None,
-        linear_model(batch=4),
+    "corrupt": Case(WHOLE, "/1/model.onnx): ONNX Runtime cannot read the model", b"no protobuf at all"),
+    "missing": Case(WHOLE, "/1/model.onnx): the model file does not exist", filename="other.onnx"),
+    "other_file": Case(f'{WHOLE} default_model_filename: "other.onnx"', "", filename="other.onnx"),
+    "fixed_by_config": Case(WHOLE, "", linear_model(size="size")),
+    "openvino_input_type": Case(
+        OPEN.replace("UINT8", "FP32"),
+        "input 'image': config.pbtxt says TYPE_FP32, the model has TYPE_UINT8",
+        backend="openvino",
     ),
-    "reshaped": Case(image("data_type: TYPE_UINT8 dims: [28, 28] reshape { shape: [1, 28, 28] }"), None),
+    "openvino_threads": Case(
+        f'{OPEN} parameters {{ key: "INFERENCE_NUM_THREADS" value {{ string_value: "99999999999" }} }}',
+        "OpenVINO cannot load the model: Wrong value for property key INFERENCE_NUM_THREADS",
+        backend="openvino",
+    ),
+    "openvino_file": Case(
+        OPEN.replace("default_model_filename", "name"),
+        "/1/model.xml): the model file does not exist",
+        backend="openvino",
+    ),
+    "openvino_corrupt": Case(
+        OPEN,
+        "/1/model.onnx): OpenVINO cannot load the model: Unable to read the model",
+        b"no protobuf",
+        backend="openvino",
+    ),
 }
-if not Path("/dev/nvidiactl").exists():
-    CASES["gpu"] = Case(f"{WHOLE} instance_group [{{ kind: KIND_GPU count: 1 }}]", "kind KIND_GPU")
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceServerClient]:
-    repository = tmp_path_factory.mktemp("refusals")
-    for name, case in CASES.items():
-        write_model(repository, name, case.model, f"{case.config} {ONE_INSTANCE}", case.filename)
-    with running_server(repository, REFUSING) as server, http.InferenceServerClient(server.http_url) as http_client:
-        yield http_client
+class Refused(Exception):
+    """In place of the exception that only Triton's stub has."""
 
 
-@pytest.fixture(scope="module")
-def index(client: http.InferenceServerClient) -> dict[str, dict[str, str]]:
-    return {entry["name"]: entry for entry in client.get_model_repository_index()}
+def load(repository: Path, name: str, config: str, engine: str) -> object:
+    """The engine of a model of the repository."""
+    message = text_format.Parse(config, pb.ModelConfig())
+    options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+    args = {"model_config": json.dumps(json_format.MessageToDict(message, **options)), "model_name": name}
+    args |= {"model_repository": str(repository / name), "model_version": "1"}
+    args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
+    with imported(engine) as module, pytest.MonkeyPatch.context() as patch:
+        engine_backend = importlib.import_module("serving.backends.engine_backend")
+        patch.setattr(engine_backend.pb_utils, "TritonModelException", Refused, raising=False)
+        (backend := module.TritonPythonModel()).initialize(args)
+        return backend.engine
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.reason])
-def test_refused_with_a_reason(index: dict[str, dict[str, str]], name: str) -> None:
-    assert index[name]["state"] == "UNAVAILABLE"
-    assert CASES[name].reason in index[name]["reason"]
+@pytest.mark.parametrize("name", CASES)
+def test_refused_with_a_reason_or_loaded(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    write_model(tmp_path, name, case.model, case.config, case.filename, case.backend)
+    if not case.reason:
+        assert load(tmp_path, name, case.config, case.backend)
+        return
+    with pytest.raises(Refused, match=r"^unable to load model") as refused:
+        load(tmp_path, name, case.config, case.backend)
+    assert case.reason in str(refused.value)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.reason])
-def test_a_supported_configuration_loads(index: dict[str, dict[str, str]], name: str) -> None:
-    assert index[name]["state"] == "READY", index[name].get("reason")
-
-
-@pytest.mark.parametrize(("name", "shape"), [("reshaped", (3, 28, 28)), ("fixed_whole", (4, 1, 28, 28))])
-def test_accepted_shape_is_served(client: http.InferenceServerClient, name: str, shape: tuple[int, ...]) -> None:
-    check_answers(client, name, shape)
+def test_a_dimension_with_a_range_is_refused(tmp_path: Path) -> None:
+    openvino = importlib.import_module("openvino")
+    assert load(tmp_path, "open", write_ir(tmp_path, "open", -1), "openvino")
+    with pytest.raises(Refused, match=r"'x': its shape \[1\.\.5\] has a range, which is not supported"):
+        load(tmp_path, "range", write_ir(tmp_path, "range", openvino.Dimension(1, 5)), "openvino")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import tritonclient.http as http
 from server_state import shared_memory
-from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, write_model
+from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, OPEN, check_answers, write_model
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
@@ -14,9 +14,7 @@ from serving.processes import ServerProcesses
 pytestmark = pytest.mark.live
 TIMEOUT_S = 60.0
 
-BATCHED = f"max_batch_size: 8 {IMAGE} {LOGITS} {ONE_INSTANCE}"
-OPEN = BATCHED.replace("max_batch_size: 8", 'default_model_filename: "model.onnx"').replace("dims: [", "dims: [-1, ")
-MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
+MODELS = {"onnxruntime": f"max_batch_size: 8 {IMAGE} {LOGITS} {ONE_INSTANCE}", "openvino": f"{OPEN} {ONE_INSTANCE}"}
 
 
 def stubs(server: Server) -> set[int]:

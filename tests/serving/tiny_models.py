@@ -1,3 +1,4 @@
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ LABELS = [f"digit-{digit}" for digit in range(10)]
 
 IMAGE = 'input [{ name: "image" data_type: TYPE_UINT8 dims: [1, 28, 28] }]'
 LOGITS = 'output [{ name: "logits" data_type: TYPE_FP32 dims: [10] label_filename: "labels.txt" }]'
-REFUSING = ["--exit-on-error=false", "--strict-readiness=false", "--disable-auto-complete-config", "--open-control"]
 ONE_INSTANCE = "instance_group [{ kind: KIND_AUTO count: 1 }]"
+# For OpenVINO: without a batch dimension of Triton.
+OPEN = f'default_model_filename: "model.onnx" {IMAGE} {LOGITS}'.replace("dims: [", "dims: [-1, ")
+RANGE = 'input [{ name: "x" data_type: TYPE_FP32 dims: [-1] }] output [{ name: "y" data_type: TYPE_FP32 dims: [-1] }]'
 
 
 def expected_logits(images: np.ndarray) -> np.ndarray:
@@ -72,3 +75,16 @@ def write_model(
     (folder / "labels.txt").write_text("\n".join(LABELS))
     (folder / "config.pbtxt").write_text(f'backend: "{backend}" {config}')
     return path
+
+
+def write_ir(repository: Path, name: str, size: object) -> str:
+    """y = 2x in OpenVINO's own format; returns the configuration."""
+    openvino = importlib.import_module("openvino")
+    operations = importlib.import_module("openvino.opset13")
+    x = operations.parameter(openvino.PartialShape([size]), np.float32, name="x")
+    x.output(0).set_names({"x"})
+    y = operations.add(x, x)
+    y.output(0).set_names({"y"})
+    path = write_model(repository, name, config=RANGE, filename="unused", backend="openvino")
+    openvino.save_model(openvino.Model([y], [x], "double"), path.with_name("model.xml"))
+    return RANGE

@@ -1,3 +1,4 @@
+import shutil
 import signal
 import sys
 import time
@@ -66,3 +67,19 @@ def test_what_is_left_of_its_session_is_killed(tmp_path: Path) -> None:
     assert child.kill_session(0.5) == 1
     assert 0.5 <= time.monotonic() - started < 30
     assert child.kill_session() == 0, "nothing is left"
+
+
+def test_a_child_that_cannot_be_started_is_started_later(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    child = Child(["sleep", "60"], folder / "log")
+    child.start()
+    try:
+        shutil.rmtree(folder)
+        child.stop()
+        assert not child.revive()
+        folder.mkdir()
+        assert child.revive()
+        assert child.alive()
+    finally:
+        child.stop()

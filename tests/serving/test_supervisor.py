@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from serving.processes import ServerProcesses, Stub
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0
+LATEST = "latest { num_versions: 2 }"
 DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py has all
 
 
@@ -42,10 +44,15 @@ def served(server: Server) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository: Path = tmp_path_factory.mktemp("models")
-    published(repository, versions=2)
-    published(repository, versions=1, name="pair", instances="instance_group [{ kind: KIND_AUTO count: 2 }]")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models")
+    published(folder, versions=2)
+    published(folder, versions=1, name="pair", instances="instance_group [{ kind: KIND_AUTO count: 2 }]")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def supervised(repository: Path) -> Iterator[Server]:
     with running_server(repository, supervised=True) as server:
         wait_until(lambda: right(server), "right")
         yield server
@@ -102,18 +109,36 @@ def test_a_process_that_dies_during_the_start_is_noticed(supervised: Server, aga
 
 
 @pytest.mark.slow
-def test_what_an_operator_loads_after_a_heal_is_served(tmp_path: Path) -> None:
+def test_what_an_operator_loads_after_a_heal_is_served(supervised: Server, repository: Path) -> None:
     """The supervisor's own configuration lasts until then."""
-    model = published(tmp_path, versions=2)
-    with running_server(tmp_path, supervised=True) as server:
-        wait_until(lambda: right(server) and served(server) == {"1", "2"}, "right")
-        stubs(server)[0].process.kill()
-        wait_until(lambda: "model linear is loaded again" in server.log() and right(server), "healed")
-        path = model / "config.pbtxt"
-        path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1] }"))
-        Control.at(server.http_url).load("linear", None, HEAL_S)
-        wait_until(lambda: right(server) and served(server) == {"1"}, "served as asked")
-        assert server.log().count("started the server") == 1, "no new server was needed"
+    wait_until(lambda: right(supervised) and served(supervised) == {"1", "2"}, "right before the fault")
+    heals, starts = (supervised.log().count(line) for line in ("model linear is loaded again", "started the server"))
+    next(stub for stub in stubs(supervised) if stub.model == "linear").process.kill()
+    wait_until(lambda: supervised.log().count("model linear is loaded again") > heals and right(supervised), "healed")
+    path = repository / "linear" / "config.pbtxt"
+    latest = path.read_text()
+    for text, versions in ((latest.replace(LATEST, "specific { versions: [1] }"), {"1"}), (latest, {"1", "2"})):
+        path.write_text(text)
+        Control.at(supervised.http_url).load("linear", None, HEAL_S)
+        wait_until(lambda expected=versions: right(supervised) and served(supervised) == expected, "served as asked")
+    assert supervised.log().count("started the server") == starts, "no new server was needed"
+
+
+@pytest.mark.slow
+def test_a_supervisor_without_descriptors_starts_a_server_once_it_has_them(supervised: Server) -> None:
+    wait_until(lambda: right(supervised), "right before the fault")
+    first, supervisor = triton(supervised), psutil.Process(supervised.pid)
+    family, before = first.children(recursive=True), supervised.log().count("next start in")
+    soft, hard = supervisor.rlimit(resource.RLIMIT_NOFILE)
+    supervisor.rlimit(resource.RLIMIT_NOFILE, (3, hard))
+    first.kill()
+    wait_until(lambda: supervised.log().count("next start in") > before, "a second try")
+    assert "Too many open files" in supervised.log()
+    assert not [each for each in family if lives(each)]
+    supervisor.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until(lambda: right(supervised), "right")
+    assert supervisor.is_running()
+    assert "Traceback" not in supervised.log()
 
 
 @pytest.mark.slow
@@ -206,7 +231,8 @@ def over_damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     files = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     with running_server(repository, supervised=True) as server:
         wait_until(
-            lambda: (found := right(server)) and len({each.model for each in found.versions}) == len(DAMAGED), "right"
+            lambda: (found := right(server)) and len({each.model for each in found.versions}) == len(DAMAGED),
+            "right",
         )
         yield server
     assert files == {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}, "nothing is written"
@@ -227,20 +253,27 @@ def test_the_start_serves_the_newest_intact_version(over_damaged: Server, name: 
 
 
 def test_an_intact_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
-    model = published(tmp_path, versions=2)
-    truncate(model / "2" / "model.onnx")
-    manifest = json.loads((model / "2" / "manifest.json").read_text())
-    manifest["files"]["model.onnx"] = hashlib.sha256((model / "2" / "model.onnx").read_bytes()).hexdigest()
-    (model / "2" / "manifest.json").write_text(json.dumps(manifest))
+    refused = published(tmp_path, versions=2) / "2"
+    truncate(refused / "model.onnx")
+    manifest = json.loads((refused / "manifest.json").read_text())
+    manifest["files"]["model.onnx"] = hashlib.sha256((refused / "model.onnx").read_bytes()).hexdigest()
+    (refused / "manifest.json").write_text(json.dumps(manifest))
     with running_server(tmp_path, supervised=True) as server:
         wait_until(lambda: right(server), "right")
         assert served(server) == {"1"}
         assert "version 2 is bad" in server.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
-    """With an idle connection Triton itself waits for 30 s and exits with code 1."""
+def test_the_server_ends_with_a_killed_supervisor(over_damaged: Server) -> None:
+    """The last test of this server."""
+    wait_until(lambda: right(over_damaged), "right")
+    family = psutil.Process(over_damaged.pid).children(recursive=True)
+    os.kill(over_damaged.pid, signal.SIGKILL)
+    wait_until(lambda: not [each for each in family if lives(each)], "ended")
+
+
+def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path) -> None:
+    """With an idle connection Triton itself waits for 30 s and exits with code 1. test_loop.py has SIGINT."""
     published(tmp_path, versions=1)
     http_port, grpc_port = free_ports(2)
     url, log = f"127.0.0.1:{http_port}", tmp_path.with_suffix(".log")
@@ -258,7 +291,7 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
             idle.request("GET", "/v2/health/live")
             idle.getresponse().read()
             started = time.monotonic()
-            os.kill(child.pid, number)
+            os.kill(child.pid, signal.SIGTERM)
             assert child.wait(HEAL_S) == 0
             assert time.monotonic() - started < STOP_S
         assert not [each for each in family if lives(each)]
@@ -266,15 +299,6 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
         assert not control_key.find(url)
     finally:
         child.stop(0)
-
-
-def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
-    published(tmp_path, versions=1)
-    with running_server(tmp_path, supervised=True) as server:
-        wait_until(lambda: right(server), "right")
-        family = psutil.Process(server.pid).children(recursive=True)
-        os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: not [each for each in family if lives(each)], "ended")
 
 
 def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from benchmarks.drills import (
     version_faults,
 )
 from benchmarks.drills.checked_requests import Verdicts
-from benchmarks.drills.drill_bench import MODEL, DrillBench
+from benchmarks.drills.drill_bench import MODEL, DrillBench, wait_until_right
 from benchmarks.faults import DRILLS, faults
 from benchmarks.load.published_candidates import edited_config
 from benchmarks.measure.run import Row
@@ -28,19 +28,29 @@ HEAL_S = 60.0
 
 
 PAUSE_S = 0.03
-PAUSES_S = {"answers-nan": 0.01, "lying-version": 0.1, "slow-probe": 0.1}  # the last two take half a minute
+PAUSES_S = {"answers-nan": 0.01, "slow-probe": 0.1, "two-supervisors": 0.1}  # the last two take long
+SHARING = ("slow-probe", "server-killed", "sigterm")  # one server, in this order
 
 
 class PacedBench(DrillBench):
     """Clients that never pause, and threads that wait busily, would cost more than all servers' starts."""
 
     pause_s = PAUSE_S
+    sharing = False
+    running: Server | None = None
 
     def __enter__(self) -> Self:
         super().__enter__()
         with edited_config(self._repository / MODEL) as config:
             config.parameters["intra_op_thread_count"].string_value = "1"
         return self
+
+    def server(self, repository: Path | None = None) -> AbstractContextManager[Server]:
+        if not self.sharing:
+            return super().server(repository)
+        self.running = self.running or self.enter_context(super().server())
+        wait_until_right(self.running)
+        return nullcontext(self.running)
 
     def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
         return super().traffic(server, max(pause_s, self.pause_s))
@@ -63,25 +73,42 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_faults, "AFTER_S", 0.5)
     monkeypatch.setattr(server_faults, "REQUESTS", 60)
     monkeypatch.setattr(server_faults, "PUBLICATIONS", 2)
-    monkeypatch.setattr(mixed_texts, "REQUESTS", 1_600)
+    monkeypatch.setattr(mixed_texts, "REQUESTS", 900)
+    monkeypatch.setattr(mixed_texts, "KILLS", 2)
     monkeypatch.setattr(mixed_texts, "TEXTS", 300)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
     monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(version_faults, "SETTLE_S", 1.0)
-    monkeypatch.setattr(version_faults, "LATER_S", 25.0)  # five times the room
     monkeypatch.setattr(poor_machines, "HELD_S", 1.0)
     monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 
 def run(bench: PacedBench, name: str) -> Row:
-    bench.pause_s = PAUSES_S.get(name, PAUSE_S)
+    bench.pause_s, bench.sharing = PAUSES_S.get(name, PAUSE_S), name in SHARING
     return DRILLS[name](bench)
+
+
+@pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "two-supervisors", "slow-probe"])
+def test_the_supervisor_makes_no_fault_worse(bench: PacedBench, name: str) -> None:
+    row = run(bench, name)
+    if "left_out" in row:
+        pytest.skip(str(row["left_out"]))
+    assert (row["wrong"], row["restarts"], row["failed"]) == (0, 0, 0)
+    assert row["right"] > 100
+    expected = {
+        "answers-nan": ("served", ["1"]),
+        "clock-jump": ("jumped", True),
+        "two-supervisors": ("third_blocked", True),
+    }
+    key, value = expected.get(name, ("wrong", 0))
+    assert row[key] == value
 
 
 def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(
     bench: PacedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.faults.DrillBench", lambda: nullcontext(bench))
+    bench.pause_s, bench.sharing = PAUSE_S, True
     words = ("--scenario", "server-killed", "--hours", 0.001)
     killed, soak = measured(faults, tmp_path / "faults.json", *words)[1]["rows"]
     assert (killed["scenario"], killed["wrong"]) == ("server-killed", 0)
@@ -110,12 +137,6 @@ def test_slow_connections_to_the_page_keep_nobody_out(bench: PacedBench) -> None
     assert row["right"] > 0
 
 
-def test_a_lying_version_is_taken_away(bench: PacedBench) -> None:
-    row = run(bench, "lying-version")
-    assert row["wrong"] > 0, "it lied"
-    assert (row["wrong_later"], row["restarts"], row["reloads"]) == (0, 0, 1)
-
-
 def test_no_text_gets_another_texts_answer_while_a_process_dies(
     bench: PacedBench, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +151,7 @@ def test_no_text_gets_another_texts_answer_while_a_process_dies(
     row = run(bench, "mixed-texts")
     assert (row["wrong"], row["swapped"]) == (0, 0)
     assert row["failed"] > 0, "the faults were real"
-    assert row["right"] > 1_400
+    assert row["right"] > 800
     assert row["texts_a_run"] > 2, "the server joined none"  # at most 1.1 have the same length by chance
 
 
@@ -150,19 +171,3 @@ def test_a_poor_machine_is_served(bench: PacedBench, name: str) -> None:
     if name == "few-descriptors":
         assert row["start_refused"]
         assert row["log_bytes"] < 1_000_000, "417 MB a minute without a bound"
-
-
-@pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "slow-probe", "two-supervisors"])
-def test_the_supervisor_makes_no_fault_worse(bench: PacedBench, name: str) -> None:
-    row = run(bench, name)
-    if "left_out" in row:
-        pytest.skip(str(row["left_out"]))
-    assert (row["wrong"], row["restarts"], row["failed"]) == (0, 0, 0)
-    assert row["right"] > 100
-    expected = {
-        "answers-nan": ("served", ["1"]),
-        "clock-jump": ("jumped", True),
-        "two-supervisors": ("third_blocked", True),
-    }
-    key, value = expected.get(name, ("wrong", 0))
-    assert row[key] == value

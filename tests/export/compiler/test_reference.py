@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from common.sample import Sample
 from export.compiler.errors import ProofFailed
-from export.compiler.operators.evaluate import evaluate
+from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.compare import Errors
 
 Array = NDArray[Any]
@@ -180,7 +180,7 @@ RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @pytest.mark.parametrize("operator", RECURRENT)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("lengths", [None, [5, 2, 1]])
+@pytest.mark.parametrize("lengths", [None, [5, 5, 5]])
 @pytest.mark.parametrize("states", [False, True])
 def test_recurrent_layers(operator: str, direction: str, lengths: list[int] | None, states: bool) -> None:
     gates, ways, hidden = RECURRENT[operator], 2 if direction == "bidirectional" else 1, 4
@@ -198,6 +198,26 @@ def test_recurrent_layers(operator: str, direction: str, lengths: list[int] | No
         check(operator, 14, [*given, *more], last, direction=direction, hidden_size=hidden, linear_before_reset=1)
     if operator == "LSTM" and states:
         check(operator, 14, [*given, *more, drawn(ways, 3 * hidden)], last, direction=direction, hidden_size=hidden)
+
+
+@pytest.mark.parametrize("operator", RECURRENT)
+@pytest.mark.parametrize(
+    ("lengths", "options", "reason"),
+    [
+        ([5, 2, 1], {}, "sequences of equal lengths"),
+        ([5, 5, 5], {"clip": 0.5}, "no clip"),
+        ([5, 5, 5], {"activations": ["Relu"] * 3}, "the activation (Tanh|Sigmoid), found Relu"),
+    ],
+)
+def test_recurrent_layers_that_onnx_computes_otherwise_have_no_reference(
+    operator: str, lengths: list[int], options: dict[str, Any], reason: str
+) -> None:
+    wide = RECURRENT[operator] * 4
+    if "activations" in options:
+        options = {"activations": options["activations"][: {"LSTM": 3, "GRU": 2, "RNN": 1}[operator]]}
+    given = [drawn(5, 3, 6), drawn(1, wide, 6), drawn(1, wide, 4), None, np.array(lengths, np.int32)]
+    with pytest.raises(UnknownOperator, match=reason):
+        check(operator, 14, given, hidden_size=4, **options)
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])

@@ -2,34 +2,40 @@
 
 In: an artifact with its sample. Out: the artifact, whose manifest allows to join requests of equal shapes, and those of
 different lengths if `vitbn rewrite --packed MASK` wrote the file; lines that say what is allowed, and why not. The
-proof for different lengths runs the server's own code on drawn requests: for each length a text without padding, and a
-padded batch of two texts.
+proof joins requests with the server's own code. For equal shapes these are the rows of the sample, and drawn requests
+of one to three rows; for different lengths a text without padding of each length, and a padded batch of two texts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 
 from common.sample import Arrays, Sample
 from export.compiler.errors import ForeignError, NotSupported
+from export.compiler.graph.constants import Array
+from export.compiler.graph.shapes import bound_sizes
+from export.compiler.pipeline import drawable
+from export.compiler.proof.inputs import draw, first_dimensions
 from export.compiler.proof.original import Original
 from export.compiler.proof.runner import Runner
-from export.compiler.proof.tolerances import largest_error, size_of
+from export.compiler.proof.tolerances import is_finite, relative_error, size_of
 from export.publishing.artifact import Artifact
 from export.publishing.manifest import Manifest, Tensor
 from export.publishing.new_config import has_free_rows
-from export.publishing.row_independence import NotJoined, prove_rows
-from serving.backends.batching import Array, Call, Inputs, RunFailed, answer
-from serving.backends.config_check import Tensor as Served
+from serving.backends.batching import EqualShapes, Joining
 from serving.backends.length_padding import LengthPadding
 
+ROWS = (1, 2, 3)  # of drawn requests of equal shapes
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 160)  # tokens of drawn requests; a file need not take all lengths
+
+
+class NotJoined(Exception):
+    """A server must not join requests. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def prove_joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
     if manifest.config is not None or not has_free_rows(manifest):
         return artifact, []
     try:
-        error = prove_rows(Original(artifact.path), sample, _tolerances(manifest, sample))
+        error = _prove_rows(Original(artifact.path), sample, _tolerances(manifest, sample))
     except NotJoined as reason:
         return artifact.with_origin(joined_rows=False), [f"Requests run apart: {reason}"]
     artifact = artifact.with_origin(joined_rows=True)
@@ -74,42 +80,62 @@ def prove_joining(artifact: Artifact) -> tuple[Artifact, list[str]]:
     return artifact, [f"Requests of different lengths run together: {proved}"]
 
 
+def _prove_rows(original: Original, sample: Sample, tolerances: Mapping[str, float]) -> float:
+    """The largest error of an output between requests alone and together. Raises NotJoined."""
+    if _takes_unequal(original.runner, sample):
+        raise NotJoined("the inputs of a request may differ in their rows")
+    answered = _answered(original.runner, _rows_and_drawn(original, sample), [])
+    answered = [pair for pair in answered if all(map(is_finite, pair[1].values()))]
+    if len(answered) < 2:
+        raise NotJoined("expected answers to two requests, found fewer")
+    return _error(original.runner, EqualShapes(), answered, tolerances)
+
+
+def _takes_unequal(runner: Runner, sample: Sample) -> bool:
+    """Whether the inputs of a request may differ in their numbers of rows, such as 2 texts and 3 pictures.
+
+    Tries that if the names of their first axes differ.
+    """
+    axes = {value.name: value.shape[0] for value in runner.session.get_inputs()}
+    rows = {axis: 2 + index for index, axis in enumerate(dict.fromkeys(axes.values()))}  # a single row would broadcast
+    unequal = {name: np.resize(array, (rows[axes[name]], *array.shape[1:])) for name, array in sample.inputs.items()}
+    return len(rows) > 1 and bool(_answered(runner, [unequal], []))
+
+
+def _rows_and_drawn(original: Original, sample: Sample) -> Iterator[Arrays]:
+    """Single rows of the sample, then drawn requests."""
+    for row in range(min(map(len, sample.inputs.values()))):
+        yield {name: array[row : row + 1] for name, array in sample.inputs.items()}
+    try:
+        graph = drawable(original.model)
+        sizes = bound_sizes(graph, sample.inputs)
+        for rows in ROWS:
+            drawn = draw(graph, sizes | dict.fromkeys(first_dimensions(graph), rows), seed=rows)
+            yield {name: drawn[name] for name in sample.inputs}
+    except ForeignError:  # no inputs can be drawn; the sample's rows must do
+        return
+
+
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
     """Tries padding after the texts, then padding before them. `mask`: the input that masks padding.
 
     Raises NotJoined.
     """
-    manifest, sample = artifact.manifest, artifact.sample
-    reasons = []
-    engine = _Engine(artifact.path)
+    manifest, sample, runner = artifact.manifest, artifact.sample, Runner(artifact.path)
+    reasons: list[str] = []
     for left in (False, True):
-        lengths = _lengths(manifest.inputs, manifest.outputs, sample, mask, left)
-        requests, alone = _alone(engine, _drawn(sample, lengths))
+        lengths, failures = _lengths(manifest.inputs, manifest.outputs, sample, mask, left), list[NotSupported]()
+        answered = _answered(runner, _drawn(sample, lengths), failures)
+        if len({tuple(array.shape[1:] for array in request.values()) for request, _ in answered}) < 2:
+            raise NotJoined(f"expected answers to texts of two lengths, found: {failures[0] if failures else 'none'}")
         tolerances = _tolerances(manifest, sample)
         try:
-            error = _compare(engine, lengths, requests, alone, tolerances)
+            error = _error(runner, lengths, answered, tolerances)
         except NotJoined as reason:
             reasons.append(f"with padding {'before' if left else 'behind'} a text {reason}")
             continue
-        return Joined(lengths, error, max(tolerances.values()), len(requests))
+        return Joined(lengths, error, max(tolerances.values()), len(answered))
     raise NotJoined("; ".join(reasons))
-
-
-class _Engine:
-    """A file in ONNX Runtime, as the engine that the server's code for joining calls."""
-
-    inputs: Mapping[str, Served] = {}
-    outputs: Mapping[str, Served] = {}
-
-    def __init__(self, path: Path) -> None:
-        self.runner = Runner(path)
-
-    def run(self, names: Sequence[str], feeds: Inputs) -> list[Array]:
-        try:
-            outputs = self.runner(dict(feeds))
-        except ForeignError as error:
-            raise RunFailed(str(error)) from error
-        return [outputs[name] for name in names]
 
 
 def _lengths(
@@ -152,24 +178,15 @@ def _drawn(sample: Sample, lengths: LengthPadding) -> list[Arrays]:
     return requests
 
 
-def _alone(engine: _Engine, drawn: Sequence[Arrays]) -> tuple[list[Arrays], list[Arrays]]:
-    """The requests that the file answers, and its answers. Raises NotJoined if they are of fewer than two shapes."""
-    requests, answers, reasons = [], [], []
-    for request in drawn:
+def _answered(runner: Runner, requests: Iterable[Arrays], failures: list[NotSupported]) -> list[tuple[Arrays, Arrays]]:
+    """Requests with their answers, each alone; the errors of the others go to `failures`."""
+    answered = []
+    for request in requests:
         try:
-            answers.append(engine.runner(request))
-        except NotSupported as reason:
-            reasons.append(reason)
-            continue
-        requests.append(request)
-    if len({_shape(request) for request in requests}) < 2:
-        raise NotJoined(f"expected answers to texts of two lengths, found: {reasons[0] if reasons else 'none'}")
-    return requests, answers
-
-
-def _shape(request: Arrays) -> Any:
-    """The shapes of the inputs without the batch dimension."""
-    return tuple(array.shape[1:] for array in request.values())
+            answered.append((request, runner(request)))
+        except NotSupported as failure:
+            failures.append(failure)
+    return answered
 
 
 def _tolerances(manifest: Manifest, sample: Sample) -> dict[str, float]:
@@ -182,29 +199,37 @@ def _tolerances(manifest: Manifest, sample: Sample) -> dict[str, float]:
     return relative
 
 
-def _compare(
-    engine: _Engine,
-    lengths: LengthPadding,
-    requests: Sequence[Arrays],
-    alone: Sequence[Arrays],
-    tolerances: Mapping[str, float],
+def _error(
+    runner: Runner, joining: Joining, answered: Sequence[tuple[Arrays, Arrays]], tolerances: Mapping[str, float]
 ) -> float:
-    """Joins all requests with the server's code; the largest error of an output against `alone`, the answers alone.
+    """Joins the requests of `answered`; the largest error of an output, relative to its size, against those alone.
 
-    Errors and tolerances are relative to the size of the output. Raises NotJoined.
+    Raises NotJoined above the tolerances, which are relative, too.
     """
-    calls = [Call(request, frozenset(tolerances)) for request in requests]
-    largest = 0.0
-    for outputs, expected in zip(answer(engine, [*tolerances], calls, lengths), alone, strict=True):
-        if isinstance(outputs, RunFailed):
-            raise NotJoined(str(outputs))
-        for name, tolerance in tolerances.items():
-            shapes = outputs[name].shape, expected[name].shape
-            if shapes[0] != shapes[1]:
-                raise NotJoined(f"{name} has the shape {shapes[0]}, alone {shapes[1]}")
-            error = largest_error(expected[name], outputs[name])
-            size = max(size_of(answers[name]) for answers in alone)
-            if not error <= tolerance * size:  # NaN too
-                raise NotJoined(f"{name} is off by {error / size:.1e} of its size (at most {tolerance:g})")
-            largest = max(largest, error / size)
-    return largest
+    requests = [request for request, _ in answered]
+    pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in tolerances}
+    for group in joining.groups(requests):
+        try:
+            together = runner(dict(joining.join([requests[position] for position in group])))
+        except NotSupported as reason:
+            raise NotJoined(f"requests together have no answer: {reason}") from reason
+        ends = [*accumulate(len(next(iter(requests[position].values()))) for position in group)]
+        for position, start, end in zip(group, [0, *ends], ends, strict=False):
+            request, alone = answered[position]
+            parts = joining.unpad(request, {name: together[name][start:end] for name in tolerances})
+            for name, part in parts.items():
+                if len(together[name]) != ends[-1] or part.shape != alone[name].shape:
+                    raise NotJoined(
+                        f"{name} has the shape {part.shape} beside other requests, alone {alone[name].shape}"
+                    )
+                pairs[name].append((alone[name].ravel(), part.ravel()))
+    return max(_largest(name, pairs[name], tolerance) for name, tolerance in tolerances.items())
+
+
+def _largest(name: str, pairs: Sequence[tuple[Array, Array]], tolerance: float) -> float:
+    """The error of an output, whose numbers alone and together are `pairs`. Raises NotJoined above the tolerance."""
+    alone, together = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+    error = relative_error(alone, together) if alone.size else 0.0
+    if not error <= tolerance:  # NaN too
+        raise NotJoined(f"{name} is off by {error:.1e} of its size beside other requests (at most {tolerance:g})")
+    return error

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
-from export.publishing.dynamic_batching import prove_joined, prove_joining
+from export.publishing.dynamic_batching import NotJoined, prove_joined, prove_joining
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import read_config
-from export.publishing.row_independence import NotJoined
 from export.publishing.sidecar import read_with_sidecars
 from export.rewrite_file import Request, rewrite_file
 from serving.backends.length_padding import LengthPadding, is_proved

@@ -175,11 +175,3 @@ class LpPool(OpRun):
     def _run(self, x: Array, **window: Unpack[Window]) -> tuple[Array]:
         power = window.get("p") or 2
         return (_pooled(np.abs(x) ** power, window, 0.0).sum(_pixel_axes(x)) ** (1 / power),)
-
-
-class GlobalLpPool(OpRun):
-    """(sum of |x|^p)^(1/p) of all pixels; p is 2 by default."""
-
-    def _run(self, x: Array, p: int | None = None) -> tuple[Array]:
-        power = p or 2
-        return ((np.abs(x) ** power).sum(_pixel_axes(x), keepdims=True) ** (1 / power),)

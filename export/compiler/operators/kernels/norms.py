@@ -123,15 +123,6 @@ def _by_groups(x: Array, scale: Array, bias: Array, epsilon: float | None, group
     return np.asarray(normal.reshape(x.shape) * factor + shift)
 
 
-class MeanVarianceNormalization(OpRun):
-    """(x - mean) / (standard deviation + 1e-9)"""
-
-    def _run(self, x: Array, axes: list[int] | None = None) -> tuple[Array]:
-        over = tuple(axes if axes is not None else (0, 2, 3))
-        centred = x - x.mean(over, keepdims=True)
-        return (centred / (_root_mean_square(centred, over, 0.0) + 1e-9),)
-
-
 class LpNormalization(OpRun):
     """x / norm; 0 where the norm is 0."""
 

@@ -154,6 +154,15 @@ def test_lp_normalization(p: int, axis: int) -> None:
     check("LpNormalization", 13, [drawn(3, 4, 5)], p=p, axis=axis)
 
 
+@pytest.mark.parametrize("precision", [None, onnx.TensorProto.FLOAT])
+@pytest.mark.parametrize("hides", [np.finfo(np.float32).min, -np.inf])
+def test_a_query_from_which_a_mask_hides_all_keys_answers_zeros(hides: float, precision: int | None) -> None:
+    mask = np.zeros((2, 1, 3, 5), np.float32)
+    mask[0, 0, 1], mask[:, :, 2, 3:] = hides, hides
+    more = {} if precision is None else {"softmax_precision": precision}
+    check("Attention", 23, [drawn(2, 4, 3, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 6), mask], scale=0.3, **more)
+
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_lrn(size: int) -> None:
     check("LRN", 13, [10 * drawn(2, 7, 3, 3)], size=size, alpha=0.02, beta=0.6, bias=1.5)

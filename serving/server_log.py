@@ -22,8 +22,10 @@ LINES, WINDOW_S, KINDS_AT_ONCE = 20, 10.0, 1000  # lines of a kind that pass in 
 LONGEST = 1 << 16  # bytes of a line; a longer line is split
 DRAIN_S = 0.2  # for the last lines of an ended server
 PREFIX = re.compile(rb"^[EWF]\d{4} [\d:.]+ +\d+ ")  # of Triton's warnings and errors; lines of information begin with I
-REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |tritonserver: )(.*)|^ *what\(\): *(.*)")
+REASON = re.compile(rb"^E\d{4} .*?\] *(.*)|^(?:error: |\S*tritonserver: )(.*)|^ *what\(\): *(.*)")
 LAUNCHER = b"tritonserver: "
+HELP = b"Usage: tritonserver"  # all of Triton's options, which it prints when it refuses an option
+REASON_IN_HELP = re.compile(rb"(?!Usage|\s)(.*[^:\s])\s*$")  # below it; all else but its titles is indented
 NOISE = b"CudaDriverHelper"  # on every machine without CUDA
 # Triton writes these lines in the last second of a stop.
 OPEN = re.compile(rb'"Timeout [01]: Found (\d+) (HTTP|model versions|live models)(?: and (\d+) in-flight)?')
@@ -40,16 +42,16 @@ class ServerLog:
     def __init__(self, say: Callable[[str], None]) -> None:
         reader, writer = os.pipe()
         self.writer: IO[bytes] = os.fdopen(writer, "wb")
-        self.reason, self._is_launchers, self._has_triton_started = "", False, False
+        self.reason, self._is_launchers, self._is_help, self._has_triton_started = "", False, False, False
         self.open_at_the_end: dict[str, int] = {}
         self._say, self._counts, self._since_s = say, Counter[bytes](), time.monotonic()
         self._thread = threading.Thread(target=self._read, args=(os.fdopen(reader, "rb"),), daemon=True)
         self._thread.start()
 
     @property
-    def by_launcher(self) -> bool:
-        """Whether the last reason is the launcher's, and Triton itself never started."""
-        return self._is_launchers and not self._has_triton_started
+    def never_started(self) -> bool:
+        """Whether the launcher gave the last reason, or Triton refused an option, and Triton itself never started."""
+        return (self._is_launchers or self._is_help) and not self._has_triton_started
 
     def started(self) -> None:
         """Call it after the server's start. Closes this process's `writer`, so that reading ends with the server."""
@@ -90,8 +92,9 @@ class ServerLog:
 
     def _understand(self, line: bytes) -> None:
         """Remembers the line if it is a reason for a failure, or counts open connections."""
+        self._is_help = self._is_help or line.startswith(HELP)
         if match := OPEN.search(line):
             self.open_at_the_end |= {KINDS[match[2]]: int(match[1]), "other requests": int(match[3] or 0)}
-        elif NOISE not in line and (reason := REASON.match(line)):
+        elif NOISE not in line and (reason := (REASON_IN_HELP if self._is_help else REASON).match(line)):
             self._is_launchers = line.startswith(LAUNCHER)
             self.reason = next(filter(None, reason.groups()), b"").decode(errors="replace").strip().strip('" ')

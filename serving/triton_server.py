@@ -64,7 +64,7 @@ class TritonServer(Child):
             return StartRefused(lost.reason, self.log.reason or str(lost)) if isinstance(lost, StartRefused) else lost
         self.log.ended()
         detail = f"{self.ending}: {self.log.reason}" if code > 0 and self.log.reason else self.ending
-        return (StartRefused if code > 0 and self.log.by_launcher else ServerLost)("died", detail)
+        return (StartRefused if code > 0 and self.log.never_started else ServerLost)("died", detail)
 
     def stop(self, grace_s: float | None = None) -> int | None:
         """Stops the server, kills its stubs and removes their shared memory. Returns the exit code."""

@@ -27,9 +27,9 @@ def told(lines: bytes, capfd: pytest.CaptureFixture[str]) -> tuple[ServerLog, li
 def test_the_last_reason_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     log, passed, said = told(CACHE + CUDA + b'I1126 23:54:56.6 1 http_server.cc:1] "Started"\n', capfd)
     assert log.reason == "Invalid argument: unable to find 'libtritoncache_foo.so'"
-    assert (log.by_launcher, len(passed), said) == (False, 3, [])
+    assert (log.never_started, len(passed), said) == (False, 3, [])
     log, _, _ = told(b"tritonserver: /models: expected a model repository, found no such folder\n", capfd)
-    assert log.by_launcher
+    assert log.never_started
     assert log.reason == "/models: expected a model repository, found no such folder"
 
 

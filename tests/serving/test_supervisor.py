@@ -187,8 +187,10 @@ def test_sighup_starts_another_server(supervised: Server) -> None:
             "--cache-config=foo,size=1048576",
             "refused: Invalid argument: unable to find 'libtritoncache_foo.so'",
         ),
+        ("1024", "--verbose=1", "died: exit code 1: unrecognized option '--verbose=1'"),
+        ("1024", "--log-verbose=yes", "died: exit code 1: Invalid option value. Got yes"),
     ],
-    ids=["descriptors", "cache"],
+    ids=["descriptors", "cache", "misspelt option", "its value"],
 )
 def test_a_start_that_cannot_work_is_told_and_not_repeated(
     tmp_path: Path, limit: str, option: str, reason: str

@@ -5,6 +5,7 @@ In: Settings. Out: a running proxy. It counts the servers that get requests, and
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +29,8 @@ class Proxy(Child):
     pause_s = 1.0  # also between two requests to the administration port
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
-        self.settings, self._folder, self.log_path = settings, folder, log_path
+        self.settings = replace(settings, drain_path=f"/drain_listeners?{secrets.token_urlsafe(24)}")
+        self._folder, self.log_path = folder, log_path
         self._last_request_s, self._silences = 0.0, 0
         check(settings)
         command = [str(envoy()), "-c", str(folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
@@ -94,7 +96,7 @@ class Proxy(Child):
     def finish(self) -> None:
         """Closes the listeners to new connections and waits up to FINISH_S for open requests."""
         with suppress(OSError):
-            self.ask("drain_listeners", b"")
+            self.ask(str(self.settings.drain_path).lstrip("/"), b"")
             wait_until(lambda: not any(self._numbers("^http\\.clients\\.downstream_rq_active$")), FINISH_S)
 
     def _numbers(self, pattern: str) -> list[int]:

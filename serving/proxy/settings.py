@@ -55,6 +55,7 @@ class Settings:
     in_flight:   open requests per server, above which the proxy refuses.
     keys:        client -> API key; without keys everybody may send requests.
     metrics:     a port of `host` for Prometheus, or None.
+    drain_path:  closes the listeners when it is asked for at `admin`; a secret, or None.
     page:        where `vitbn web` listens, by its port `http`. With keys its visitors log in as CLIENT by password KEY.
     """
 
@@ -67,6 +68,7 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict)
     metrics: int | None = None
     page: Backend | None = None
+    drain_path: str | None = None
 
     def __post_init__(self) -> None:
         if not self.backends:

@@ -131,6 +131,15 @@ def test_inference_is_counted_apart_from_other_calls_and_its_timeouts_are_counte
         image = np.zeros((1, 1, 28, 28), np.uint8)
         assert hostile_requests.send(url, "POST", INFER, *hostile_requests.good(image))[0] == 504
         text = proxy.ask("stats/prometheus").splitlines()
+        admin = f"127.0.0.1:{proxy.settings.admin}"
+        for path in (
+            "/quitquitquit",
+            "/drain_listeners",
+            "/config_dump",
+            "/logging?level=trace",
+            "/stats/recentlookups",
+        ):
+            assert hostile_requests.send(admin, "POST", path)[0] == 403, path
     counted = [line for line in text if line.startswith("envoy_vhost_route_upstream_rq_completed{")]
     assert counted == ['envoy_vhost_route_upstream_rq_completed{envoy_virtual_host="all",envoy_route="infer"} 1']
     assert 'envoy_cluster_upstream_rq_timeout{envoy_cluster_name="http"} 4' in text

@@ -1,4 +1,5 @@
-"""Triton's command-line arguments, read as Triton reads them: of equal options the last counts.
+"""Triton's command-line arguments, read as Triton reads them: of equal options the last counts, and an option may be
+abbreviated.
 
 In: the arguments of `tritonserver`. Out: `Arguments`, or LauncherError.
 """
@@ -102,6 +103,12 @@ class Arguments:
         shared = {service for service in PORTS if self.last(f"--reuse-{service}-port", "false") in ("true", "1")}
         return [self.url(service) for service in PORTS if self.starts(service) and service not in shared]
 
+    def check_ports(self, *others: int | None) -> None:
+        """Raises LauncherError if two services share an address. `others`: the supervisor's ports on loopback."""
+        urls = [*self.listening_urls(), *(f"127.0.0.1:{port}" for port in others if port)]
+        if repeated := [url for url in urls if urls.count(url) > 1]:
+            raise LauncherError(f"expected a port of its own for each service, found {repeated[0]} twice")
+
     @cached_property
     def repositories(self) -> list[str]:
         return [value for value in self._values[REPOSITORY] if value]
@@ -184,7 +191,7 @@ def without(words: Sequence[str], names: Iterable[str]) -> list[str]:
 
 def _split(words: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the values of the options `names`, by option, and all other words."""
-    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=[])
+    parser = _Parser(add_help=False, argument_default=[])
     for name in names:
         parser.add_argument(name, action="append", dest=REPOSITORY if name in REPOSITORY_OPTIONS else name)
     values, other_words = parser.parse_known_args(list(words))

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from serving import control_key, restricted_api
 from serving.arguments import BY_PRIORITY, REPOSITORY, REPOSITORY_OPTIONS, Arguments, LauncherError, without
-from serving.ports import TAKEN, is_taken
+from serving.ports import taken
 from serving.preflight import CHOOSE_CACHE, allow_descriptors, cache_folder, check_repositories
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -162,8 +162,9 @@ def shell_safe_words(arguments: Arguments) -> list[str]:
 
 def check_ports(arguments: Arguments) -> None:
     """Raises LauncherError for a taken port: Triton reports it only after it has loaded all models."""
-    if taken := [url for url in arguments.listening_urls() if is_taken(url)]:
-        raise LauncherError(f"{taken[0]}: {TAKEN}")
+    arguments.check_ports()
+    if problem := taken(arguments.listening_urls()):
+        raise LauncherError(problem)
 
 
 def control_defaults(arguments: Arguments) -> list[str]:

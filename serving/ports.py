@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from common.addresses import split_address
 from serving.control import DIRECT
 
-TAKEN = (
-    f"expected a free port, found {os.strerror(errno.EADDRINUSE)}; stop what listens there, or give --http-port,"
-    " --grpc-port and --metrics-port"
-)
+ADVICE = "stop what listens there, or give --http-port, --grpc-port and --metrics-port"
+# Triton calls each of these "already in use", and only after it has loaded all models.
+UNUSABLE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 
 
 def free_ports(count: int) -> list[int]:
@@ -25,14 +25,16 @@ def free_ports(count: int) -> list[int]:
         return [bound.getsockname()[1] for bound in sockets]
 
 
-def is_taken(url: str) -> bool:
-    """Whether a program listens at HOST:PORT."""
-    host, port, family = split_address(url)
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE  # the server reports other errors at its start
-    return False
+def taken(urls: Iterable[str]) -> str:
+    """A line for the first HOST:PORT at which no server can listen; empty without one."""
+    for url in urls:
+        host, port, family = split_address(url)
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            if error.errno in UNUSABLE:  # the server reports other errors at its start
+                return f"{url}: expected a free port, found {os.strerror(error.errno)}; {ADVICE}"
+    return ""
 
 
 def answers(url: str, path: str = "", timeout_s: float = 2.0) -> bool:

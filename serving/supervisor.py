@@ -21,7 +21,7 @@ from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
 from serving.load_watch import LoadWatch, lost_process
 from serving.loop import Loop, NotInTime, Result, Stopping
-from serving.ports import TAKEN, is_taken
+from serving.ports import taken
 from serving.prober import Failure, Prober, Verdict
 from serving.processes import Stub
 from serving.served_versions import Versions
@@ -170,9 +170,9 @@ class Supervisor(Loop):
     def _wait_for_ports(self) -> None:
         """Raises ServerLost for a port that stays taken: another server's answers would be taken for this server's."""
         deadline = time.monotonic() + PORTS_S
-        while taken := [url for url in self._urls if is_taken(url)]:
+        while problem := taken(self._urls):
             if time.monotonic() > deadline:
-                raise ServerLost("blocked", f"{taken[0]}: {TAKEN}")
+                raise ServerLost("blocked", problem)
             self.tick()
 
     def _keep_key(self) -> None:
@@ -309,6 +309,7 @@ def supervise(words: Sequence[str], metrics_port: int | None = METRICS_PORT, hea
     guards = restricted_api.options(Arguments(words), key)
     arguments = Arguments([*guards, *words])
     arguments.check_supervised()
+    arguments.check_ports(metrics_port, health_port)
     ports = arguments.control_ports if guards else []
     try:
         events = Events(metrics_port)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from serving.child import Child
-from serving.ports import answers, is_taken
+from serving.ports import answers, taken
 from serving.proxy.settings import Backend
 
 SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
@@ -62,7 +62,7 @@ class Member(Child):
 
     def has_free_ports(self) -> bool:
         """Whether all its ports are free: at a taken port another server's answers would be taken for this server's."""
-        return not any(is_taken(f"127.0.0.1:{port}") for port in self.ports.values())
+        return not taken(f"127.0.0.1:{port}" for port in self.ports.values())
 
     def start(self) -> None:
         super().start()

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.arguments import EXIT_TIMEOUT_S, Arguments
+from serving.arguments import EXIT_TIMEOUT_S, Arguments, LauncherError
 
 
 def test_addresses_headers_and_models(tmp_path: Path) -> None:
@@ -23,9 +23,20 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     (tmp_path / "gone").unlink()
     sixth = Arguments([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])
     assert (sixth.http_url, sixth.grpc_url) == ("[::1]:81", "[::1]:8001")
+    short = Arguments([*words, "--http-addr=::", "--open-control", "--load", "b"])
+    assert (short.address("http"), short.models) == ("::", {"b"})
     assert list(options.model_dirs()) == ["a"]
     assert list(Arguments(words).model_dirs()) == ["a", "b"]
     assert list(Arguments([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]
+
+
+def test_two_services_on_one_port_are_refused(tmp_path: Path) -> None:
+    options = Arguments([f"--model-repository={tmp_path}", "--http-port=81", "--metrics-port=83"])
+    options.check_ports(None, 84)
+    with pytest.raises(LauncherError, match=r"^expected a port of its own for each service, found .*:83 twice$"):
+        options.check_ports(83)
+    with pytest.raises(LauncherError, match=":8001 twice"):
+        Arguments([*options.words, "--http-port=8001"]).check_ports()
 
 
 def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) -> None:

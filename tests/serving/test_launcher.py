@@ -90,6 +90,8 @@ def test_a_taken_port_is_one_line_before_any_model_loads(service: str) -> None:
         for unaffected in (f"--allow-{service}=false", f"--reuse-{service}-port=true"):
             launcher.check_ports(Arguments([*arguments, unaffected]))
     launcher.check_ports(Arguments(arguments))
+    with pytest.raises(LauncherError, match=r"^192\.0\.2\.1:.*, found Cannot assign requested address; "):
+        launcher.check_ports(Arguments([*arguments, "--http-address=192.0.2.1"]))
 
 
 def test_python_without_stub_is_refused() -> None:

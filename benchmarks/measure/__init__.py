@@ -1,1 +1,1 @@
-"""The base: time, memory, progress, result files, option types. Imports no other part of `benchmarks/`."""
+"""The base: time, progress, result files, option types. Imports no other part of `benchmarks/`."""

@@ -307,13 +307,6 @@ def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
 
 
-def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The output is shaped as the input, the new state as the past state; the library does not know this operator."""
-    for value, source in zip(node.outputs, (node.inputs[0], optional(node, 3)), strict=False):
-        if source is not None and source.shape is not None:
-            context.set_shape_and_dtype(value, source.shape, source.dtype)
-
-
 def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
     """A pool with its channels in the last axis; ONNX's pools, whose shapes are taken, have them in axis 1."""
     if attribute_int(node, "channels_last", 0):
@@ -339,7 +332,6 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     ("com.microsoft", "QLinearGlobalAveragePool"): (_channels_last,),
 }
 UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
-    "CausalConvWithState": _causal_conv,
     "DynamicQuantizeMatMul": _integer_product,
     "GatherBlockQuantized": _gather_blocks,
     "MatMulIntegerToFloat": _integer_product,

@@ -1,6 +1,6 @@
 """Normalisations in float64.
 
-In onnx 1.23 LayerNormalization computes in float32; BatchNormalization of opset 9 to 13 takes the batch's statistics.
+In onnx 1.23 BatchNormalization of opset 9 to 13 takes the batch's statistics.
 """
 
 from __future__ import annotations
@@ -16,36 +16,6 @@ def _root_mean_square(x: Array, axes: tuple[int, ...] | int, epsilon: float | No
     return np.asarray(np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon)))
 
 
-def _standardised(x: Array, axes: tuple[int, ...] | int, epsilon: float | None) -> tuple[Array, Array, Array]:
-    """(x - mean) / sqrt(variance + epsilon), the mean, and that square root."""
-    mean = x.mean(axes, keepdims=True)
-    centred = x - mean
-    deviation = _root_mean_square(centred, axes, epsilon)
-    return centred / deviation, mean, deviation
-
-
-def _axes_from(x: Array, axis: int | None) -> tuple[int, ...]:
-    """The axes from `axis` on, by default the last."""
-    return tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
-
-
-class LayerNormalization(OpRun):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
-
-    def _run(
-        self,
-        x: Array,
-        scale: Array,
-        bias: Array | None = None,
-        axis: int | None = None,
-        epsilon: float | None = None,
-        **unread: object,
-    ) -> tuple[Array, ...]:
-        normal, mean, deviation = _standardised(x, _axes_from(x, axis), epsilon)
-        scaled = normal * scale
-        return (scaled if bias is None else scaled + bias, mean, 1 / deviation)[: len(self.onnx_node.output)]
-
-
 class SimplifiedLayerNormalization(OpRun):
     """x / sqrt(mean of squares + epsilon) * scale"""
 
@@ -57,7 +27,8 @@ class SimplifiedLayerNormalization(OpRun):
         epsilon: float | None = None,
         **unread: object,
     ) -> tuple[Array]:
-        return (x / _root_mean_square(x, _axes_from(x, axis), epsilon) * scale,)
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        return (x / _root_mean_square(x, axes, epsilon) * scale,)
 
 
 class RMSNormalization(SimplifiedLayerNormalization):
@@ -105,22 +76,12 @@ class GroupNormalization(OpRun):
         num_groups: int | None = None,
         **unread: object,
     ) -> tuple[Array]:
-        return (_by_groups(x, scale, bias, epsilon, num_groups or 1),)
-
-
-class InstanceNormalization(OpRun):
-    """Normalises all pixels of a channel."""
-
-    def _run(self, x: Array, scale: Array, bias: Array, epsilon: float | None = None) -> tuple[Array]:
-        return (_by_groups(x, scale, bias, epsilon, x.shape[1]),)
-
-
-def _by_groups(x: Array, scale: Array, bias: Array, epsilon: float | None, groups: int) -> Array:
-    """Normalises the channels and pixels of each group."""
-    normal, _, _ = _standardised(x.reshape(len(x), groups, -1), 2, epsilon)
-    by_channel = (np.repeat(array, x.shape[1] // len(array)) for array in (scale, bias))
-    factor, shift = (array.reshape(1, -1, *[1] * (x.ndim - 2)) for array in by_channel)
-    return np.asarray(normal.reshape(x.shape) * factor + shift)
+        groups = x.reshape(len(x), num_groups or 1, -1)
+        centred = groups - groups.mean(2, keepdims=True)
+        normal = (centred / _root_mean_square(centred, 2, epsilon)).reshape(x.shape)
+        by_channel = (np.repeat(array, x.shape[1] // len(array)) for array in (scale, bias))
+        factor, shift = (array.reshape(1, -1, *[1] * (x.ndim - 2)) for array in by_channel)
+        return (normal * factor + shift,)
 
 
 class LpNormalization(OpRun):

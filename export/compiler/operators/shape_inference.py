@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
+import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
-from export.compiler.graph.constants import integers
+from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
 from export.compiler.operators.table import BROADCASTING
 
@@ -200,6 +201,48 @@ def _difference(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_symbolic_value(node.outputs[0], [0])
 
 
+def _equal(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Sizes are at least 0, and so no -1: TorchScript asks that for `expand(-1, ...)`. The library compares nothing.
+
+    Elements may also be differences of sizes, which may be negative. Of other vectors the constant may be infinite.
+    """
+    left, right = (context.get_symbolic_value(value) if value is not None else None for value in node.inputs)
+    if not left or not right or node.outputs[0].shape is None:
+        return
+    count = max(len(left), len(right))
+    pairs = [*zip(left * (count // len(left)), right * (count // len(right)), strict=False)]
+    known = [_are_equal(node, *pair) for pair in pairs]
+    if len(pairs) == count and None not in known and node.outputs[0].shape.rank() == 1:
+        node.outputs[0].const_value = ir.tensor(np.array(known, np.bool_))
+
+
+def _are_equal(node: ir.Node, left: Dim, right: Dim) -> bool | None:
+    """None if that is unknown, as of a number that a size may be: an empty batch has the size 0."""
+    size, wanted = (left, right) if isinstance(right, int) else (right, left)
+    if isinstance(size, int) or not isinstance(wanted, int):
+        return size == wanted if isinstance(size, int) and isinstance(wanted, int) else None
+    return False if wanted < least(size) and _is_size(node, str(size)) else None
+
+
+def _is_size(node: ir.Node, expression: str) -> bool:
+    """Whether an expression is a size of the graph, or made of such and numbers by + and *: then it is at least 0."""
+    graph = node.graph
+    values = [*graph.inputs, *(value for other in graph for value in other.outputs)] if graph is not None else []
+    sizes = {str(dim) for value in values if value.shape is not None for dim in value.shape.dims}
+    parts = re.split(r"[ *+()]+", expression)
+    return expression in sizes or all(not part or part.isdecimal() or part in sizes for part in parts)
+
+
+def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The elements that a known condition chooses of vectors of sizes."""
+    condition, *choices = node.inputs
+    first, second = (context.get_symbolic_value(value) if value is not None else None for value in choices)
+    known = constant(condition)
+    if known is not None and known.ndim == 1 and first and second and len(first) == len(second) == known.size:
+        chosen = [left if flag else right for flag, left, right in zip(known, first, second, strict=True)]
+        context.set_symbolic_value(node.outputs[0], chosen)
+
+
 def _operands(context: ShapeInferenceContext, node: ir.Node) -> list[Dim]:
     """The inputs that are a single known number or size; other inputs are left out."""
     vectors = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
@@ -320,6 +363,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_along_axis,) for name in ("Compress", "Unique")},
     ("", "Attention"): (_attention,),
     ("", "Div"): (_quotient, _broadcast),
+    ("", "Equal"): (_broadcast, _equal),
     ("", "Min"): (_minimum, _broadcast),
     ("", "Sub"): (_difference, _broadcast),
     ("", "Reshape"): (_reshape,),
@@ -327,6 +371,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     ("", "Slice"): (_slice,),
     ("", "Split"): (_split,),
     ("", "Squeeze"): (_squeeze,),
+    ("", "Where"): (_broadcast, _where),
     ("com.microsoft", "GroupQueryAttention"): (_cache,),
     ("com.microsoft", "QLinearAveragePool"): (_channels_last,),
     ("com.microsoft", "QLinearGlobalAveragePool"): (_channels_last,),

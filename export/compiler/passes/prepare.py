@@ -33,7 +33,6 @@ from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
 from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
-from export.compiler.passes.fold_size_conditions import fold_size_conditions
 from export.compiler.passes.inline_branches import inline_branches
 from export.compiler.passes.replace_scatters import replace_scatters
 from export.compiler.passes.unflatten import unflatten
@@ -77,7 +76,7 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
     `norms_gone`: whether the pass has folded norms. A norm may be why `unflatten` left rows (B N, D) as they were.
     """
     drop_unread(model)
-    while _evaluate(model.graph) or (norms_gone and unflatten(model.graph)):
+    while _fold_constants(model.graph) or (norms_gone and unflatten(model.graph)):
         drop_unread(model)
     if _join_reshapes(model.graph):
         remove_unused(model)
@@ -86,7 +85,7 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
 def fold_constants(model: ir.Model) -> None:
     """Folds and infers shapes in turns, as a new constant may give a shape that was unknown."""
     infer(model)
-    while _drop_casts(model.graph) or _evaluate(model.graph) or unflatten(model.graph):
+    while _drop_casts(model.graph) or _fold_constants(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
@@ -104,11 +103,6 @@ def _fold_known(model: ir.Model) -> None:
             infer(model)
         folded = _fold_constants(model.graph)
         remove_unused(model)
-
-
-def _evaluate(graph: ir.Graph) -> bool:
-    """Folds what does not depend on the inputs' elements; whether the graph changed."""
-    return _fold_constants(graph) or fold_size_conditions(graph)
 
 
 def _check_opset(graph: ir.Graph) -> None:

@@ -29,3 +29,11 @@ def striped_folder(place: Path) -> Path:
         (place / name / "notes.txt").write_text("no picture")
     (place / ".hidden").mkdir()
     return place
+
+
+def written_pictures(folder: Path, images: np.ndarray) -> Path:
+    """Images (n, C, H, W) as 000.png, 001.png, ..., whose names say nothing about classes."""
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{number:03}.png")
+    return folder

@@ -7,6 +7,7 @@ import pytest
 import random_networks
 import torch
 from PIL import Image
+from striped_folder import written_pictures
 
 from common.files import typed_command
 from models.adapt import adapt as command
@@ -47,14 +48,6 @@ def test_the_copy_answers_as_batch_statistics_do(network, images):
     with torch.no_grad():
         torch.testing.assert_close(adapted(images / 255), network.train()(images / 255), rtol=0, atol=0.02)
         assert (adapted(images / 255) - network.eval()(images / 255)).abs().max() > 0.1
-
-
-def written_pictures(folder, images):
-    """File names say nothing about classes."""
-    folder.mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{number:03d}.png")
-    return folder
 
 
 def faint(images):

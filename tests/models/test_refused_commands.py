@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import random_networks
 import torch
-from PIL import Image
 from refusals import check_refused
+from striped_folder import written_pictures
 
 from models.adapt import adapt
 from models.calibrate import calibrate
@@ -72,8 +72,8 @@ ROWS = [
     *((train, words, 2, words.split()[0]) for words in NO_VALUES),
     (adapt, "vit pictures", 1, "Error: vit: expected a network with BatchNorm, found VisionTransformer without"),
     (adapt, "saved few", 1, "Error: few: expected at least 50 pictures, found 49"),
-    (adapt, "saved large", 1, f"Error: large/00.png: {PIXELS}"),
-    (adapt, "saved damaged", 1, "Error: damaged/07.png: expected a picture, found "),
+    (adapt, "saved large", 1, f"Error: large/000.png: {PIXELS}"),
+    (adapt, "saved damaged", 1, "Error: damaged/007.png: expected a picture, found "),
     (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
     (adapt, "saved none", 1, "Error: none: No such file or directory"),
     (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),
@@ -96,13 +96,6 @@ USUAL = {
 }
 
 
-def pictures(folder, images):
-    folder.mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image[0]).save(folder / f"{number:02}.png")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, small_mnist):
     folder, images = tmp_path_factory.mktemp("refusals"), load_digits().test_images[:50]
@@ -116,10 +109,10 @@ def place(tmp_path_factory, small_mnist):
     save(folder / "vit", build(VIT), VIT, {})
     for name, metrics in METRICS.items():
         save(folder / name, build(OTHERS), OTHERS, metrics)
-    pictures(folder / "pictures", images)
-    pictures(folder / "few", images[:49])
-    pictures(folder / "large", np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))))
-    (pictures(folder / "damaged", images) / "07.png").write_bytes(b"no picture")
+    written_pictures(folder / "pictures", images)
+    written_pictures(folder / "few", images[:49])
+    written_pictures(folder / "large", np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))))
+    (written_pictures(folder / "damaged", images) / "007.png").write_bytes(b"no picture")
     return folder
 
 

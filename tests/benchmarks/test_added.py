@@ -49,16 +49,3 @@ def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
     assert code == 1
     assert re.search(r"HTTP: expected an error of at most 2.0e-05 .*, beside the logits in process", line)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--engine", "tensorrt", "--device", "cpu"], "TensorRT needs another device than cpu"),
-        (["--precision", "bf16", "--device", "cpu"], "ONNX Runtime on cpu is measured only in fp32, int8"),
-    ],
-)
-def test_what_this_machine_cannot_run_is_said_at_once(options, message):
-    line, code = failure(added, *QUICK, *options)
-    assert (code, line.startswith(f"Error: {message}")) == (1, True)

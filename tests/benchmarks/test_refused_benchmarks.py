@@ -13,6 +13,7 @@ from refusals import Row, check_refused
 
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
+from benchmarks.presets.added import added
 from benchmarks.presets.frontier import frontier
 from benchmarks.report import report
 from benchmarks.studies.study import study
@@ -69,6 +70,13 @@ REFUSED: list[Row] = [
     *((latency, f"--seconds {value}", 2, f"expected a finite number, found {value}") for value in ("nan", "inf")),
     (latency, "--model vit --model vitbn-tiny --depth 2", 2, "vitbn-tiny: a shipped network has its own depth"),
     (latency, "--preset operators --runtime all", 2, "No such option '--runtime'"),
+    *(
+        (added, f"--model vitbn-tiny --dataset digits --device cpu {words} --json a.json", 1, f"Error: {said}")
+        for words, said in {
+            "--engine tensorrt": "TensorRT needs another device than cpu",
+            "--precision bf16": "ONNX Runtime on cpu is measured only in fp32, int8",
+        }.items()
+    ),
     (latency, "--preset sleep", 2, "Invalid value for '--preset': 'sleep' is not one of 'rewrites',"),
     (latency, "--preset frontier --checkpoints empty --json a.json", 1, "empty: expected checkpoints, found none"),
     (latency, "--preset norms empty --json a.json", 1, "empty/norms.json: expected the result of vitbn study norms"),

@@ -51,9 +51,14 @@ def start(server, *arguments, **streams):
     return subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONWARNINGS": "error"})
 
 
-def test_json_and_csv_say_the_same(server, images, tmp_path):
+def test_text_json_and_csv_say_the_same(server, images, tmp_path):
     path = Path(images(5)).rename(tmp_path / 'a,"b".idx')
     answers = [json.loads(line) for line in ask(server, path, "--json", "--top", 3)[1]]
+    assert list(answers[0]) == ["file", "shapes", "label", "probability", "top", "model", "version", "latency_ms"]
+    first, *ranked = ask(server, path, "--top", 3)[1][:4]
+    shown = [float(line.split()[1]) for line in ranked]
+    assert (first[-3:], ranked[0].split()[0], shown) == (" %)", answers[0]["label"], sorted(shown, reverse=True))
+    assert len({len(line) for line in ranked}) == 1
     rows = list(csv.DictReader(ask(server, path, "--csv", "--top", 99)[1]))
     assert list(rows[0]) == [
         *("file", "label", "probability", "label_2", "probability_2", "label_3", "probability_3"),
@@ -65,7 +70,7 @@ def test_json_and_csv_say_the_same(server, images, tmp_path):
         assert found == answer["top"]
         for column in ("file", "label", "model", "version"):
             assert row[column] == answer[column]
-        assert float(row["latency_ms"]) > 0
+        assert min(float(row["latency_ms"]), answer["latency_ms"]) > 0
     assert len({answer["label"] for answer in answers}) > 1
 
 

@@ -175,8 +175,8 @@ def test_what_is_no_input_stops_before_anything_is_written(tmp_path, network):
 
 
 def test_the_last_line_gives_the_time_taken_though_rows_are_missing():
-    progress = Progress(parts=2, rows=200)
-    progress.add(Outcome(0, rows=100))
-    assert re.search("100 of 200 rows, 1 of 2 parts, .* left$", progress.line())
+    progress = Progress(parts=2, rows=1200)
+    progress.add(Outcome(0, rows=1100))
+    assert re.search("1,100 of 1,200 rows, 1 of 2 parts, .* left$", progress.line())
     progress.add(Outcome(1, rows=1, errors=1))
-    assert re.search("101 of 200 rows, 1 with errors, 2 of 2 parts, .* taken$", progress.line())
+    assert re.search("1,101 of 1,200 rows, 1 with errors, 2 of 2 parts, .* taken$", progress.line())

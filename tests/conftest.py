@@ -173,7 +173,7 @@ def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     from models.training.recipe import TrainingOptions
 
     def make(path: Path) -> None:
-        options = TrainingOptions(epochs=6, batch_size=50, lr=0.003, seed=0, device="cpu", schedule="one-cycle")
+        options = TrainingOptions(epochs=3, batch_size=50, lr=0.005, seed=0, device="cpu", schedule="one-cycle")
         *_, last = train(ModelConfig(depth=2), load_digits(), options, path)
         assert last.test_accuracy > 0.95
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpc
 import tritonclient.http as http
 from commands import ok
 
@@ -21,26 +20,15 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.live
-def test_http_and_grpc_give_the_logits_of_the_checkpoint(live_server: Server, trained: Path) -> None:
+def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, tmp_path: Path) -> None:
+    """Out of a file as others wrap it."""
     import torch
 
-    images = load_digits().test_images[:100]
-    with torch.inference_mode():
-        expected = load(trained).model(torch.tensor(images) / 255).numpy()
-    for client, url in ((http, live_server.http_url), (grpc, live_server.grpc_url)):
-        tensor = client.InferInput("image", list(images.shape), "UINT8")
-        tensor.set_data_from_numpy(images)
-        with client.InferenceServerClient(url) as server:
-            logits = server.infer("vitbn", [tensor]).as_numpy("logits")
-        assert np.abs(logits - expected).max() < 1e-4
-        assert (logits.argmax(1) == expected.argmax(1)).all()
-
-
-@pytest.mark.live
-def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    arguments = ["--fuse-bn", "--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", repository]
-    ok(export, *arguments)
+    repository, wrapped = tmp_path / "repository", tmp_path / "theirs.pth"
+    state = torch.load(reference_dir / "vitbn.pth", weights_only=True)
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, wrapped)
+    told = ok(export, "--fuse-bn", "--checkpoint", wrapped, "--depth", 1, "--repository", repository)
+    assert "Note: taken from the file: the entry state_dict, names without their prefix module." in told.stderr
     images = load_dataset("mnist", mnist_dir).test_images[:64]
     with np.load(reference_dir / "vitbn_logits.npz") as held:
         published = held["depth1"]

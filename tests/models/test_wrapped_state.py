@@ -1,13 +1,11 @@
 import pytest
 import torch
-from commands import ok
 from random_networks import network
 from refused_files import PUBLISHED, under
 from saved_networks import PUBLISHED_SHAPE, write_pth
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from export.to_onnx import export
 from models.checkpoints.checkpoint import load
 
 
@@ -45,10 +43,3 @@ def test_the_network_is_taken_out_of_its_wrapper(tmp_path, state, said):
     torch.testing.assert_close(read.model.state_dict(), network(PUBLISHED_SHAPE).state_dict(), rtol=0, atol=0)
     assert read.note.startswith(said)
     assert bool(read.note) == bool(said)
-
-
-@pytest.mark.slow
-def test_export_says_what_it_took(tmp_path):
-    path = write_pth(tmp_path / "theirs.pth", {"state_dict": under("module.")})
-    told = ok(export, "--checkpoint", path, "--output", tmp_path / "model.onnx")
-    assert "Note: taken from the file: the entry state_dict, names without their prefix module." in told.stderr

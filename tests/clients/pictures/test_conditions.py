@@ -8,7 +8,7 @@ from pictures.judge import right, seen
 
 pytestmark = pytest.mark.slow
 
-IMAGES = 6  # per source
+IMAGES = 4  # per source
 MNIST_IMAGES = 12  # per condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
 MOST_LOST = 1.0  # percentage points

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime itself and integer arithmetic: ONNX Runtime's answers before and after decide."""
+"""Operators of ONNX Runtime itself, integers and pads: which part is computed; ONNX Runtime's answers decide."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from export.compiler.errors import NothingToRewrite, NotSupported
 from export.compiler.graph.shapes import Shapes
+from export.compiler.operators import table
+from export.compiler.operators.boxes import Box
+from export.compiler.operators.demand_rules import Demand, elementwise, everything
 from export.compiler.operators.shape_inference import infer
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite
@@ -106,40 +109,105 @@ WHOLE = [  # nothing before the operator is cut
     ("DynamicQuantizeLinear", "x, c, z = DynamicQuantizeLinear(a) m = Cast<to = 1>(x) y = Mul(m, c)"),
     ("DynamicQuantizeMatMul", "y = com.microsoft.DynamicQuantizeMatMul(a, w8, s8)"),
 ]
-CUTS = [({1: [-1]}, 1), ({1: [0]}, 1), ({0: [0], 1: [-1]}, 1), ({1: [-1], 2: [3, 1]}, 1)]
+CUTS = [{1: [-1]}, {1: [0]}, {0: [0], 1: [-1]}, {1: [-1], 2: [3, 1]}]
+PADDED = 't = Relu(a) y = Pad<mode = "{mode}">(t, {arguments})'
+PADS = {"all_axes": [0, 0, 1, 0, 0, 2], "token_axis": [0, 1, 0, 0, 0, 0], "cropped": [0, 0, -2, 0, 0, -1]}
+ALONG_ROWS = f"{QUANTISED} {JOINED.format(axis=1)} y = Cast<to = 1>(m)"
 
 
 def cut_model(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
     name, gathers = "y", ""
-    for axis, places in cut.items():
-        gathers += f" c{axis} = Constant<value_ints = {places}>() p{axis} = Gather<axis = {axis}>({name}, c{axis})"
+    for axis in cut:
+        gathers += f" p{axis} = Gather<axis = {axis}>({name}, rows{axis})"
         name = f"p{axis}"
     given = weights() | {"nil": np.array(0), "step": np.array(1), "first": np.array([0])}
-    given |= {"eight": np.array([8]), "end": np.array([24]), "last": np.array([2])}
-    return parse(f"{HEADER}(float {name}) {{ {nodes}{gathers} }}", **given)
+    given |= {"eight": np.array([8]), "end": np.array([24]), "last": np.array([2]), "pair": np.array([1, 2])}
+    return parse(
+        f"{HEADER}(float {name}) {{ {nodes}{gathers} }}",
+        **given,
+        **PADS,
+        **{f"rows{axis}": rows for axis, rows in cut.items()},
+    )
 
 
-def cut_and_run(nodes: str, cut: dict[int, list[int]]) -> ir.Model:
+def cut_and_run(nodes: str, cut: dict[int, list[int]], opset: int = 21) -> ir.Model:
     original = cut_model(nodes, cut)
+    original.opset_imports[""] = opset
     rewritten = with_read_rows_alone(original)
     for batch, length in ((2, 5), (1, 7), (2, 1)):
         feeds = {name: RNG.standard_normal((batch, length, 16)).astype(np.float32) for name in "ab"}
         for before, after in zip(answers(original, feeds), answers(rewritten, feeds), strict=True):
             assert before.shape == after.shape
             np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    infer(rewritten)
     return rewritten
 
 
+def computed(model: ir.Model, operator: str) -> set[tuple[int | None, ...]]:
+    """The sizes of the operator's outputs; None where they are free."""
+    shapes = Shapes(model.graph)
+    outputs = [value for node in model.graph if node.op_type == operator for value in node.outputs if value.name]
+    return {tuple(shapes.static(value, axis) for axis in range(3)) for value in outputs}
+
+
 @pytest.mark.parametrize(("operator", "nodes"), CUT)
-@pytest.mark.parametrize(("cut", "rows"), CUTS)
-def test_rows_of_an_operator_of_onnx_runtime(operator: str, nodes: str, cut: dict[int, list[int]], rows: int) -> None:
-    rewritten = cut_and_run(nodes, cut)
-    shapes = Shapes(rewritten.graph)
-    infer(rewritten)
-    made = [node for node in rewritten.graph if node.op_type == operator]
-    outputs = [value for node in made for value in node.outputs if value.name]
-    assert outputs
-    assert all(shapes.static(value, 1) == rows for value in outputs)
+@pytest.mark.parametrize("cut", CUTS)
+def test_rows_of_an_operator_of_onnx_runtime(operator: str, nodes: str, cut: dict[int, list[int]]) -> None:
+    assert {rows for _, rows, _ in computed(cut_and_run(nodes, cut), operator)} == {1}
+
+
+@pytest.mark.parametrize("arguments", ["all_axes", "all_axes, half", "cropped", "pair, , last"])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+def test_axes_that_are_not_padded_are_cut(mode: str, arguments: str) -> None:
+    for cut in CUTS:
+        rewritten = cut_and_run(PADDED.format(mode=mode, arguments=arguments), cut)
+        assert computed(rewritten, "Relu") == {(1 if 0 in cut else None, 1, 16)}
+
+
+def test_a_padded_axis_is_computed_entirely() -> None:
+    rewritten = cut_and_run(PADDED.format(mode="constant", arguments="token_axis"), {1: [-1], 2: [3, 1]})
+    assert computed(rewritten, "Relu") == {(None, None, 2)}
+
+
+def test_pads_in_an_attribute_are_read() -> None:
+    rewritten = cut_and_run("t = Relu(a) y = Pad<pads = [0, 0, 1, 0, 0, 2]>(t)", {1: [-1]}, opset=10)
+    assert computed(rewritten, "Pad") == {(None, 1, 19)}
+
+
+def test_pads_that_are_computed_keep_everything() -> None:
+    pads = "n = Shape<start = 0, end = 1>(a) z = Sub(n, n) p = Concat<axis = 0>(z, n, z, z, z, z)"
+    rewritten = cut_and_run(f"t = Relu(a) {pads} y = Pad(t, p)", {1: [-1]})
+    assert computed(rewritten, "Relu") == {(None, None, 16)}
+
+
+@pytest.mark.parametrize(("cut", "features"), [({1: [-1]}, 16), ({1: [0], 2: [3, 1]}, 2)])
+def test_a_concatenated_axis_is_computed_entirely(cut: dict[int, list[int]], features: int) -> None:
+    assert computed(cut_and_run(ALONG_ROWS, cut), "QLinearConcat") == {(None, None, features)}
+
+
+def cut_every_part(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    parts = dict.fromkeys(range(2, len(node.inputs), 3), demand)
+    return Demand(demand, {**everything(node).inputs, **parts})
+
+
+@pytest.mark.parametrize(
+    ("rules", "operator", "rule", "nodes", "cut"),
+    [
+        (table.STANDARD, "Pad", elementwise, PADDED.format(mode="constant", arguments="all_axes"), {2: [3, 1]}),
+        (table.CONTRIB, "QLinearConcat", cut_every_part, ALONG_ROWS, {1: [-1]}),
+    ],
+)
+def test_a_wrong_rule_is_found(
+    rules: dict[str, table.Operator],
+    operator: str,
+    rule: Any,
+    nodes: str,
+    cut: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(rules, operator, table.Operator(rule))
+    with pytest.raises(AssertionError):
+        cut_and_run(nodes, cut)
 
 
 @pytest.mark.parametrize(("operator", "nodes"), WHOLE)
@@ -179,7 +247,6 @@ def test_a_layer_with_its_activation_is_cut_and_a_convolution_whole() -> None:
         'm = com.microsoft.FusedGemm<activation = "Tanh">(f, w, v) y = Unsqueeze(m, first)',
         {1: [-1]},
     )
-    infer(rewritten)
     rows = {node.op_type: Shapes(rewritten.graph).static(node.outputs[0], 0) for node in rewritten.graph}
     assert (rows["FusedConv"], rows["FusedGemm"]) == (None, 1)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from functools import partial
 from typing import Any
 
-import exports_once
 import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
+from foreign_networks import traced
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -85,32 +81,12 @@ class Decoder(nn.Module):
 
 
 def export(exporter: str = "new", opset: int = 18) -> onnx.ModelProto:
-    options: dict[str, Any] = {"exporter": exporter, "opset": opset}
-    network = Decoder().eval()
-    return exports_once.of_a_test(network, options, partial(_export, network, **options))
-
-
-def _export(network: Decoder, exporter: str, opset: int) -> onnx.ModelProto:
     ids = torch.randint(0, WORDS, (2, 5))
     past = [torch.randn(2, GROUPS, 3, SIZE) for _ in PAST]
     arguments = (ids, torch.ones(2, 8, dtype=torch.int64), torch.arange(3, 8).repeat(2, 1), past)
     old, new, both = {0: "batch", 2: "past"}, {0: "batch", 1: "new"}, {0: "batch", 1: "total"}
-    options: dict[str, Any] = {"input_names": [*INPUTS, *PAST], "output_names": ["logits", *PRESENT]}
-    options["opset_version"], buffer = opset, io.BytesIO()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if exporter == "old":
-            axes = dict(zip(options["input_names"], [new, both, new, *[old] * len(PAST)], strict=True))
-            torch.onnx.export(network, arguments, buffer, dynamic_axes=axes, dynamo=False, **options)
-        else:
-            shapes = (new, both, new, [old] * len(PAST))
-            program = torch.onnx.export(
-                network, arguments, dynamic_shapes=shapes, dynamo=True, verbose=False, **options
-            )
-            assert program is not None
-            program.save(buffer)
-    return onnx.load_from_string(buffer.getvalue())
+    axes = [new, both, new, [old] * len(PAST)]
+    return traced(Decoder().eval(), arguments, axes, [*INPUTS, *PAST], ["logits", *PRESENT], exporter, opset)
 
 
 def feeds(batch: int, new: int, past: int, seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -145,31 +145,45 @@ def draw(network: nn.Module) -> None:
 
 def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.ModelProto:
     """Batch is free and, for text, length; `exporter`: old or new."""
+    text, ids = isinstance(network, Encoder), torch.randint(0, VOCABULARY, (2, 6))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if text else {"image": torch.randn(2, 3, 16, 16)}
+    axes = [{0: "batch", 1: "seq"} if text else {0: "batch"}] * len(given)
+    return traced(network, (*given.values(),), axes, [*given], ["y"], exporter, opset)
+
+
+def traced(
+    network: nn.Module,
+    arguments: tuple[Tensor | list[Tensor], ...],
+    axes: Sequence[Any],
+    inputs: list[str],
+    outputs: list[str],
+    exporter: str,
+    opset: int,
+) -> onnx.ModelProto:
+    """`axes`: the free axes of each argument, or of each tensor in its list."""
     options = {"exporter": exporter, "opset": opset}
-    return exports_once.of_a_test(network, options, partial(_export, network, **options))
 
-
-def _export(network: nn.Module, exporter: str, opset: int) -> onnx.ModelProto:
-    text = isinstance(network, Encoder)
-    ids = torch.randint(0, VOCABULARY, (2, 6))
-    arguments: tuple[Tensor, ...] = (ids, torch.ones_like(ids)) if text else (torch.randn(2, 3, 16, 16),)
-    names = ["input_ids", "attention_mask"] if text else ["image"]
-    axes = {0: "batch", 1: "seq"} if text else {0: "batch"}
-    free = dict.fromkeys(names, axes)
-    buffer, options = io.BytesIO(), {"input_names": names, "output_names": ["y"], "opset_version": opset}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if exporter == "old":
-            torch.onnx.export(network, arguments, buffer, dynamic_axes=free, dynamo=False, **options)
-        else:
+    def trace() -> onnx.ModelProto:
+        buffer = io.BytesIO()
+        names: dict[str, Any] = {"input_names": inputs, "output_names": outputs, "opset_version": opset}
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if exporter == "old":
+                flat = [each for free in axes for each in (free if isinstance(free, list) else [free])]
+                free = dict(zip(inputs, flat, strict=True))
+                torch.onnx.export(network, arguments, buffer, dynamic_axes=free, dynamo=False, **names)
+                return onnx.load_from_string(buffer.getvalue())
             with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # it costs more than it saves
+                shapes = tuple(axes)
                 program = torch.onnx.export(
-                    network, arguments, dynamic_shapes=free, dynamo=True, verbose=False, **options
+                    network, arguments, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
                 )
             assert program is not None
             program.save(buffer)
-    return onnx.load_from_string(buffer.getvalue())
+            return onnx.load_from_string(buffer.getvalue())
+
+    return exports_once.of_a_test(network, options, trace)
 
 
 def model(proto: onnx.ModelProto) -> ir.Model:

@@ -41,6 +41,8 @@ class Masked(Encoder):
     the mask shows), gathered, max, filled, put, placed, sparse, weighed, or hidden.
     """
 
+    size = -1  # features of a head
+
     def __init__(self, form: str = "absolute", pool: str = "mean", depth: int = 2) -> None:
         super().__init__(pool, depth=depth)
         self.form, self.heads = form, HEADS
@@ -82,12 +84,15 @@ class Masked(Encoder):
 
     def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
         b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        q, k, v = self.turned(q, k, v)
-        weights = F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1)
-        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
+        q, k, v = (layer(x).view(b, n, self.heads, self.size).transpose(1, 2) for layer in block.qkv.children())
+        mixed = self.mixed(*self.turned(q, k, v), bias)
+        x = block.norm1(x + block.out(mixed.transpose(1, 2).reshape(b, n, d)))
         made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
         return made
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Values (B, heads, N, D) by the weights of the attention."""
+        return F.softmax(q @ k.transpose(2, 3) * 0.35 + bias, -1) @ v
 
     def turned(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, heads, N, D) as the attention takes them."""
@@ -167,28 +172,20 @@ class Divided(Masked):
     def bias(self, mask: Tensor) -> Tensor:
         return super().bias(mask).clamp(min=self.least)
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        weights = F.softmax((q @ k.transpose(2, 3) + bias) / self.by, -1)
-        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.softmax((q @ k.transpose(2, 3) + bias) / self.by, -1) @ v
 
 
 class Rectified(Masked):
     """Its weights are those of a ReLU, divided by the number of tokens."""
 
+    size = DIM // HEADS  # no size follows from texts without tokens
+
     def bias(self, mask: Tensor) -> Tensor:
         return mask[:, None, None, :].to(torch.float32)
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, HEADS, d // HEADS).transpose(1, 2) for layer in block.qkv.children())
-        weights = F.relu(q @ k.transpose(2, 3) * 0.35) * bias / bias.sum(-1, keepdim=True).clamp(min=1)
-        x = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(q @ k.transpose(2, 3) * 0.35) * bias / bias.sum(-1, keepdim=True).clamp(min=1) @ v
 
 
 class Viewed(Masked):
@@ -231,30 +228,26 @@ class Sunk(Masked):
         self.behind, self.sinks = behind, nn.Parameter(torch.linspace(-1, 2, HEADS))
         self.eval()
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2) for layer in block.qkv.children())
-        sinks = self.sinks.view(1, -1, 1, 1).expand(b, self.heads, n, 1)
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        sinks = self.sinks.view(1, -1, 1, 1).expand(q.size(0), self.heads, q.size(2), 1)
         scores = q @ k.transpose(2, 3) * 0.35 + bias
         every = torch.cat([scores, sinks] if self.behind else [sinks, scores], -1)
         weights = F.softmax(every - every.max(-1, keepdim=True).values, -1)
-        weights = weights[..., :-1] if self.behind else weights[..., 1:]
-        made: Tensor = block.norm1(x + block.out((weights @ v).transpose(1, 2).reshape(b, n, d)))
-        return made
+        return (weights[..., :-1] if self.behind else weights[..., 1:]) @ v
 
 
 class Joined(Masked):
     """Texts and heads on a single axis, as decoders for pictures and speech have them."""
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2).flatten(0, 1) for layer in block.qkv.children())
-        scores = (torch.bmm(q, k.transpose(1, 2)) * 0.35).view(b, self.heads, n, k.size(1)) + bias
-        weights = F.softmax(scores.view(b * self.heads, n, k.size(1)), -1)
-        joined = torch.bmm(weights, v).view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, d)
-        x = block.norm1(x + block.out(joined))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        b, heads, n, _ = q.shape
+        q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+        return torch.bmm(self.weights(q, k, bias), v).view(b, heads, n, -1)
+
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+        """(B * heads, N, N)"""
+        scores = (torch.bmm(q, k.transpose(1, 2)) * 0.35).view(bias.size(0), self.heads, q.size(1), k.size(1)) + bias
+        return F.softmax(scores.view(q.size(0), q.size(1), k.size(1)), -1)
 
 
 class Disentangled(Joined):
@@ -269,20 +262,15 @@ class Disentangled(Joined):
         self.near = nn.Parameter(torch.arange(math.prod(shape)).sin().reshape(shape))
         self.eval()
 
-    def block(self, block: Block, x: Tensor, bias: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = (layer(x).view(b, n, self.heads, -1).transpose(1, 2).flatten(0, 1) for layer in block.qkv.children())
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+        b, n = bias.size(0), q.size(1)
         places = torch.arange(n)
         apart = (places[:, None] - places[None, :] + 3).clamp(0, 6)[None].expand(b * self.heads, n, n)
         scores = torch.bmm(q, k.transpose(1, 2)) - 0.1 * (places[:, None] - places[None, :]).abs()
         scores = scores + torch.gather(torch.bmm(q, self.table(0, b)), -1, apart)
         scores = scores + torch.gather(torch.bmm(k, self.table(1, b)), -1, apart).transpose(1, 2)
         shown = (scores * 0.35).view(b, self.heads, n, n).masked_fill(bias < 0, LOWEST)
-        weights = F.softmax(shown, -1).view(b * self.heads, n, n)
-        joined = torch.bmm(weights, v).view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, d)
-        x = block.norm1(x + block.out(joined))
-        made: Tensor = block.norm2(x + block.down(F.gelu(block.up(x))))
-        return made
+        return F.softmax(shown, -1).view(b * self.heads, n, n)
 
     def table(self, which: int, texts: int) -> Tensor:
         near = self.near[which].transpose(1, 2)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from foreign_networks import VOCABULARY, export
-from masked_networks import Masked
+from foreign_networks import export
+from masked_networks import MASK, Masked, feeds
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -21,20 +21,19 @@ from export.compiler.proof.masks import SEEN, draw_masks
 from export.compiler.proof.runner import AS_WRITTEN, Runner
 from export.rewrite_file import Request, rewrite_file
 
-MASK = "attention_mask"
 PRODUCTS = ["MatMul", "Gemm"]
 
 Feeds = dict[str, NDArray[Any]]
 
 
-def feeds(texts: int, length: int, seed: int) -> Feeds:
-    ids = np.random.default_rng(seed).integers(0, VOCABULARY, (texts, length))
-    return {"input_ids": ids, MASK: draw_masks(texts, length, seed, SEEN)}
+def shown(texts: int, length: int, seed: int) -> Feeds:
+    """No text is hidden whole."""
+    return feeds(texts, length, seed, draw_masks(texts, length, seed, SEEN))
 
 
 class Reader:
     def __init__(self) -> None:
-        self.given: Iterator[Feeds] = (feeds(5, 16, seed) for seed in range(4))
+        self.given: Iterator[Feeds] = (shown(5, 16, seed) for seed in range(4))
 
     def get_next(self) -> Feeds | None:
         return next(self.given, None)
@@ -62,7 +61,7 @@ def test_a_file_of_fixed_scales_is_packed_to_the_bit(plain: Path) -> None:
     ]
     before, after = (Runner(each, level=AS_WRITTEN) for each in (path, out))
     for seed, (texts, length) in enumerate([(5, 9), (1, 4), (40, 12)]):
-        given = feeds(texts, length, seed)
+        given = shown(texts, length, seed)
         expected, found = before(given)["y"], after(given)["y"]
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
@@ -118,7 +117,7 @@ def test_weights_in_blocks_are_refused_by_name(plain: Path) -> None:
 def test_a_packed_file_is_quantised_as_well_as_the_padded(plain: Path) -> None:
     """Against float32: each part of the texts has its own scales."""
     rewrite_file(plain, packed := plain.with_name("packed.onnx"), Request(packed=MASK))
-    given, answers = feeds(40, 12, 0), {}
+    given, answers = shown(40, 12, 0), {}
     for file in (plain, packed):
         path = file.with_name(f"int8-{file.name}")
         inside = {"EnableSubgraph": True}

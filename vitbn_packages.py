@@ -90,12 +90,15 @@ def is_ours(error: Exception) -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns errors of the system and of this project into ClickException, in a `with` block or as a decorator."""
+    """Turns errors of the system and of this project into ClickException, in a `with` block or as a decorator.
+
+    A closed pipe ends the command without a word: click sees to it.
+    """
     import click
 
     try:
         yield
-    except click.ClickException:
+    except (click.ClickException, BrokenPipeError):
         raise
     except Exception as error:
         if not isinstance(error, OSError) and not is_ours(error):

@@ -37,11 +37,8 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], ke
     loaded = live.served() if live else None
     click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
     problems = for_published(models, lambda model_dir: print_versions(model_dir, loaded))
-    click.echo(
-        f"served: by {_named(servers)}"
-        if live
-        else f"served: by config.pbtxt; no server answers at {', '.join(servers)}"
-    )
+    absent = f"; no server answers at {', '.join(missing)}" if (missing := _absent(live, servers)) else ""
+    click.echo(f"served: by {_named(live.addresses) if live else 'config.pbtxt'}{absent}")
     expect_no_problems(repository, problems)
 
 
@@ -247,12 +244,18 @@ def _connect(servers: Sequence[str], header: dict[str, str], key: str | None, gr
 
 
 def _with_model(live: Servers | None, model_dir: Path, servers: Sequence[str]) -> Servers | None:
-    """`live` if its servers have the model; else None, and a line that says when the change is served."""
-    if live and model_dir.name in live.served():
-        return live
-    missing = f"{_named(servers)} has no model {model_dir.name}"
-    _print_not_served(missing if live else f"no server at {', '.join(servers)}", model_dir)
-    return None
+    """`live` if its servers have the model, else None; prints a line if a server serves the change later."""
+    if absent := _absent(live, servers):
+        _print_not_served(f"no server at {', '.join(absent)}", model_dir)
+    if live and model_dir.name not in live.served():
+        _print_not_served(f"{_named(live.addresses)} has no model {model_dir.name}", model_dir)
+        return None
+    return live
+
+
+def _absent(live: Servers | None, servers: Sequence[str]) -> list[str]:
+    """The addresses at which no server answers."""
+    return [server for server in servers if not live or server not in live.addresses]
 
 
 def _named(servers: Sequence[str]) -> str:

@@ -59,6 +59,8 @@ def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
             continue
         try:
             action(model_dir)
+        except BrokenPipeError:  # of the output, not of the model
+            raise
         except (PublishError, OSError) as error:
             click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
             failures += 1

@@ -26,6 +26,10 @@ class Servers:
 
     controls: Sequence[Control]
 
+    @property
+    def addresses(self) -> list[str]:
+        return [control.url for control in self.controls]
+
     def served(self) -> dict[str, list[int]]:
         """Model -> the versions that are ready on every server, ascending."""
         first, *others = (control.served() for control in self.controls)
@@ -38,20 +42,19 @@ class Servers:
 def connect(
     addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = (), key: str | None = None
 ) -> Servers | None:
-    """The servers at `addresses`, HOST:PORT of HTTP; None if a server does not answer.
+    """The servers that answer at `addresses`, HOST:PORT of HTTP; None if none does.
 
     `headers`: of every request. `grpc`: HOST:PORT of gRPC for each server; by default guessed from the port of HTTP.
     `key`: of all servers; by default the key of a server that this user has started on this machine. Raises Refused if
     a server does not list its models.
     """
     ports: Sequence[str | None] = grpc or [_grpc_of(address) for address in addresses]
-    controls = [Control.at(address, port, headers, key) for address, port in zip(addresses, ports, strict=True)]
-    servers = Servers(controls)
-    try:
-        servers.served()
-    except Unreachable:
-        return None
-    return servers
+    controls: list[Control] = []
+    for address, port in zip(addresses, ports, strict=True):
+        with suppress(Unreachable):
+            (control := Control.at(address, port, headers, key)).served()
+            controls.append(control)
+    return Servers(controls) if controls else None
 
 
 def _grpc_of(address: str) -> str | None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,9 @@ from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, read_config, serve
 from export.publishing.sidecar import write_with_sidecars
-from serving.control import Control, Refused
+from export.repository_models import for_published
+from serving.control import Control, Refused, Unreachable
+from vitbn_packages import one_line_errors
 
 
 def test_list_says_what_is_served(folder: Path) -> None:
@@ -81,6 +84,31 @@ def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> No
     with pytest.raises(Refused, match="the process died"):
         promote(folder / "vitbn", 2, Servers([server]))
     assert server.asked == [[1, 2], before]
+
+
+def test_servers_that_answer_load_a_change_while_another_is_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def served_by(control: Control) -> dict[str, list[int]]:
+        if control.url == NOWHERE:
+            raise Unreachable(control.url)
+        return {"vitbn": [2, 3]}
+
+    monkeypatch.setattr(Control, "served", served_by)
+    monkeypatch.setattr(Control, "load", lambda control, model: loaded.append(control.url))
+    output = ok(folder, "promote", "vitbn", "2", "--server", "host:1", "--server", NOWHERE, server="host:2")
+    assert f"Not served yet: no server at {NOWHERE}. " in output
+    assert loaded == ["host:2", "host:1"]
+    output = ok(folder, "list", "--server", "host:1")
+    assert output.endswith(f"served: by the server at host:1; no server answers at {NOWHERE}\n")
+
+
+def test_a_closed_pipe_is_no_fault_of_a_model(folder: Path) -> None:
+    def write(model_dir: Path) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError), one_line_errors():
+        for_published([folder / "vitbn"], write)
 
 
 def test_show_prints_the_manifest_of_the_served_version(folder: Path) -> None:

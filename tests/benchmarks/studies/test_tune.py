@@ -30,11 +30,10 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_a_stopped_search_ends_like_one_that_was_not(uninterrupted, tmp_path):
-    run(tmp_path, "--trials", 5)
-    kept = outcomes(tmp_path)
-    assert len(kept) == 5
+    whole = json.loads((uninterrupted / "vitbn.trials.json").read_text())
+    stopped = whole | {"trials": whole["trials"][:5]}  # each trial is in the file before the next begins
+    (tmp_path / "vitbn.trials.json").write_text(json.dumps(stopped))
     run(tmp_path, "--trials", 6)
-    assert outcomes(tmp_path)[:5] == kept
     assert outcomes(tmp_path) == outcomes(uninterrupted)
 
 

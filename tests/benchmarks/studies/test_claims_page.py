@@ -54,6 +54,7 @@ def test_unfavourable_verdicts_come_first():
 @pytest.fixture
 def copied(tmp_path):
     shutil.copytree(RESULTS, tmp_path / "studies", ignore=shutil.ignore_patterns("*.png", "*.md"))
+    shutil.copytree(PAGE.with_suffix(""), tmp_path / "claims")
     (tmp_path / "claims.md").write_text(PAGE.read_text())
     return tmp_path
 

@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_the_epochs_and_the_same_command_goes_on(small_mnist, tmp_p
 def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     networks = ["--network", "wide", "--network", "late-deep"]
-    arguments = [*networks, "--seeds", 2, "--epochs", 2, "--teacher-cache", "epochs"]
+    arguments = [*networks, "--seeds", 2, "--epochs", 2, "--train-images", 36, "--teacher-cache", "epochs"]
     written = carried_out("designed", small_mnist, tmp_path / "out", *arguments)
     assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
     assert [run["label"] for run in written["runs"]] == ["wide", "late-deep", "wide-seed-1", "late-deep-seed-1"]
@@ -109,7 +109,7 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
     assert (wide["network"], deep["network"], wide["seeds"]) == ("wide", "late-deep", "2")
     assert wide["test images right %"].startswith(f"{(ends[0] + ends[2]) / 2:.2f} (")
     assert written["runs"][1]["config"]["class_attention"] == [32, 16]
-    assert "10 training images are held out" in (tmp_path / "out/designed.md").read_text()
+    assert "3 training images are held out" in (tmp_path / "out/designed.md").read_text()
 
 
 def best(folder, name="vitbn", **changes):

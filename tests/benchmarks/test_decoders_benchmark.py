@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import measured
 
-from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED
+from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, random_network
 from benchmarks.measure.foreign_candidates import OURS
 from benchmarks.measure.run import read
 from benchmarks.presets import decoders
@@ -23,8 +23,10 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 1}
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("smollm2-135m-int4", "gemma-3-270m", "qwen3-reranker-6")
-    small = {name: replace(DECODERS[name], sizes=DECODERS[name].sizes | SMALL) for name in names}
+    """Of the builder's two a decoder with Gemma's two kinds of attention in SmolLM2's int4."""
+    small = {name: replace(decoder, sizes=decoder.sizes | SMALL) for name, decoder in DECODERS.items()}
+    assert random_network(small.pop("smollm2-135m")).config.num_key_value_heads == 1
+    small["gemma-3-270m"] = replace(small["gemma-3-270m"], precision=small.pop("smollm2-135m-int4").precision)
     monkeypatch.setattr(decoders, "DECODERS", small)
     monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 2)
     folder, path = tmp_path / "files", tmp_path / "decoders.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,12 @@ import onnxruntime as ort
 import pytest
 import tritonclient.http as http
 from foreign_networks import Encoder, export, parse, run, wrote
-from operating import error, ok, operate
+from operating import ok, operate
 
 from clients.probing.server_probe import probe_server
 from common.sample import Sample
 from export.publishing.foreign_artifact import foreign_artifact
-from export.publishing.promote import served as live_versions
-from export.publishing.publish import publish, read_config
+from export.publishing.publish import publish
 from serving.local_server import running_server
 
 
@@ -32,16 +30,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     wrote(folder / "in.onnx", "-o", out)
     ok(models, "publish", str(out), "--name", "reranker")
     return folder / "in.onnx", models
-
-
-@pytest.mark.slow
-def test_the_config_comes_from_the_graph(published: tuple[Path, Path]) -> None:
-    message = read_config(published[1] / "reranker")
-    assert [(given.name, list(given.dims)) for given in message.input] == [
-        ("input_ids", [-1]),
-        ("attention_mask", [-1]),
-    ]
-    assert message.max_batch_size in (0, 256)
 
 
 def test_list_counts_the_weights_beside_the_model(tmp_path: Path) -> None:
@@ -103,28 +91,3 @@ def _compare_with_the_sample(url: str, models: Path) -> None:
     path.write_bytes(whole)
     assert found.state == "wrong"
     assert found.max_abs_error == pytest.approx(0.05 * largest, rel=0.01)
-
-
-@pytest.mark.slow
-def test_a_second_version_is_served_and_rolled_back(published: tuple[Path, Path], tmp_path: Path) -> None:
-    original, models = published[0], tmp_path / "models"
-    shutil.copytree(published[1], models)
-    served = []
-    for step in (
-        ("publish", str(original), "--name", "reranker"),
-        ("rollback", "reranker"),
-        ("promote", "reranker", "2"),
-    ):
-        ok(models, *step)
-        served.append(live_versions(models / "reranker"))
-    assert served == [[1, 2], [1], [1, 2]]
-    message = read_config(models / "reranker")
-    for given in message.model_warmup[0].inputs.values():
-        size = (models / "reranker/warmup" / given.input_data_file).stat().st_size
-        assert size == 8 * np.prod(given.dims)  # of int64
-    assert sorted(path.name for path in models.iterdir() if not path.name.startswith(".")) == ["reranker"]
-    assert not list(models.rglob(".publishing-*"))
-    other = tmp_path / "other.onnx"
-    onnx.save(export(Encoder("hidden")), other)
-    assert "publish it under another --name" in error(models, "publish", str(other), "--name", "reranker")
-    assert live_versions(models / "reranker") == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import pytest
 from foreign_networks import answers, parse, run, wrote
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from test_onnx_operators import LARGEST, cases, runner
 
 from common.sample import Sample
 from export.compiler.errors import ProofFailed
 from export.compiler.operators.evaluate import UnknownOperator, evaluate
+from export.compiler.operators.kernels import KERNELS
 from export.compiler.proof.compare import Errors
 
 Array = NDArray[Any]
-Shape = tuple[int, ...]
 
 
 def check(
@@ -45,113 +48,83 @@ def check(
         [numpy_helper.from_array(array, name) for name, array in arrays.items() if name not in feeds],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    for answer, found in zip(answers(proto, feeds), evaluate(ir.from_proto(proto), feeds), strict=True):
-        assert found.shape == answer.shape
-        assert found.dtype == np.float64
-        np.testing.assert_allclose(
-            found.astype(np.float64), answer, rtol=0, atol=3e-6 * max(1.0, float(np.abs(answer).max(initial=0)))
-        )
+    check_near(answers(proto, feeds), evaluate(ir.from_proto(proto), feeds))
+
+
+def check_near(answers: list[Array], found: list[Array], what: str = "") -> None:
+    """Doubles beside answers of ONNX Runtime; integers are equal."""
+    for answer, array in zip(answers, found, strict=True):
+        assert array.shape == answer.shape, what
+        exact = answer.dtype.kind != "f"
+        assert array.dtype == (answer.dtype if exact else np.float64), what
+        step = 0.0 if exact else 3e-6 if answer.dtype == np.float32 else 1e-3
+        largest = float(np.abs(answer[np.isfinite(answer)]).max(initial=1))
+        np.testing.assert_allclose(array, answer, rtol=0, atol=step * largest, err_msg=what)
 
 
 def drawn(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.slow
+def test_our_kernels_answer_onnx_s_own_operator_tests_as_onnx_runtime() -> None:
+    """No kernel gives the scores of an Attention, `qk_matmul`."""
+    answered, kernels = Counter[str](), {kernel.__name__ for kernel in KERNELS}
+    for case in cases():
+        proto, arrays = case.model, case.data_sets[0][0]
+        small = all(isinstance(array, np.ndarray) and array.size <= LARGEST for array in arrays)
+        operator = proto.graph.node[0].op_type
+        if not small or operator not in kernels or "qk_matmul" in case.name:
+            continue
+        feeds = dict(zip([value.name for value in proto.graph.input], arrays, strict=False))
+        try:
+            expected = runner(proto).run(None, feeds)
+        except Exception:  # an operator or a dtype that ONNX Runtime lacks
+            continue
+        found = evaluate(ir.from_proto(proto), feeds)
+        check_near(expected, found, case.name)
+        if operator == "Attention" and "fp16" not in case.name:  # onnx's own is right
+            wide = {name: array.astype(float) if array.dtype.kind == "f" else array for name, array in feeds.items()}
+            for answer, array in zip(ReferenceEvaluator(proto).run(None, wide), found, strict=True):
+                np.testing.assert_allclose(array, answer, rtol=0, atol=1e-9, err_msg=case.name)  # floats: 1e-7
+        answered[operator] += 1
+    assert kernels - answered.keys() == {"CumSum", "SimplifiedLayerNormalization"}
+    assert answered.total() > 250
+
+
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "Hardmax"])
-@pytest.mark.parametrize("opset", [10, 11, 12, 13, 20])
-@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -2])
+@pytest.mark.parametrize("opset", [11, 12, 13])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_softmaxes_join_the_axes_behind_until_opset_13(operator: str, opset: int, axis: int | None) -> None:
     check(operator, opset, [drawn(2, 3, 4)], **({} if axis is None else {"axis": axis}))
 
 
-RESIZED: list[tuple[int, Shape, dict[str, Any], list[float], list[int]]] = [
-    (10, (1, 2, 5, 7), {"mode": "nearest"}, [1, 1, 2.4, 0.6], []),
-    (10, (1, 2, 5, 7), {"mode": "linear"}, [1, 1, 2.4, 1.7], []),
-    *(
-        (opset, (1, 2, 5, 7), {"mode": mode, "coordinate_transformation_mode": kind}, scales, [])
-        for opset in (11, 13, 19)
-        for mode in ("linear", "cubic")
-        for kind in ("align_corners", "half_pixel", "asymmetric", "pytorch_half_pixel")
-        for scales in ([1.0, 1.0, 1.7, 0.6], [1.0, 1.0, 0.3, 2.5])
-    ),
-    *(
-        (13, (1, 2, 5, 7), {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": kind}, s, [])
-        for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-        for kind in ("align_corners", "half_pixel", "asymmetric", "tf_half_pixel_for_nn")
-        for s in ([1.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.75, 0.5])
-    ),
-    (13, (1, 2, 5, 7), {"mode": "linear"}, [], [1, 2, 8, 3]),
-    (13, (1, 2, 5, 7), {"mode": "cubic", "exclude_outside": 1}, [1, 1, 1.6, 2], []),
-    (13, (1, 2, 5, 7), {"mode": "cubic", "cubic_coeff_a": -0.5}, [], [1, 2, 9, 4]),
-    (18, (1, 2, 5, 7), {"mode": "linear", "axes": [2, 3]}, [], [8, 3]),
-    (18, (1, 2, 6, 8), {"mode": "linear", "antialias": 1}, [1, 1, 0.5, 0.5], []),
-    (
-        19,
-        (1, 2, 5, 7),
-        {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
-        [1, 1, 1.7, 2],
-        [],
-    ),
-]
+@pytest.mark.parametrize(
+    ("opset", "attributes", "factors"),
+    [
+        (10, {"mode": "nearest"}, [1, 1, 2.4, 0.6]),
+        (10, {"mode": "linear"}, [1, 1, 2.4, 1.7]),
+        (11, {"mode": "linear"}, [1, 1, 1.7, 0.6]),
+        (11, {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}, [1, 1, 0.3, 2.5]),
+        (13, {"nearest_mode": "ceil", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}, [1, 1, 1.75, 0.5]),
+    ],
+)
+def test_resizes_that_onnx_s_tests_lack(opset: int, attributes: dict[str, Any], factors: list[float]) -> None:
+    region: list[Array | None] = {10: [], 11: [np.zeros(0, np.float32)]}.get(opset, [None])
+    check("Resize", opset, [drawn(1, 2, 5, 7), *region, np.array(factors, np.float32)], free=1, **attributes)
 
 
-@pytest.mark.parametrize(("opset", "shape", "attributes", "scales", "sizes"), RESIZED)
-def test_resize(opset: int, shape: Shape, attributes: dict[str, Any], scales: list[float], sizes: list[int]) -> None:
-    factors, ends = np.array(scales, np.float32), np.array(sizes, np.int64)
-    region = np.zeros(0, np.float32) if opset == 11 else None
-    behind = [factors] if opset == 10 else [region, factors if scales else None, ends if sizes else None]
-    check("Resize", opset, [drawn(*shape), *behind], free=1, **attributes)
+def test_a_transposed_convolution_has_groups_and_a_bias() -> None:
+    how = {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1]}
+    check("ConvTranspose", 11, [drawn(2, 4, 5, 6), drawn(4, 3, 3, 2), drawn(6)], **how)
 
 
-TRANSPOSED: list[tuple[Shape, Shape, dict[str, Any]]] = [
-    ((2, 4, 5, 6), (4, 1, 3, 3), {"group": 4}),
-    ((2, 4, 5, 6), (4, 3, 3, 2), {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1]}),
-    ((2, 4, 5, 6), (4, 3, 3, 2), {"strides": [2, 2], "output_shape": [10, 12]}),
-    ((2, 4, 5, 6), (4, 3, 3, 2), {"strides": [2, 2], "output_shape": [10, 11], "auto_pad": "SAME_UPPER"}),
-    ((2, 4, 5, 6), (4, 3, 3, 2), {"strides": [2, 2], "output_shape": [10, 11], "auto_pad": "SAME_LOWER"}),
-    ((2, 4, 5, 6), (4, 3, 4, 4), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
-    ((2, 4, 5, 6), (4, 3, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
-    ((2, 4, 5, 6), (4, 2, 3, 3), {"strides": [2, 2], "output_padding": [1, 0], "dilations": [2, 1]}),
-    ((2, 4, 5), (4, 2, 3), {"strides": [3], "pads": [1, 1]}),
-]
-
-
-@pytest.mark.parametrize(("image", "weight", "attributes"), TRANSPOSED)
-def test_conv_transpose(image: Shape, weight: Shape, attributes: dict[str, Any]) -> None:
-    check("ConvTranspose", 11, [drawn(*image), drawn(*weight)], **attributes)
-    check(
-        "ConvTranspose",
-        11,
-        [drawn(*image), drawn(*weight), drawn(weight[1] * attributes.get("group", 1))],
-        **attributes,
-    )
-
-
-POOLS: list[dict[str, Any]] = [
-    {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
-    {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
-    {"auto_pad": "VALID"},
-    {"ceil_mode": 1, "strides": [2, 2]},
-    {"ceil_mode": 1, "strides": [3, 2], "pads": [1, 0, 1, 1]},
-    {"pads": [0, 1, 2, 0]},
-]
-
-
-@pytest.mark.parametrize("attributes", POOLS)
-@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool"])
-def test_pools(operator: str, attributes: dict[str, Any]) -> None:
-    opset = 18 if operator == "LpPool" else 12
-    check(operator, opset, [drawn(2, 3, 7, 8)], kernel_shape=[3, 3], **attributes)
-    if operator == "AveragePool" and "auto_pad" not in attributes:
-        check(operator, opset, [drawn(2, 3, 7, 8)], kernel_shape=[3, 3], count_include_pad=1, **attributes)
-    if operator == "MaxPool" and "auto_pad" not in attributes:  # ONNX Runtime pads as if the kernel were not dilated
-        check(operator, opset, [drawn(2, 3, 9, 8)], kernel_shape=[3, 2], dilations=[2, 1], **attributes)
-
-
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_lp_normalization(p: int, axis: int) -> None:
-    check("LpNormalization", 13, [drawn(3, 4, 5)], p=p, axis=axis)
+def test_rows_are_scattered_and_gathered_at_pairs_of_places() -> None:
+    pairs = np.array([[[0, -1], [2, 1]], [[1, 2], [1, 0]]])
+    check("ScatterND", 18, [drawn(3, 4, 5), pairs, drawn(2, 2, 5)])
+    check("GatherND", 13, [drawn(3, 4, 5), pairs], free=1)
+    check("GatherND", 13, [drawn(2, 4, 5), np.array([[[3], [-1]], [[0], [0]]])], free=1, batch_dims=1)
+    check("GatherND", 13, [drawn(2, 4, 5), np.array([[[1], [-1], [0], [4]]] * 2)], free=1, batch_dims=2)
 
 
 @pytest.mark.parametrize("precision", [None, onnx.TensorProto.FLOAT])
@@ -163,18 +136,8 @@ def test_a_query_from_which_a_mask_hides_all_keys_answers_zeros(hides: float, pr
     check("Attention", 23, [drawn(2, 4, 3, 8), drawn(2, 2, 5, 8), drawn(2, 2, 5, 6), mask], scale=0.3, **more)
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_lrn(size: int) -> None:
-    check("LRN", 13, [10 * drawn(2, 7, 3, 3)], size=size, alpha=0.02, beta=0.6, bias=1.5)
-    check("LRN", 13, [10 * drawn(2, 7, 3, 3)], size=size)
-
-
-def test_norms_of_groups() -> None:
-    x = drawn(2, 6, 3, 4)
-    check("GroupNormalization", 18, [x, drawn(2), drawn(2)], num_groups=2)
-    check("GroupNormalization", 21, [x, drawn(6), drawn(6)], num_groups=2, epsilon=0.01)
-    check("InstanceNormalization", 17, [x, drawn(6), drawn(6)], epsilon=0.01)
-    check("LayerNormalization", 17, [x, drawn(4), drawn(4)], outputs=3)
+def test_a_norm_of_groups_has_a_scale_for_each_group_until_opset_21() -> None:
+    check("GroupNormalization", 18, [drawn(2, 6, 3, 4), drawn(2), drawn(2)], num_groups=2)
 
 
 RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -229,16 +192,6 @@ def test_negative_pads(mode: str, pads: list[int]) -> None:
     check("Pad", 10, [drawn(3, 6, 7)], mode=mode, pads=pads)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("corners", [0, 1])
-def test_grid_sample(mode: str, padding: str, corners: int) -> None:
-    grid = (1.3 * np.random.default_rng(0).uniform(-1, 1, (2, 4, 5, 2))).astype(np.float32)
-    check("GridSample", 16, [drawn(2, 3, 6, 7), grid], mode=mode, padding_mode=padding, align_corners=corners)
-    kind = mode.removeprefix("bi")
-    check("GridSample", 20, [drawn(2, 3, 6, 7), grid], mode=kind, padding_mode=padding, align_corners=corners)
-
-
 def test_outputs_that_are_left_out_are_not_asked_for() -> None:
     node = helper.make_node("LayerNormalization", ["x", "scale", ""], ["y", "", ""])
     values = [
@@ -255,24 +208,6 @@ def test_outputs_that_are_left_out_are_not_asked_for() -> None:
 
 def test_picked_rows_of_a_table_are_doubles() -> None:
     check("Gather", 17, [drawn(9, 4), np.array([[0, -1], [3, 3]])], free=0)
-
-
-@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
-def test_scatters(reduction: str) -> None:
-    again = [0, -1] if reduction != "none" else [1, 2]  # the order at a place that stands twice is nobody's
-    pairs = np.array([[[0, -1], [2, 1]], [again, [1, 0]]])
-    check("ScatterND", 18, [drawn(3, 4, 5), pairs, drawn(2, 2, 5)], reduction=reduction)
-    check("ScatterND", 18, [drawn(3, 4), pairs, drawn(2, 2)], reduction=reduction)
-    columns = np.array([[1, -1, 0], [3, 0, 2]])
-    check("ScatterElements", 18, [drawn(3, 4), columns, drawn(2, 3)], axis=-1, reduction=reduction)
-
-
-@pytest.mark.parametrize(
-    ("batches", "places"),
-    [(0, [[[1, -1]], [[0, 2]]]), (1, [[[3], [-1]], [[0], [0]]]), (2, [[[1], [-1], [0], [4]]] * 2)],
-)
-def test_gathers_of_places(batches: int, places: list[object]) -> None:
-    check("GatherND", 13, [drawn(2, 4, 5), np.array(places)], free=1, batch_dims=batches)
 
 
 def test_where_the_reference_differs_the_way_round_it_is_named(tmp_path: Path) -> None:

@@ -29,11 +29,15 @@ def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FUSED, ids=lambda form: form.rewrites)
 @pytest.mark.parametrize(
-    "config",
-    [SMALL, replace(SMALL, qkv_bias=True), ABSORBED, replace(SMALL, model="vit")],
-    ids=["", "biases", "absorbed", "vit"],
+    ("config", "form"),
+    [
+        *((SMALL, form) for form in FUSED),
+        (replace(SMALL, qkv_bias=True), FUSED[1]),
+        (ABSORBED, FUSED[2]),
+        *((replace(SMALL, model="vit"), form) for form in (FUSED[0], FUSED[2])),
+    ],
+    ids=["none", "bn", "all", "biases", "absorbed", "vit", "vit, all"],
 )
 def test_nothing_stands_between_product_and_softmax_in_rank_4(config: ModelConfig, form: Form) -> None:
     done = rewrite(plain(config), form)

@@ -26,7 +26,7 @@ HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[b, 2, 3] x)'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [Encoder(), Encoder(joined=True), Vision(), Vision(rows=2)])
+@pytest.mark.parametrize("network", [Encoder(), Vision(rows=2)])
 def test_an_empty_batch_gets_an_empty_answer(network: Encoder | Vision, tmp_path: Path) -> None:
     ir.save(ir.from_proto(export(network, "new", 18)), tmp_path / "in.onnx")
     manifest = manifest_of(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--require", "absorb-queries")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,9 @@ from export.compiler.pipeline import rewrite
 
 FORMS = ["absolute", "counted", "rotary", "relative", "causal", "local"]
 POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
-# The newer exporter takes ten times as long: each form and each pool once.
-OF_THE_NEWER = zip([*FORMS, "gathered"], ["mean", "cls", "last", "shown", "max", "sparse", "shown"], strict=True)
-NETWORKS = [*((*each, "old", 17) for each in product(FORMS, POOLS)), *((*each, "new", 20) for each in OF_THE_NEWER)]
+# Each form and each pool once with each exporter; random encoders join them in other ways.
+NETWORKS = [(*each, "old", 17) for each in zip(FORMS, POOLS[1:] + POOLS[:1], strict=True)]
+NETWORKS += [(*each, "new", 20) for each in zip([*FORMS, "gathered"], [*POOLS, "shown"], strict=True)]
 NETWORKS += [("absolute", "weighed", "old", 17), ("gathered", "mean", "old", 17), ("selected", "mean", "old", 17)]
 HIDDEN = VOCABULARY + 1000  # no row of the table: an error in the original
 
@@ -66,15 +65,14 @@ PACKED = [
     *((Masked(), "old", opset) for opset in (11, 12, 13)),
     (Masked("absolute", "filled", depth=1), "old", 17),
     (Masked("absolute", "put", depth=1), "old", 17),
-    pytest.param(Masked("absolute", "put", depth=1), "new", 17, marks=pytest.mark.slow),
     (Masked("absolute", "placed", depth=1), "new", 17),  # the older exporter writes it in shapes that do not fit
     *((Joined("causal", pool), "old", 17) for pool in ("mean", "last")),
     *((Disentangled(pool), "old", 17) for pool in ("mean", "last")),
     (Disentangled(depth=1), "new", 18),
     (Divided(2.8), "old", 17),
-    (Divided(2.8, "last", depth=1), "new", 18),
+    (Divided(2.8, "last", depth=1), "old", 17),
     (Sunk(), "old", 17),
-    (Sunk(pool="last", depth=1), "new", 17),
+    (Sunk(pool="last", depth=1), "old", 17),
 ]
 
 
@@ -114,19 +112,9 @@ def test_hidden_tokens_of_an_output_become_zero(tmp_path: Path) -> None:
     assert made.proofs[0].error < 1e-12
 
 
-@pytest.mark.parametrize(("form", "pool"), [("absolute", "mean"), ("gathered", "shown")])
-def test_an_empty_batch_gives_an_empty_answer(form: str, pool: str) -> None:
-    proto = export(Masked(form, pool, depth=1), "new", 20)
-    before, after = session_of(proto), session_of(rewrite(model(proto), sizes=SIZES, packed=MASK).model)
-    given = feeds(1, 3, 0)
-    none = {name: array[:0] for name, array in given.items()}
-    assert after.run(None, none)[0].shape == before.run(None, none)[0].shape
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("exporter", "opset", "depth"), [("old", 17, 2), ("new", 20, 1)])
-def test_a_last_token_that_is_gathered_of_all_features_is_packed_and_cut(exporter: str, opset: int, depth: int) -> None:
-    proto = export(Masked("causal", "gathered", depth), exporter, opset)
+def test_a_last_token_that_is_gathered_of_all_features_is_packed_and_cut() -> None:
+    proto = export(Masked("causal", "gathered"))
     packed = rewrite(model(proto), sizes=SIZES, packed=MASK)
     assert any("chosen at run time" in site.message for step in packed.steps for site in step.sites)
     check(proto, packed.model, rounds=6)
@@ -243,9 +231,9 @@ def test_texts_without_padding_run_the_network_as_it_was(pool: str, read: list[s
             assert np.allclose(found, np.where(mask[..., None] == 1, before, 0) if read else before, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bool", "int8", "int32", "float16", "float64"])
+@pytest.mark.parametrize("kind", ["int8", "float16"])
 def test_a_mask_may_be_of_any_type(kind: str) -> None:
-    """ONNX Runtime's NonZero takes few of them."""
+    """ONNX Runtime's NonZero takes few of them. Random encoders have bool, int32, int64 and float32."""
     proto = export(Masked(depth=1))
     dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     next(value for value in proto.graph.input if value.name == MASK).type.tensor_type.elem_type = dtype

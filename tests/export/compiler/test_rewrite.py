@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 
@@ -161,21 +162,19 @@ with staged(Path(sys.argv[1])) as path:
 """
 
 
-@pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 1)])
-def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, left: int, tmp_path: Path) -> None:
+def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGKILL cannot be answered; the next run cleans up, but not what is in use."""
-    out = tmp_path / "out[1].onnx"
-    command = [sys.executable, "-c", PROGRAM, str(out)]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE) as ended,
-        subprocess.Popen(command, stdout=subprocess.PIPE) as other,
-    ):
-        for process in (ended, other):
+    command = [sys.executable, "-c", PROGRAM, str(out := tmp_path / "out[1].onnx")]
+    signals = {signal.SIGTERM: 0, signal.SIGINT: 0, signal.SIGKILL: 1}
+    with ExitStack() as stack:
+        *ended, other = (stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(4))
+        for process in (*ended, other):
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-        ended.send_signal(number)
-        assert ended.wait() != 0
-        assert len([*tmp_path.iterdir()]) == 1 + left
+        for rest, (process, (number, left)) in enumerate(zip(reversed(ended), signals.items(), strict=True)):
+            process.send_signal(number)
+            assert process.wait() != 0
+            assert len([*tmp_path.iterdir()]) == 3 - rest + left
         with staged(out) as path:
             assert len([*tmp_path.iterdir()]) == 2
             path.write_bytes(b"new")

@@ -177,32 +177,28 @@ def test_a_number_for_the_size_means_what_the_type_says(tmp_path: Path) -> None:
         read(tmp_path, plain)
 
 
-OLDER = {
-    "DeiT": {"size": 256, "crop_size": 224, "do_center_crop": True},
-    "ViT": {"size": 224},
-    "Beit": {"size": 224, "crop_size": 224, "do_center_crop": False},
-    "Levit": {"size": 224, "do_center_crop": True},
-    "ConvNext": {"size": 224, "crop_pct": 0.875},
-    "MobileViT": {"size": 288, "crop_size": 256, "do_center_crop": True, "do_flip_channels": True},
-}
+OLDER: list[tuple[str, dict[str, Any], Any, int, int]] = [  # their keys, and what these mean today
+    ("DeiT", {"size": 256, "crop_size": 224, "do_center_crop": True}, "squash", 256, 224),
+    ("ViT", {"size": 224}, "squash", 224, 224),
+    ("Beit", {"size": 224, "crop_size": 224, "do_center_crop": False}, "squash", 224, 224),
+    ("Levit", {"size": 224, "do_center_crop": True}, "short side", 256, 224),
+    ("ConvNext", {"size": 224, "crop_pct": 0.875}, "short side", 256, 224),
+    (
+        "MobileViT",
+        {"size": 288, "crop_size": 256, "do_center_crop": True, "do_flip_channels": True},
+        "short side",
+        288,
+        256,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "fit", "size", "crop"),
-    [
-        ("DeiT", "squash", (256, 256), 224),
-        ("ViT", "squash", (224, 224), 224),
-        ("Beit", "squash", (224, 224), 224),
-        ("Levit", "short side", (256, 256), 224),
-        ("ConvNext", "short side", (256, 256), 224),
-        ("MobileViT", "short side", (288, 288), 256),
-    ],
-)
+@pytest.mark.parametrize(("kind", "keys", "fit", "side", "crop"), OLDER)
 def test_older_files_without_todays_keys_are_read(
-    kind: str, fit: Any, size: tuple[int, int], crop: int, tmp_path: Path
+    kind: str, keys: dict[str, Any], fit: Any, side: int, crop: int, tmp_path: Path
 ) -> None:
-    found = read(tmp_path, {**USUAL, **OLDER[kind], "feature_extractor_type": f"{kind}FeatureExtractor"})
-    assert (found.framing, found.size) == (Framing(fit, size, "bicubic", "transformers"), (crop, crop))
+    found = read(tmp_path, {**USUAL, **keys, "feature_extractor_type": f"{kind}FeatureExtractor"})
+    assert (found.framing, found.size) == (Framing(fit, (side, side), "bicubic", "transformers"), (crop, crop))
     assert found.bgr == (kind == "MobileViT")
 
 

@@ -50,7 +50,7 @@ def test_a_network_of_colour_rectangles_is_compared_on_noise() -> None:
         ModelConfig(depth=1),
         ModelConfig(depth=2),
         ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)),
-        replace(SMALL, model="vit-dfn", depth=1),
+        replace(SMALL, model="vit-dfn"),
     ],
     ids=["one block", "two", "late", "vit-dfn"],
 )

@@ -84,9 +84,9 @@ def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [1, 6])
+@pytest.mark.parametrize("depth", [1, 2])
 def test_the_published_checkpoint_survives_all_rewrites(reference_dir: Path, depth: int) -> None:
-    with pytest.warns(UserWarning, match="never saw a batch") if depth == 6 else nullcontext():
+    with pytest.warns(UserWarning, match="never saw a batch") if depth == 2 else nullcontext():
         published = load(reference_dir / "vitbn.pth", depth)
     double, single = export(published, Form("all")).comparisons
     assert double.max_abs_error < 1e-10
@@ -126,7 +126,7 @@ def test_the_work_that_is_left(config: ModelConfig, macs: int) -> None:
 def test_a_norm_of_the_class_token_is_computed_once_and_a_wrong_number_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, right = replace(SMALL, model="vit", depth=1), batch_invariant._evaluated
+    config, right = ModelConfig(model="vit", depth=1), batch_invariant._evaluated
     assert error(config, rewrite(plain(config), Form("all"))) <= 1e-12
 
     def wrong(*given: Any) -> Any:

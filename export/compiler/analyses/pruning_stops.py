@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx_ir as ir
+
 from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.errors import Site
@@ -63,8 +65,8 @@ def _widened(shapes: Shapes, demands: Demands, asked: Demands) -> Iterator[Site]
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Nodes that pick rows at run time and stop the pruning: in a form that chosen_rows.py does not recognise, or with
-    as many picks as rows.
+    """Nodes that alone need all rows because they pick at run time: in a form that chosen_rows.py does not recognise,
+    or as many as there are.
     """
     sites = []
     recognised = {choice.node: choice for choice in choices(shapes)}
@@ -73,13 +75,25 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
         maker = source.producer() if source is not None else None
         if Trait.PICKS not in operator_of(node).traits or maker is None or source is None or indices is None:
             continue
-        if source.dtype in FLOATS and not is_constant(indices) and demands.get(source) == WHOLE_VALUE:
+        if source.dtype not in FLOATS or is_constant(indices) or demands.get(source) != WHOLE_VALUE:
+            continue
+        if not _read_by_others(shapes, source, demands):
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
             if (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
             sites.append(Site.at(node, reason))
     return sites
+
+
+def _read_by_others(shapes: Shapes, value: ir.Value, demands: Demands) -> bool:
+    """Whether the graph's user, or a node that picks nothing, reads all of the value."""
+    return value.is_graph_output() or any(
+        Trait.PICKS not in operator_of(use.node).traits
+        and demands.get(use.node.outputs[0]) == WHOLE_VALUE
+        and demand_of(shapes, use.node, 0, WHOLE).inputs.get(use.idx) == WHOLE
+        for use in value.uses()
+    )
 
 
 def in_words(part: Box) -> str:

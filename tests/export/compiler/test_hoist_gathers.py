@@ -166,7 +166,7 @@ def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
     [
         (pairs(order="rows, column"), "y (GatherND): picks at run time of what MatMul h makes; followed are GatherND"),
         (pairs(start="one"), "y (GatherND): picks at run time of what MatMul h makes"),  # texts from the second on
-        (pairs(more=", float[b, n, 3] h"), ""),  # all rows are read
+        (pairs(more=", float[b, n, 3] h"), "y (graph output): no multiplying operator computes more"),
         (pairs(rows="part", target="end, lines, width"), ""),  # rows of another text
     ],
 )

@@ -7,7 +7,7 @@ projection, feed-forward layers and norms are computed for that row alone; keys 
 
 Reads the rules of `table`: `demand` follows them from the outputs backward, `materialise_parts` builds the parts.
 Before that, `hoist_gathers` hoists Gathers of rows chosen at run time, and `decompose_fused` decomposes fused operators
-that would compute all rows.
+that would compute all rows. After that, `hoist_means` computes products for a mean of rows alone.
 
 Refuses, by its name, the operator at which a part becomes the entire value (see `pruning_stops`); if there is no part,
 the output.
@@ -27,7 +27,9 @@ from export.compiler.graph.shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.passes.decompose_fused import decompose_fused
+from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.hoist_gathers import hoist_gathers
+from export.compiler.passes.hoist_means import hoist_means
 from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
 
@@ -45,7 +47,8 @@ def read_rows(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     refusals = stops(shapes, demands, asked)
     if sites:
         Materialiser(shapes, demands).run()
-    elif not refusals:
+        refresh(model)
+    if not (sites := (*sites, *hoist_means(model, sizes))) and not refusals:
         refusals = [Site(model.graph.outputs[0].name or "", "graph output", NOTHING)]
     return Outcome(sites, tuple(refusals))
 

@@ -22,6 +22,7 @@ from export.compiler.graph.attributes import attribute_int, axes_of, given
 from export.compiler.graph.constants import UNROUNDED, Constants
 from export.compiler.graph.def_use import only_reader, other_readers
 from export.compiler.graph.node_builder import nodes_before
+from export.compiler.graph.runtime_sizes import Sizes, shape_plan
 from export.compiler.graph.shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.drop_unread import refresh
@@ -30,7 +31,7 @@ Axes = tuple[int, ...]
 
 SUMS = {"Add", "Sub"}  # linear in all their inputs together
 PRODUCTS = {"MatMul", "Mul"}  # linear in each input, if the other does not vary
-LAYERS = {"BatchNormalization", "Conv", "Div", "Transpose"}  # linear in their first input
+LAYERS = {"BatchNormalization", "Conv", "Div", "Reshape", "Transpose"}  # linear in their first input
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def _read(shapes: Shapes, node: ir.Node, axes: Axes) -> dict[int, Axes] | None:
     """Position of an input -> its axes averaged for the mean of the output; None if the node is not linear there."""
     if node.domain or node.op_type not in SUMS | PRODUCTS | LAYERS or node.outputs[0].shape is None:
         return None
+    if node.op_type == "Reshape" and shape_plan(shapes, node, node.outputs[0], dict.fromkeys(axes, 1)) is None:
+        return None
     read: dict[int, Axes] = {}
     for axis in axes:
         sources = input_axes(shapes, node, node.outputs[0], axis)
@@ -120,13 +123,18 @@ def _build(shapes: Shapes, mean: ir.Node, axes: Axes, hoisted: list[Hoisted]) ->
     """Lets the readers of `mean` read what copies of the nodes compute of means; the caller removes unused nodes."""
     constants = Constants(shapes.graph)
     nodes, means = nodes_before(constants, mean), dict[tuple[ir.Value, Axes], ir.Value]()
+    sizes = Sizes(shapes, nodes)
     for each in hoisted:
         inputs = [*each.node.inputs]
         for position, along in each.read.items():
             value = given(each.node, position)
             means[value, along] = means.get((value, along)) or nodes.mean(value, along)
             inputs[position] = means[value, along]
-        means[each.node.outputs[0], each.axes] = nodes.copy(each.node, inputs, "mean").outputs[0]
+        value = each.node.outputs[0]
+        if each.node.op_type == "Reshape" and inputs[0] is not None:
+            means[value, each.axes] = sizes.resized(value, inputs[0], dict.fromkeys(each.axes, 1))
+        else:
+            means[value, each.axes] = nodes.copy(each.node, inputs, "mean").outputs[0]
     new = means[given(mean, 0), axes]
     keeps = mean.op_type == "GlobalAveragePool" or attribute_int(mean, "keepdims", 1)
     constants.replace(mean.outputs[0], new if keeps else nodes.squeeze(new, axes_of(mean) or ()), "of_all")

@@ -23,6 +23,10 @@ HOISTED = {  # nodes, and the multiply-accumulates for 2 x 6 rows of 4 features,
         2 * (6 * 6 * 4 + 6 * 4 + 16),
     ),
     "taken off": (f"{LAYER} d = Sub(m, x) {MEAN.format(of='d', keep=0)}", 2 * 16),
+    "of halves of the images": (
+        "d = Concat<axis = 0>(x, x) n = MatMul(d, w) s2 = Reshape(n, halves) y = ReduceMean<keepdims = 0>(s2, rows2)",
+        2 * 2 * 16,
+    ),
     "a table": (f"n = MatMul(x, w) t = Add(n, table) {MEAN.format(of='t', keep=0)}", 2 * 16),
     "beside its shape": (f"{LAYER} s2 = Shape(r) u = ReduceMean(r, rows) y = Expand(u, s2)", 2 * 16),
     "of features": ("n = MatMul(x, w) y = ReduceMean<keepdims = 0>(n, ends)", 2 * 6 * 4),
@@ -51,7 +55,15 @@ def network(nodes: str, opset: int = 20) -> ir.Model:
     outputs = ", ".join(f"float[{name}] {name}" for name in "yz" if f"{name} = " in nodes)
     text = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[b, 6, 4] x) => ({outputs}) {{ {nodes} }}'
     numbers = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
-    return parse(text, rows=np.array([1]), ends=np.array([-1]), end=np.array([3]), **numbers)
+    return parse(
+        text,
+        rows=np.array([1]),
+        rows2=np.array([2]),
+        halves=np.array([2, -1, 6, 4]),
+        ends=np.array([-1]),
+        end=np.array([3]),
+        **numbers,
+    )
 
 
 def check(nodes: str, macs: int | None, opset: int = 20) -> None:

@@ -5,7 +5,7 @@ from pathlib import PurePath
 # No others: Pillow's other decoders are rarely maintained, and its PostScript decoder starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
-    (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+    (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
 MOST_PIXELS = 89_478_485  # in a picture; above this Pillow warns
 DECODED_SIDE = 1024  # pixels; a JPEG is decoded at the smallest reduced size with sides of at least this

@@ -138,7 +138,7 @@ def test_the_table_has_every_format_and_suffix(tmp_path: Path) -> None:
         with Image.open(path) as picture:
             formats.add(picture.format)
     assert formats - {"MPO"} == {*FORMATS}
-    assert {f".{name.split()[-1]}" for name in FILES} | {".jpg", ".tif"} == SUFFIXES
+    assert {f".{name.split()[-1]}" for name in FILES} | {".jfif", ".jpg", ".tif"} == SUFFIXES
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -155,7 +155,10 @@ def pictures(folder: Path, recursive: bool = False) -> list[Path]:
     files = list(_files(folder, recursive))
     paths = sorted(path for path in files if has_picture_suffix(path.name))
     if not paths:
-        found = "only links to folders" if recursive and any(_links(folder)) else _other_suffixes(files) or "none"
+        linked = recursive and any(not _is_hidden(path) for path in _skipped(folder))
+        folders = [] if recursive else _folders(folder)
+        others = (_other_suffixes(files), counted(len(folders), "folder") if folders else "")
+        found = "only links to folders" if linked else " and ".join(filter(None, others)) or "none"
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found {found}")
     return paths
 
@@ -176,11 +179,13 @@ def _files(folder: Path, recursive: bool) -> Iterable[Path]:
             yield from _files(path, recursive)
 
 
-def _links(folder: Path) -> Iterable[Path]:
-    """The links to folders that `_files` does not follow."""
+def _skipped(folder: Path) -> Iterable[Path]:
+    """What may hold pictures and is not read by `_files`: links to folders, hidden folders and hidden pictures."""
     for path in folder.iterdir():
-        if path.is_dir() and not _is_hidden(path):
-            yield from [path] if path.is_symlink() else _links(path)
+        if _is_hidden(path):
+            yield from [path] if path.is_dir() or has_picture_suffix(path.name) else ()
+        elif path.is_dir():
+            yield from [path] if path.is_symlink() else _skipped(path)
 
 
 def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
@@ -195,11 +200,18 @@ def _notes(folder: Path, places: Sequence[Path]) -> tuple[str, ...]:
         first = shown(outside[0].name)
         number = counted(len(outside), "file")
         notes.append(f"Left out, as they are in no class: {number} beside the classes, such as {first}")
-    if hidden := sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_hidden(path)):
-        notes.append(f"Left out, as hidden: {', '.join(map(shown, hidden))}")
-    if linked := sorted(link for place in places for link in _links(place)):
-        first = shown(str(linked[0].relative_to(folder)))
-        notes.append(f"Left out, as links to folders: {len(linked)} in the classes, such as {first}")
+    around = {folder, *(place.parent for place in places)}
+    hidden = sorted(path for place in around for path in place.iterdir() if path.is_dir() and _is_hidden(path))
+    if hidden:
+        notes.append(f"Left out, as hidden: {', '.join(shown(str(path.relative_to(folder))) for path in hidden)}")
+    skipped = sorted(path for place in places for path in _skipped(place))
+    for why, paths in (
+        ("hidden", [path for path in skipped if _is_hidden(path)]),
+        ("links to folders", [path for path in skipped if not _is_hidden(path)]),
+    ):
+        if paths:
+            first = shown(str(paths[0].relative_to(folder)))
+            notes.append(f"Left out, as {why}: {len(paths)} in the classes, such as {first}")
     if deeper:
         first = shown(str(min(deeper).relative_to(folder)))
         number = counted(deeper.total(), "picture")

@@ -87,6 +87,9 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
     striped(1, 3).convert("1").save(folder / "stripes/y.pbm")
     (folder / "stripes/phone.heic").write_bytes(b"no picture that is read here")
     (folder / "labels.csv").write_text("beside")
+    (folder / "étoffe/.thumbnails").mkdir()
+    striped(1, 3).save(folder / "stripes/.x.png")
+    (folder / "stripes/00.png").rename(folder / "stripes/00.jfif")
     striped(1, 3).save(folder / "stripes/moving.gif", save_all=True, append_images=[striped(1, 5)])
     data = load_folder(folder)
     *notes, copies = data.notes  # the stripes are a few pictures, repeated
@@ -97,6 +100,7 @@ def test_what_is_left_out_and_what_is_read_below_a_class_is_said(folder, tmp_pat
             "Left out, as their suffix is of no picture that is read here: 4 files (.heic 1, .txt 3)",
             "Left out, as they are in no class: 1 file beside the classes, such as labels.csv",
             "Left out, as hidden: .hidden",
+            "Left out, as hidden: 2 in the classes, such as stripes/.x.png",
             "Read from sub-folders of classes: 1 picture in 1, such as stripes/2024/may",
             "Read of several frames or pages, the first: 1 picture, such as stripes/moving.gif",
         ),

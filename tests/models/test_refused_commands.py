@@ -76,6 +76,7 @@ ROWS = [
     (adapt, "saved damaged", 1, "Error: damaged/007.png: expected a picture, found "),
     (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
     (adapt, "saved none", 1, "Error: none: No such file or directory"),
+    (adapt, "saved .", 1, " and 5 folders"),
     (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),
     (calibrate, "nowhere", 1, "in the metrics, found 5, None"),
     (calibrate, "photos", 1, "in the metrics, found 5, 'photos'"),

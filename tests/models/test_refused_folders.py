@@ -41,9 +41,9 @@ REFUSED = [
     ("mv cloth/stripes 'cloth/ '", "cloth", "expected sub-folders with printable names, found ' '; rename it"),
     ("rm -r cloth/[sé]*", "cloth/cross stripes", r"two classes or more, found 0 and 21 files, such as 00\.png$"),
     (
-        SUFFIXES.format(".jfif"),
+        SUFFIXES.format(".heic"),
         "cloth",
-        r"stripes: expected pictures \(.*\), found 21 files \(\.jfif 20, \.txt 1\)$",
+        r"stripes: expected pictures \(.*\), found 21 files \(\.heic 20, \.txt 1\)$",
     ),
     (SUFFIXES.format(""), "cloth", r"found 21 files \(\.txt 1, no suffix 20\)$"),
     (

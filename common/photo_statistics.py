@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 
 DARK, LIGHT = 64, 191  # border levels: a background below DARK is dark, above LIGHT it is light
 CONTRAST = 32  # a pixel of the thing differs from the border by more levels
-SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos must have the same background
+SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos of each class must have the same background
 FILL_PERCENTILE = 0.5  # percent of the training photos that fill less than `fill`
 MEASURED_IMAGES = 4000  # at most so many training photos, evenly spaced
 
 
-def background_and_fill(images: NDArray[np.uint8]) -> dict[str, Any]:
-    """The fields `background` and `fill` of training photos uint8 (n, C, H, W); empty if their backgrounds differ."""
-    measured = images[:: -(-len(images) // MEASURED_IMAGES)]
-    levels = border_levels(measured)
-    dark, light = float((levels < DARK).mean()), float((levels > LIGHT).mean())
+def background_and_fill(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> dict[str, Any]:
+    """The fields `background` and `fill` of training photos uint8 (n, C, H, W) with `labels` (n,); empty if their
+    backgrounds differ.
+    """
+    every = -(-len(images) // MEASURED_IMAGES)
+    measured, labels = images[::every], labels[::every]
+    levels = [border_levels(measured[labels == label]) for label in np.unique(labels)]  # by class
+    dark, light = min(float((own < DARK).mean()) for own in levels), min(float((own > LIGHT).mean()) for own in levels)
     if max(dark, light) < SAME_BACKGROUND_SHARE:
         return {}
     least = float(np.percentile(fill_shares(measured), FILL_PERCENTILE))

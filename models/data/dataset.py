@@ -90,7 +90,7 @@ class Dataset:
             depth=depth,
             labels=self.labels,
             preprocessing=self.preprocessing,
-            **(background_and_fill(self.train_images) if self.preprocessing == "photo" else {}),
+            **(background_and_fill(self.train_images, self.train_labels) if self.preprocessing == "photo" else {}),
         )
 
 

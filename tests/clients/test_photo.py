@@ -154,20 +154,26 @@ def test_a_small_thing_is_named() -> None:
 
 def test_training_pictures_are_measured_as_clients_measure(fashion_mnist_dir: Path) -> None:
     """Also that garments are taken for garments."""
-    images, _ = load_idx_part("fashion-mnist", fashion_mnist_dir, "test")
-    measured = background_and_fill(images)
+    images, labels = load_idx_part("fashion-mnist", fashion_mnist_dir, "test")
+    measured = background_and_fill(images, labels)
     assert measured == {"background": "dark", "fill": pytest.approx(0.93, abs=0.011)}
     backgrounds = [background_of(each) for each in images]
     assert backgrounds.count("dark") >= 9990
     assert backgrounds.count("light") == 0
     noted = [not check_photo(each, Looks(**measured)).suits for each in images[:2000]]
     assert np.mean(noted) < 0.005
-    assert background_and_fill(255 - images) == measured | {"background": "light"}
+    assert background_and_fill(255 - images, labels) == measured | {"background": "light"}
 
 
 def test_pictures_with_other_backgrounds_are_not_described() -> None:
     images = np.concatenate([np.stack([thing(level, 128, 2) for _ in range(50)]) for level in (0, 255)])
-    assert background_and_fill(images) == {}
+    assert background_and_fill(images, np.zeros(100, np.int64)) == {}
+
+
+def test_a_rare_class_with_another_background_is_not_inverted() -> None:
+    images = np.stack([thing(0, 128, 2)] * 999 + [thing(255, 128, 2)])
+    assert background_and_fill(images, np.zeros(1000, np.int64))["background"] == "dark"
+    assert background_and_fill(images, np.repeat([0, 1], [999, 1])) == {}
 
 
 @pytest.fixture

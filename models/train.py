@@ -243,8 +243,8 @@ def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> N
 def _class_counts(data: Dataset) -> str:
     parts = [data.train_labels, *([data.held[1]] if data.held else []), data.test_labels]
     counts = [[str((labels == label).sum()) for labels in parts] for label in range(len(data.labels))]
-    return ", ".join(
-        f"{name} {', '.join(own[:-1])} and {own[-1]}" for name, own in zip(data.labels, counts, strict=True)
+    return "; ".join(
+        f"{name}: {', '.join(own[:-1])} and {own[-1]}" for name, own in zip(data.labels, counts, strict=True)
     )
 
 

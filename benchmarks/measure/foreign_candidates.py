@@ -44,7 +44,7 @@ def candidates(
     from export.errors import ExportError
 
     def in_onnx_runtime(path: Path) -> Call:
-        return partial(session(path).run, None, feeds) if device == "cpu" else _on_cuda(path, feeds)
+        return partial(session(path, packed=True).run, None, feeds) if device == "cpu" else _on_cuda(path, feeds)
 
     makers: dict[str, Callable[[], Call]] = {name: partial(in_onnx_runtime, path) for name, path in files.items()}
     if device == "cpu":

@@ -143,17 +143,36 @@ def _network() -> Any:
     import torch
     from torch import Tensor, nn
 
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+            self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+            self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+        def heads(self, x: Tensor) -> Tensor:
+            split: Tensor = x.unflatten(2, (HEADS, -1))  # (B, N, H, D)
+            return split.transpose(1, 2)  # (B, H, N, D)
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            query, key, value = (self.heads(layer(x)) for layer in (self.query, self.key, self.value))
+            weights = torch.softmax(query @ key.transpose(2, 3) * (WIDTH / HEADS) ** -0.5 + bias, -1)
+            x = self.norms[0](x + self.out((weights @ value).transpose(1, 2).flatten(2)))
+            out: Tensor = self.norms[1](x + self.down(nn.functional.gelu(self.up(x))))
+            return out
+
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
-            block = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, activation="gelu", batch_first=True)
-            self.blocks = nn.TransformerEncoder(block, BLOCKS, enable_nested_tensor=False)
+            self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
             x = self.words(input_ids) + self.positions(torch.arange(input_ids.shape[1]))  # (B, N, C)
-            x = self.blocks(x, src_key_padding_mask=attention_mask == 0)
             shown = attention_mask.to(x.dtype)
+            bias = (1 - shown[:, None, None, :]) * torch.finfo(x.dtype).min
+            for block in self.blocks:
+                x = block(x, bias)
             return x, (x * shown[:, :, None]).sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
 
     return Encoder()

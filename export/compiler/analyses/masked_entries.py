@@ -75,17 +75,17 @@ class MaskedEntries:
     """Finds the roles of the values that depend only on mask, ids and sizes: it evaluates them on drawn inputs.
 
     Some texts do not count, because a packed graph computes them whole: texts of which the mask hides a token that the
-    graph picks, and texts without visible tokens. `picks`: values (texts, ...) with indices of picked tokens; those
-    with another first axis are ignored. `places`: constant indices of picked tokens, which the analysis may add later:
-    a fact that holds for all texts also holds for fewer. `trailing`: texts do not count, either, if the mask hides a
-    token before a visible token.
+    graph picks, and texts without visible tokens. `picks`: pairs of a value and the indices (texts, ...) of what the
+    graph picks along its second axis; those of no tokens are ignored. `places`: constant indices of picked tokens,
+    which the analysis may add later: a fact that holds for all texts also holds for fewer. `trailing`: texts do not
+    count, either, if the mask hides a token before a visible token.
     """
 
     def __init__(
         self,
         shapes: Shapes,
         mask: ir.Value,
-        picks: Sequence[ir.Value],
+        picks: Sequence[tuple[ir.Value | None, ir.Value | None]],
         drawn: Sequence[Mapping[str, Array]],
         trailing: bool = False,
     ) -> None:
@@ -93,7 +93,8 @@ class MaskedEntries:
         self.shapes, self.mask, self.trailing = shapes, mask, trailing
         self.places: list[tuple[int, ...]] = []
         self.batch, self.length = self._sizes()
-        self.picks = [value for value in picks if shapes.rank(value) and same(shapes.dims(value)[0], self.batch)]
+        of_tokens = (chosen for whole, chosen in picks if whole and chosen and self._is_pick(whole, chosen))
+        self.picks = [*dict.fromkeys(of_tokens)]
         self._draws: list[Values] = [
             {value: feeds[value.name or ""] for value in shapes.graph.inputs} for feeds in drawn
         ]
@@ -105,6 +106,12 @@ class MaskedEntries:
             found = f"({', '.join(map(str, dims))})"
             raise Refused(self.mask.name or "", "graph input", f"expected free axes of texts and tokens, found {found}")
         return dims[0], dims[1]
+
+    def _is_pick(self, whole: ir.Value, chosen: ir.Value) -> bool:
+        """Whether the indices `chosen`, of every text, are of tokens along the second axis of `whole`."""
+        rows = self.shapes.dims(whole)[1:2] if whole.shape is not None else ()
+        texts = self.shapes.dims(chosen)[:1]
+        return any(agree(self.length, dim) for dim in rows) and any(same(dim, self.batch) for dim in texts)
 
     def roles(self, value: ir.Value) -> Roles:
         """The roles of a value whose nodes stay as they are. Raises Refused for an axis of unknown size."""
@@ -154,10 +161,9 @@ class MaskedEntries:
             if self.trailing:
                 counted &= (visible[:, 1:] <= visible[:, :-1]).all(1, keepdims=True)
             for numbers in picked:
-                indices = numbers.reshape(len(visible), -1).astype(np.int64)
-                counted &= np.take_along_axis(visible, indices, 1).all(1, keepdims=True)
+                counted &= _shows(visible, numbers.reshape(len(visible), -1).astype(np.int64))
             for places in self.places:
-                counted &= _shows(visible, places)
+                counted &= _shows(visible, np.tile(np.array(places, np.int64), (len(visible), 1)))
             hidden = _as_operand(~visible & counted, array, batch, axis)
             for other in tokens:
                 if other != axis:
@@ -222,11 +228,11 @@ def producers(value: ir.Value) -> list[ir.Node]:
     return [*order]
 
 
-def _shows(visible: Mask, places: Sequence[int]) -> Mask:
-    """Whether the mask shows all tokens at these indices: bool (texts, 1); no, if the texts are too short for them."""
+def _shows(visible: Mask, places: NDArray[np.int64]) -> Mask:
+    """Whether the mask shows all tokens at the indices (texts, picks): bool (texts, 1); no, if one is beyond a text."""
     length = visible.shape[1]
-    inside = [place for place in places if -length <= place < length]
-    shown: Mask = visible[:, inside].all(1, keepdims=True) & (len(inside) == len(places))
+    inside = (places >= -length) & (places < length)
+    shown: Mask = (np.take_along_axis(visible, np.where(inside, places, 0), 1) & inside).all(1, keepdims=True)
     return shown
 
 

@@ -73,10 +73,12 @@ def analyse_tokens(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, 
 def _analysed(shapes: Shapes, mask: ir.Value, drawn: Sequence[Mapping[str, Array]], trailing: bool) -> Tokens:
     chosen = {choice.node: choice for choice in choices(shapes)}
     moved = [
-        node.inputs[1] for node in shapes.graph if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0)
+        (node.inputs[0], node.inputs[1])
+        for node in shapes.graph
+        if node.op_type == "GatherND" and attribute_int(node, "batch_dims", 0) == 1
     ]
-    picks = dict.fromkeys([*(choice.chosen for choice in chosen.values()), *(value for value in moved if value)])
-    tokens = Tokens(shapes, MaskedEntries(shapes, mask, [*picks], drawn, trailing))
+    picks = [*((choice.whole, choice.chosen) for choice in chosen.values()), *moved]
+    tokens = Tokens(shapes, MaskedEntries(shapes, mask, picks, drawn, trailing))
     flat = {node.inputs[0].producer() for node in chosen if node.op_type == "Gather" and node.inputs[0] is not None}
     for node in shapes.graph:
         if node in chosen and chosen[node].whole in tokens.roles and chosen[node].flat is not None:
@@ -144,7 +146,8 @@ def _check_pick(tokens: Tokens, node: ir.Node, picked: PickedTokens) -> None:
     heads = tokens.entries.texts_in(dims[tokens.role(picked.value).batch or 0])
     if heads is None or (heads > 1 and not isinstance(picked.rows, tuple)):
         raise Refused.at(node, "expected an axis of texts alone of what it picks")
-    if tokens.entries.behind(dims[picked.axis]):
+    is_known = isinstance(picked.rows, tuple) or picked.rows in tokens.entries.picks
+    if tokens.entries.behind(dims[picked.axis]) or not is_known:
         raise Refused.at(node, "it may pick what is no token")
     if isinstance(picked.rows, tuple):
         tokens.entries.places.append(picked.rows)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from foreign_networks import VOCABULARY, Encoder, export, model, parse, run, session_of, written
 from masked_networks import MASK, SIZES, Biased, Convolved, Disentangled, Divided, Filled, Masked, Sunk, feeds
@@ -51,6 +52,40 @@ def test_scores_that_a_maximum_lifts_are_refused(tmp_path: Path) -> None:
 def test_an_operator_that_may_read_an_entry_behind_the_tokens_is_refused(nodes: str, told: str) -> None:
     with pytest.raises(NothingToRewrite, match=told):
         rewrite(behind(nodes), passes=(), packed=MASK)
+
+
+LAST = """rows = Range(zero, texts, one) row = Unsqueeze(rows, axis) place = Unsqueeze(last, axis)
+    pair = Concat<axis = -1>(row, place) y = GatherND(h, pair)"""
+
+
+def of_last_token(tokens: str, last: str) -> ir.Model:
+    """`tokens` makes x of e, the words."""
+    return parse(
+        f"""<ir_version: 8, opset_import: ["": 18]> g (int64[b, n] ids, int64[b, n] {MASK}) => (float y) {{
+            e = Gather(words, ids) size = Shape<start = 0, end = 1>(ids) texts = Squeeze(size) {tokens}
+            h = MatMul(x, square) count = ReduceSum<keepdims = 0>({MASK}, axis) {last} {LAST} }}""",
+        words=np.random.default_rng(0).standard_normal((VOCABULARY, 4)).astype(np.float32),
+        square=np.eye(4, dtype=np.float32),
+        **{"zero": 0, "one": 1, "axis": [1], "rest": [1, 4]},
+    )
+
+
+def test_a_pick_among_tokens_and_a_class_token_is_refused() -> None:
+    shared = "sizes = Concat<axis = 0>(size, rest) token = Expand(one_row, sizes) x = Concat<axis = 1>(token, e)"
+    with pytest.raises(NothingToRewrite, match=r"^pack: x \(Concat\): axis 1 of its output mixes tokens"):
+        rewrite(of_last_token(f"one_row = Cast<to = 1>(one) {shared}", "last = Identity(count)"), packed=MASK)
+
+
+def test_a_pick_behind_the_last_token_fails_as_before() -> None:
+    """Of a text that the mask shows whole there is no such token."""
+    original = of_last_token("x = Identity(e)", "last = Identity(count)")
+    before, after = session_of(original), session_of(rewrite(original, passes=(), packed=MASK).model)
+    mask = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0]])
+    given = {"ids": np.arange(12).reshape(3, 4) % VOCABULARY, MASK: mask}
+    np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0], atol=1e-6)
+    for session in (before, after):
+        with pytest.raises(Exception, match=r"invalid ind|out of data bounds"):
+            session.run(None, given | {MASK: np.ones_like(mask)})
 
 
 def test_a_file_without_gain_names_the_option_that_leaves_out_tokens(tmp_path: Path) -> None:

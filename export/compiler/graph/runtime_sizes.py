@@ -54,8 +54,9 @@ class Sizes:
 def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Dim]) -> list[Dim] | None:
     """The target shape of a Reshape or an Expand that computes only `chosen` numbers of rows of some axes of `value`.
 
-    A Reshape gets -1 for a single free size, or for the only free size that no input of the graph has. An Expand gets 1
-    for axes that it does not repeat. None if no target shape can be written.
+    A Reshape gets -1 for a single free size. Of several, the sizes that no input of the graph has get 0 along the first
+    axes if the source has the same axes there, and one other gets -1; ONNX Runtime fails on a -1 beside a size of 0. An
+    Expand gets 1 for axes that it does not repeat. None if no target shape can be written.
     """
     dims = shapes.dims(value)
     if node.op_type == "Expand":
@@ -63,11 +64,23 @@ def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[i
     sizes = [chosen.get(axis, dim) for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
     unknown = [position for position in free if shapes.source(sizes[position]) is None]
+    if len(free) > 1:
+        copied = _same_first_axes(shapes, node, dims)
+        for position in (position for position in unknown if position < copied):
+            sizes[position] = 0
+        unknown = [position for position in unknown if position >= copied]
     if len(unknown) > 1:
         return None
     if len(free) == 1 or unknown:
         sizes[(unknown or free)[0]] = -1
     return sizes
+
+
+def _same_first_axes(shapes: Shapes, node: ir.Node, dims: Sequence[Dim]) -> int:
+    """How many first axes of these sizes are those of the node's input: the Reshape leaves them."""
+    source = node.inputs[0].shape if node.inputs[0] is not None else None
+    pairs = zip(dims, source or (), strict=False)
+    return next((axis for axis, pair in enumerate(pairs) if not same(*pair)), min(len(dims), len(source or ())))
 
 
 def _expand_plan(shapes: Shapes, node: ir.Node, dims: Sequence[Dim], chosen: Mapping[int, Dim]) -> list[Dim] | None:

@@ -90,7 +90,7 @@ class _Squeezing:
             return value
         if value not in self.squeezed:
             features = self.shapes.static(value, 2)
-            flat = self.nodes.reshape(value, [0, -1 if features is None else features])
+            flat = self.nodes.squeeze(value, [1]) if features is None else self.nodes.reshape(value, [0, features])
             self.squeezed[value] = self._with_shape(flat, value)
         return self.squeezed[value]
 

@@ -82,15 +82,18 @@ class Tidying:
     def reshaped(self, at: ir.Node, source: ir.Value) -> ir.Value | None:
         """`source` in the shape of `at`'s output, by a Reshape if necessary.
 
-        None if the Reshape would need a size of -1 that `at` does not have itself: on an empty value -1 fails.
+        None if the Reshape would need a size of -1 that `at` does not have itself, or has elsewhere and this one beside
+        a copied size: on an empty value -1 fails.
         """
         before, after = self.shapes.dims(source), self.shapes.dims(at.outputs[0])
         if same_shape(before, after) and not at.outputs[0].is_graph_output():
             return source
         sizes = [_reshape_size(before, axis, dim) for axis, dim in enumerate(after)]
-        original_sizes = integers(at.inputs[1]) if at.op_type == "Reshape" else None
-        if sizes.count(-1) > (1 if -1 in (original_sizes or []) else 0):
-            return None
+        original_sizes = (integers(at.inputs[1]) if at.op_type == "Reshape" else None) or []
+        if -1 in sizes:
+            is_moved = -1 not in original_sizes or (0 in sizes and original_sizes[sizes.index(-1)] != -1)
+            if is_moved or sizes.count(-1) > 1:
+                return None
         return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
 
     def term(self, total: ir.Value) -> tuple[ir.Value, Array] | None:

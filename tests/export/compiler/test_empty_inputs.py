@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from export.compiler.analyses import bias_shifts
 from export.compiler.errors import NotSupported, ProcessEnded, ProofFailed
 from export.compiler.passes import absorb_queries
+from export.compiler.pipeline import optimise
 from export.compiler.proof import compare
 from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
@@ -129,6 +130,40 @@ def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkey
     wrong = run(file, "-o", tmp_path / "wrong.onnx")
     assert wrong.exit_code
     assert "n=0: float32" in wrong.output
+
+
+TOKENS = """size = Shape<start = 0, end = 1>(x) sizes = Concat<axis = 0>(size, rest) token = Expand(cls, sizes)
+    c = Concat<axis = 1>(token, x) j = MatMul(c, joint) h = Reshape(j, apart)
+    t = Transpose<perm = [2, 0, 3, 1, 4]>(h)"""
+RESHAPED = [  # tokens that no input counts; a -1 that would move, so that the Reshapes stay; free features
+    ("split-products", f"{TOKENS} q = Gather<axis = 0>(t, zero) k = Gather<axis = 0>(t, one) y = Add(q, k)"),
+    (
+        "tidy",
+        """turned = Transpose<perm = [0, 2, 1]>(x) size = Shape<start = 0, end = 2>(x)
+        sizes = Concat<axis = 0>(size, eight) f = Reshape(turned, sizes) y = Reshape(f, quarters)""",
+    ),
+    ("tidy", "r = Gather<axis = 1>(x, first) m = MatMul(r, w) s = Mul(z, m) y = Gather<axis = 1>(s, zero)"),
+]
+
+
+@pytest.mark.parametrize(("step", "nodes"), RESHAPED)
+def test_an_empty_batch_passes_each_new_reshape(step: str, nodes: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"cls": (1, 1, 8), "joint": (8, 16), "w": (8, 1)}
+    numbers = {"rest": [1, 8], "apart": [0, 0, 2, 2, 4], "zero": 0, "one": 1, "first": [0], "eight": [8]}
+    original = parse(
+        f'<ir_version: 8, opset_import: ["": 20]> g (float[b, n, 8] x, float[b, 1, d] z) => (float y) {{ {nodes} }}',
+        **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()},
+        **numbers,
+        quarters=[-1, 0, 2, 4],
+    )
+    done = optimise(original, passes=[step])
+    assert done.applied == (() if "quarters" in nodes else (step,))
+    before, after = (ort.InferenceSession(ir.to_proto(each).SerializeToString()) for each in (original, done.model))
+    for batch in (0, 3):
+        feeds = {"x": rng.standard_normal((batch, 5, 8)), "z": rng.standard_normal((batch, 1, 6))}
+        read = {value.name: feeds[value.name].astype(np.float32) for value in after.get_inputs()}
+        np.testing.assert_allclose(after.run(None, read)[0], before.run(None, read)[0], rtol=0, atol=1e-5)
 
 
 def both(folder: Path, before: str, after: str, **weights: NDArray[Any]) -> tuple[Errors, list[str]]:

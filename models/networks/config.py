@@ -36,7 +36,7 @@ Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Augmentation = Literal[
-    "none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade", "turn-colour"
+    "none", "light", "elastic", "pens", "study", "crop-flip", "flip-erase", "turn", "turn-shade", "turn-colour", "roll"
 ]
 
 MAX_DEPTH = 500  # a file may claim any number of blocks

@@ -14,6 +14,8 @@
   U(-0.9, 0.9), ln c from U(-0.5, 0.5).
 - `turn-colour`, for pictures of anything in colour: `turn`, then half of the pictures get their channels in a random
   order, each inverted with probability 1/2. Only where colours mean nothing: a class that is a colour is lost.
+- `roll`, for textures and noise: rows and columns move by any number of pixels and come back at the other side. Levels
+  stay as they are; places are lost.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return lambda images: _shaded(_turned(images))
     if name == "turn-colour":
         return lambda images: _recoloured(_turned(images))
+    if name == "roll":
+        return _rolled
     if name == "elastic":
         return _elastic
     if name == "pens":
@@ -111,17 +115,28 @@ def _recoloured(images: Tensor) -> Tensor:
     return torch.where(chosen, torch.where(inverted, 1 - swapped, swapped), images)
 
 
+def _rolled(images: Tensor) -> Tensor:
+    height, width = images.shape[2:]
+    wrapped = F.pad(images, (0, width - 1, 0, height - 1), mode="circular")
+    return _windows(wrapped, height, width)
+
+
 def _moved(images: Tensor) -> Tensor:
     """Moves each image by whole pixels; black fills the rest."""
-    count, _, height, width = images.shape
+    height, width = images.shape[2:]
     up, left = height // MOVES, width // MOVES
-    padded = F.pad(images, (left, left, up, up)).transpose(0, 1)  # (C, B, H + 2 up, W + 2 left)
+    return _windows(F.pad(images, (left, left, up, up)), height, width)
+
+
+def _windows(images: Tensor, height: int, width: int) -> Tensor:
+    """Of each image a window of that size, anywhere in it: (B, C, height, width)."""
+    count = len(images)
     rows, columns = (
-        torch.arange(side, device=images.device) + torch.randint(2 * most + 1, (count, 1), device=images.device)
-        for side, most in ((height, up), (width, left))
-    )  # (B, H), (B, W)
+        torch.arange(size, device=images.device) + torch.randint(side - size + 1, (count, 1), device=images.device)
+        for size, side in zip((height, width), images.shape[2:], strict=True)
+    )  # (B, height), (B, width)
     chosen = torch.arange(count, device=images.device)[:, None, None]
-    return padded[:, chosen, rows[:, :, None], columns[:, None]].transpose(0, 1)
+    return images.transpose(0, 1)[:, chosen, rows[:, :, None], columns[:, None]].transpose(0, 1)
 
 
 def _erased(images: Tensor) -> Tensor:

@@ -78,8 +78,9 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
     """The usual values, as `chosen` by `usual`, and alternatives that a trial compares with them. A key names the way.
 
     - Recoloured pictures, where colours do not tell the classes apart: forms may.
-    - Where the usual distortions and mixed pairs seem to hide the classes: pictures in their own shades, undistorted
-      pictures, and a dense network on undistorted pictures.
+    - Where the usual distortions and mixed pairs seem to hide the classes: rolled pictures for the CNN (they show the
+      strength of noise, wherever it is), pictures in their own shades, undistorted pictures, and a dense network on
+      undistorted pictures.
     """
     changes: dict[str, dict[str, Any]] = {}
     if "augment" in chosen:
@@ -91,6 +92,8 @@ def ways(data: Dataset, given: Mapping[str, Any], chosen: Mapping[str, Any]) -> 
         if has_colours and not tell_classes(images, labels):
             changes["with other colours"] = {"augment": "turn-colour"}
         if hide_classes(images, labels, chosen["augment"], {**given, **chosen}.get("mixup") or 0.0):
+            if {**given, **chosen}["model"] == "cnn":
+                changes["rolled"] = PLAIN | {"augment": "roll"}
             if chosen["augment"] == "turn-shade":
                 changes["in their own shades"] = {"augment": "turn"}
             if "model" in chosen and not OF_TRANSFORMERS & given.keys():

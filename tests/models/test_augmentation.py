@@ -114,6 +114,17 @@ def test_crop_and_flip_cut_a_window_and_mirror_half():
     assert (plain | mirrored).any(0).sum() > 50, "of the 81 windows"
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rolled_pictures_come_back_at_the_other_side(channels):
+    torch.manual_seed(0)
+    images = torch.rand(100, channels, 5, 7)
+    found = augmentation("roll")(images)
+    rolled = torch.stack([images.roll((down, right), (2, 3)) for down in range(5) for right in range(7)], 1)
+    same = (rolled == found[:, None]).flatten(2).all(2)  # (100, 35)
+    assert (same.sum(1) == 1).all()
+    assert same.any(0).sum() > 30
+
+
 def test_no_distortion(digits):
     images = torch.tensor(digits.train_images[:5]) / 255
     assert augmentation("none")(images) is images

@@ -90,7 +90,7 @@ def strengths(count):
 @pytest.mark.parametrize("draw", [weak_pattern, greys, strengths])
 def test_pictures_whose_classes_distortions_hide_are_tried_as_they_are(draw, count):
     plain, dense = "undistorted", "undistorted by a dense network"
-    first = [USUAL, *["in their own shades"] * (count < 200)]
+    first = [USUAL, "rolled", *["in their own shades"] * (count < 200)]
     assert tried(draw(count)) == [*first, dense, plain]
     assert tried(draw(count), model="cnn") == [*first, plain]
     assert tried(draw(count), dim=32) == [USUAL, plain], "an option of transformers asks for a transformer"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import COMPARED, Candidate, candidates, start
+from benchmarks.measure.engines import COMPARED, candidates, start
 from benchmarks.measure.network import SCORED_BATCH, Network
 from benchmarks.measure.options import (
     checkpoint_options,

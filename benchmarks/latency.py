@@ -7,15 +7,9 @@ from pathlib import Path
 
 import click
 
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import (
-    COMPARED,
-    DEFAULT_PRECISIONS,
-    DEFAULT_RUNTIMES,
-    RUNTIMES,
-    Candidate,
-    candidates,
-)
+from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, DEFAULT_RUNTIMES, RUNTIMES, candidates
 from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.options import (
     WithPresets,

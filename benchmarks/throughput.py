@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.engines import SERVED, Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import SERVED
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import (
     WithPresets,

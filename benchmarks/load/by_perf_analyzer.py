@@ -23,7 +23,7 @@ from benchmarks.measure.workload import Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from benchmarks.measure.engines import Candidate
+    from benchmarks.measure.candidate import Candidate
     from export.compare_logits import Images
     from serving.local_server import Server
 

@@ -19,7 +19,8 @@ from benchmarks.load import by_perf_analyzer, in_process
 from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.labels import served_name, transport
 from benchmarks.load.published_candidates import IMAGES, Published, check, publish, server_arguments
-from benchmarks.measure.engines import Candidate, why_not
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps
 from benchmarks.measure.workload import IN_PROCESS, Workload
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.measure.engines import Candidate, Classify
+from benchmarks.measure.candidate import Candidate, Classify
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:

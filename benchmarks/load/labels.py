@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure.engines import SERVED, Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import SERVED
 
 if TYPE_CHECKING:
     from benchmarks.measure.workload import Workload

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.errors import Failed, WrongAnswer
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 
 if TYPE_CHECKING:

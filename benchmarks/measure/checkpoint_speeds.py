@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import OPTIMISED
 from benchmarks.measure.network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
 from benchmarks.measure.run import Row
@@ -32,7 +33,7 @@ def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[li
     for checkpoint in steps(checkpoints, "searching the best way"):
         exported = rewrite_checkpoint(checkpoint.path)
         network, name = Network(checkpoint.config.model, checkpoint.path), checkpoint_name(checkpoint.path)
-        candidate, images = Candidate(network), network.examples(IMAGES)
+        candidate, images = Candidate(network, OPTIMISED), network.examples(IMAGES)
         way = best_workload(exported.onnx, candidate, images)
         runs[name] = runner(exported.onnx, candidate, way, images)
         rows.append(

@@ -1,4 +1,4 @@
-"""Candidates: a network, the runtime that computes it, its precision, threads and device; and the table of runtimes.
+"""The table of runtimes, and how a candidate is started.
 
 The table imports no engine's library, since the commands' help reads it. A new runtime is a row in RUNTIMES. A new
 engine is also a function, and a name in `export/precision_table.py`.
@@ -6,60 +6,17 @@ engine is also a function, and a name in `export/precision_table.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.measure.candidate import Candidate, Classify, Program, Runtime, Sizes
 from benchmarks.measure.devices import cores
 from benchmarks.measure.network import Network, shipped_network
-from export.precision_table import PRECISIONS, Device, EngineKind, Precision
+from export.precision_table import Device, Precision
 
 if TYPE_CHECKING:
-    from export.checkpoint_to_onnx import Rewrites, Uint8Network
-    from models.networks.config import ModelConfig, ModelName
-
-Program: TypeAlias = "Uint8Network | bytes"
-"""A PyTorch network, or the bytes of an ONNX file."""
-Classify = Callable[[Any], Any]
-"""uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
-
-On CUDA a call may return before the device has finished.
-"""
-Sizes = tuple[int, ...]
-"""The batch sizes of all later calls. TensorRT optimises an engine for each size, in a profile."""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """A way to compute a network. `name`: for `--runtime`. `label`: in tables, the engine before the first comma.
-
-    `engine`: its name in the table of precisions. `start`: takes a network if the engine is torch, else the bytes of an
-    ONNX file. `rewrites`: what the network goes through before. `fused`: attention has the form that GPU kernels fuse.
-    `graph`: a call replays a CUDA graph.
-    """
-
-    name: str
-    label: str
-    engine: EngineKind
-    start: Callable[[Any, Candidate, Sizes], Classify]
-    rewrites: Rewrites
-    fused: bool = False
-    graph: bool = False
-
-    @property
-    def takes_network(self) -> bool:
-        return self.engine == "torch"
-
-    @property
-    def library(self) -> str:
-        """The label without the rewrites."""
-        return self.label.partition(",")[0]
-
-    def precisions(self, device: Device) -> tuple[Precision, ...]:
-        """The precisions that are measured on `device`; empty if the runtime cannot run there."""
-        if self.graph and device == "cpu":
-            return ()
-        return tuple(name for name, row in PRECISIONS.items() if self.engine in row.engines(device))
+    from models.networks.config import ModelName
 
 
 def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
@@ -142,37 +99,8 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "fp16")}
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """`threads`: of the CPU, 0 for all cores."""
-
-    network: Network
-    runtime: Runtime = RUNTIMES["onnx-optimized"]
-    precision: Precision = "fp32"
-    threads: int = 0
-    device: Device = "cpu"
-
-    @property
-    def model(self) -> str:
-        return self.network.name
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.network.config
-
-    @property
-    def name(self) -> str:
-        """In messages."""
-        return f"{self.model} {self.runtime.name} {self.precision}"
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """The candidate's fields in a row of a result."""
-        runtime = {"engine": self.runtime.engine, "rewrites": self.runtime.rewrites}
-        return runtime | {name: getattr(self, name) for name in ("model", "precision", "threads", "device")}
-
-
-DEFAULT = Candidate(shipped_network("vitbn"))
+OPTIMISED = RUNTIMES["onnx-optimized"]
+DEFAULT = Candidate(shipped_network("vitbn"), OPTIMISED)
 
 
 def start(program: Program, candidate: Candidate = DEFAULT, sizes: Sizes = (1,)) -> Classify:

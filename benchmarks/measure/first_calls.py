@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.measure.engines import Candidate, Classify, Program, Sizes, start, why_not
+from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
+from benchmarks.measure.engines import start, why_not
 from benchmarks.measure.progress import note, one_line, steps
 from benchmarks.measure.reference import Reference, make_reference, program
 from benchmarks.measure.timed_calls import BUFFERS, Calls, classify

@@ -10,8 +10,9 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import free, gpu_uuid
-from benchmarks.measure.engines import BASELINE, Candidate
+from benchmarks.measure.engines import BASELINE
 from benchmarks.measure.first_calls import BuiltCandidate, CalledCandidate, Missing, build_all, first_calls
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.roofline import Limits

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure.engines import Candidate, Program
+from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.network import Network
 from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Uint8Network, cleaned_proto, rewrite, to_onnx
 from export.compare_logits import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import RUNTIMES, Candidate
+from benchmarks.measure.engines import OPTIMISED, RUNTIMES
 from benchmarks.measure.network import Network
 from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
 from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Program
+    from benchmarks.measure.candidate import Program
     from benchmarks.measure.reference import Reference
     from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
@@ -80,7 +81,7 @@ def _built(reference: Reference, form: str) -> tuple[Candidate, Program, int]:
         candidate = Candidate(reference.network, RUNTIMES["torch" if form == EAGER else "torch-sdpa"])
         return candidate, *program(reference, candidate)
     precision: Precision = "int8" if form == INT8 else "fp32"
-    candidate = Candidate(reference.network, precision=precision)
+    candidate = Candidate(reference.network, OPTIMISED, precision=precision)
     data, macs = rewritten_file(reference, passes_of(form), precision)
     images = reference.proof_images
     reference.check(f"{reference.config.model}, {form}", precision, len(images), start(data, candidate)(images))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from benchmarks.measure.engines import Candidate, Classify
+from benchmarks.measure.candidate import Candidate, Classify
 from export.errors import Unavailable
 from models.networks.config import INPUT_NAME, OUTPUT_NAME
 

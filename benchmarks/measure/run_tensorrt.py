@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from benchmarks.measure.engines import Candidate, Classify, Sizes
+from benchmarks.measure.candidate import Candidate, Classify, Sizes
 from benchmarks.measure.progress import note, one_line
 from common.plurals import counted
 from export.engines.gpu import require

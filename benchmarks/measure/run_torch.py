@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
 from export.checkpoint_to_onnx import Uint8Network
 from export.errors import Unavailable
 

@@ -10,7 +10,7 @@ import numpy as np
 from export.precision_table import Device
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Classify
+    from benchmarks.measure.candidate import Classify
     from export.compare_logits import Images, Logits
 
 BUFFERS = 4

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import Candidate, Program, start
+from benchmarks.measure.engines import start
 from export.interleaved import shared
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.load.errors import Failed
-from benchmarks.measure.engines import SERVED, Candidate, why_not
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import SERVED, why_not
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.options import dataset_options, device_option, digits, seconds_option
 from benchmarks.measure.progress import steps

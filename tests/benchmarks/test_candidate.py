@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measure.engines import RUNTIMES, Candidate, Classify, Runtime, Sizes, candidates, why_not
+from benchmarks.measure.candidate import Candidate, Classify, Runtime, Sizes
+from benchmarks.measure.engines import OPTIMISED, RUNTIMES, candidates, why_not
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.network import Network, shipped_network
 from benchmarks.measure.reference import make_reference
@@ -56,7 +57,7 @@ def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeyp
 
 
 def test_a_name_stands_for_the_shipped_network() -> None:
-    tiny = Candidate(shipped_network("vitbn-tiny"))
+    tiny = Candidate(shipped_network("vitbn-tiny"), OPTIMISED)
     assert tiny.config == read_config(shipped("vitbn-tiny")) != ModelConfig()
     assert pickle.loads(pickle.dumps(tiny)) == tiny
 
@@ -65,7 +66,7 @@ def test_a_name_stands_for_the_shipped_network() -> None:
     ("candidate", "reason"),
     [
         (Candidate(SMALL, RUNTIMES["tensorrt"]), "TensorRT needs another device than cpu"),
-        (Candidate(SMALL, precision="fp16"), "ONNX Runtime on cpu is measured only in fp32, in"),
+        (Candidate(SMALL, OPTIMISED, precision="fp16"), "ONNX Runtime on cpu is measured only in fp32, in"),
         (Candidate(Network("cnn", ModelConfig(model="cnn")), RUNTIMES["torch-sdpa"]), "the network has no attention"),
     ],
 )

@@ -14,7 +14,8 @@ from commands import failure, measured, told
 from benchmarks.latency import latency
 from benchmarks.measure import devices, latency_rows
 from benchmarks.measure import reference as module
-from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, RUNTIMES, Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, OPTIMISED, RUNTIMES
 from benchmarks.measure.first_calls import Missing
 from benchmarks.measure.network import Network
 from benchmarks.measure.reference import make_reference
@@ -173,7 +174,7 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
 
 def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
-    built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig())))
+    built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), OPTIMISED))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
     run = latency_rows.Rounds(ready, 1, 1, "", Missing())
     run._monitor = SimpleNamespace(readings=[])

@@ -4,8 +4,9 @@ import pytest
 from commands import measured
 
 from benchmarks.latency import latency
+from benchmarks.measure.candidate import Classify
 from benchmarks.measure.devices import choose, gpu_uuid
-from benchmarks.measure.engines import Classify, candidates
+from benchmarks.measure.engines import candidates
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.network import Network

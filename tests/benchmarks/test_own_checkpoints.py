@@ -13,7 +13,8 @@ from idx_files import write_idx
 from benchmarks import accuracy as module
 from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import OPTIMISED
 from benchmarks.measure.network import Network
 from benchmarks.throughput import throughput
 from models.checkpoints.checkpoint import save
@@ -94,4 +95,4 @@ def test_another_dataset_must_fit(mine: Path, garments: Path, mnist_dir: Path) -
 def test_a_file_of_pytorch_s_is_measured_too(tmp_path: Path) -> None:
     config = ModelConfig(model="cnn")
     torch.save(random_networks.network(config).state_dict(), tmp_path / "theirs.pth")
-    assert Candidate(Network("theirs", tmp_path / "theirs.pth")).config == config
+    assert Candidate(Network("theirs", tmp_path / "theirs.pth"), OPTIMISED).config == config

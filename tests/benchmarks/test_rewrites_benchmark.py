@@ -5,7 +5,8 @@ import pytest
 from commands import measured
 
 from benchmarks.measure import rewrite_speedups, workload
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import OPTIMISED
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
 from benchmarks.measure.timing import Durations
@@ -68,5 +69,5 @@ def test_every_way_classifies_every_image_once(way: Workload, monkeypatch: pytes
 
     seen: list[int] = []
     monkeypatch.setattr(workload, "start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
-    runner(b"", Candidate(shipped_network("vitbn")), way, np.arange(1000))()
+    runner(b"", Candidate(shipped_network("vitbn"), OPTIMISED), way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

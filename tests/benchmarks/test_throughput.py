@@ -24,8 +24,9 @@ from benchmarks.load import by_perf_analyzer, compared_loads, in_process, publis
 from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import Published
 from benchmarks.measure import engines
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
-from benchmarks.measure.engines import SERVED, Candidate
+from benchmarks.measure.engines import OPTIMISED, SERVED
 from benchmarks.measure.network import shipped_network
 from benchmarks.measure.run import Run
 from benchmarks.measure.workload import Workload
@@ -151,7 +152,7 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
 
 
 SHIPPED_VIT = shipped_network("vit")
-VIT = Candidate(SHIPPED_VIT)
+VIT = Candidate(SHIPPED_VIT, OPTIMISED)
 ONE = VIT, Workload(1)
 FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
@@ -211,7 +212,9 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
         return Published(b"")
 
     monkeypatch.setattr(compared_loads, "publish", make)
-    forms = [Candidate(SHIPPED_VIT, precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
+    forms = [
+        Candidate(SHIPPED_VIT, OPTIMISED, precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")
+    ]
     load = Workload(1, rate=50, protocol="grpc")
     files, failures = compared_loads.publish_all([(form, load) for form in forms], tmp_path)
     assert list(files) == forms[:1]
@@ -229,14 +232,14 @@ def test_candidates_that_differ_in_their_threads_share_an_export(
     names = []
     monkeypatch.setattr(compared_loads, "publish", lambda *arguments: names.append(arguments[2]) or Published(b""))
     sharings = [(1, 0), (2, 1)]
-    asked_cells = [(Candidate(SHIPPED_VIT, threads=t), Workload(1, 1, instances=n)) for n, t in sharings]
+    asked_cells = [(Candidate(SHIPPED_VIT, OPTIMISED, threads=t), Workload(1, 1, instances=n)) for n, t in sharings]
     compared_loads.publish_all(asked_cells, tmp_path)
     assert names == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 
 @pytest.mark.slow
 def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
-    candidate = Candidate(shipped_network("vitbn-tiny"), precision="tf32", device="cuda")
+    candidate = Candidate(shipped_network("vitbn-tiny"), OPTIMISED, precision="tf32", device="cuda")
     files = published_candidates.publish(candidate, tmp_path, {"model": (2, 1)}, 5000)
     config = text_format.Parse((tmp_path / "model" / "config.pbtxt").read_text(), pb.ModelConfig())
     assert (config.max_batch_size, files.plan) == (5000, None)
@@ -313,7 +316,7 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
-        candidate = Candidate(SHIPPED_VIT, threads=1)
+        candidate = Candidate(SHIPPED_VIT, OPTIMISED, threads=1)
         copies = [in_process.start_instance(Published(b""), candidate) for _ in range(2)]
         figures = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}

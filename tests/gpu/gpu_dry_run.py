@@ -27,7 +27,7 @@ from gpu_faults import configuration, engines, plan, rows
 from stub_device import install
 from stub_tensorrt import FAULT, USED
 
-from benchmarks.measure.engines import Candidate
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.workload import Workload
 from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 

@@ -44,7 +44,13 @@ SCRIPTS = [f"{entry.module.replace('.', '/')}.py" for entry in (COMMANDS | BENCH
 
 @pytest.mark.parametrize("script", dict.fromkeys(SCRIPTS))
 def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Callable[..., float]) -> None:
-    assert any(processor_time_s([sys.executable, str(ROOT / script), "--help"]) < 0.5 for _ in range(3))
+    """On a slow or busy machine: in five times what the import of click and numpy takes there, a tenth on others."""
+
+    def is_quick() -> bool:
+        least_s = processor_time_s([sys.executable, "-c", "import click, numpy"])
+        return processor_time_s([sys.executable, str(ROOT / script), "--help"]) < max(0.5, 5 * least_s)
+
+    assert any(is_quick() for _ in range(3))
 
 
 def test_no_module_shadows_another_when_run_as_a_script() -> None:

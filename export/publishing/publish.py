@@ -204,7 +204,8 @@ def sweep(repository: Path) -> list[Path]:
     """Removes the files that killed publishers left, and returns their paths."""
     with locked(repository):
         real = repository.resolve()
-        leftovers = [*real.parent.glob(f"{STAGING}{real.name}-????????"), *real.glob(f"*/{STAGING}*")]
+        leftovers = [*real.parent.glob(f"{STAGING}{real.name}-????????")]
+        leftovers += [*real.glob(f"{STAGING}*"), *real.glob(f"*/{STAGING}*")]
         leftovers += real.glob(f"*/.{CONFIG_FILE}.*")  # of write_atomically
         for path in leftovers:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -281,11 +282,15 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """A staging folder next to the repository: within it, Triton would take every folder for a model.
+    """A staging folder next to the repository: within it, an unsupervised Triton would take every folder for a model.
 
-    Of a link, next to its target: from the link's parent a rename may have to cross file systems.
+    Of a link, next to its target: from the link's parent a rename may have to cross file systems. A mounted repository
+    has no neighbour on its file system, so its staging folder is within it.
     """
-    return _staging(repository.resolve().parent, f"{STAGING}{repository.resolve().name}-")
+    real = repository.resolve()
+    if os.path.ismount(real) or not os.access(real.parent, os.W_OK):
+        return _staging(real)
+    return _staging(real.parent, f"{STAGING}{real.name}-")
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -1,6 +1,8 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,46 @@ def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     assert sweep(tmp_path / "a") == [mine]
     assert another.is_dir()
+
+
+def test_a_mounted_repository_gets_and_loses_models(tmp_path: Path) -> None:
+    """A rename from beside it would cross file systems."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    in_own_mounts = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs tmpfs "$0" && exec "$@"',
+        str(mounted),
+    ]
+    if subprocess.run([*in_own_mounts, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount")
+    script = """if True:
+        import sys
+        from pathlib import Path
+
+        from artifacts import ARTIFACT
+        from export.publishing.publish import publish, remove_model, sweep
+
+        repository = Path(sys.argv[1])
+        (repository / ".publishing-12345678").mkdir()
+        print(publish(repository, "vitbn", ARTIFACT), *sweep(repository))
+        print(sorted(path.name for path in repository.iterdir()))
+        remove_model(repository / "vitbn")
+        print(sorted(path.name for path in repository.iterdir()))
+    """
+    run = subprocess.run(
+        [*in_own_mounts, sys.executable, "-c", script, str(mounted)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert not run.returncode, run.stderr
+    published = f"{mounted}/vitbn/1 {mounted}/.publishing-12345678"
+    assert run.stdout.splitlines() == [published, "['.lock', 'vitbn']", "['.lock']"]
 
 
 def test_a_link_to_a_repository_is_staged_and_swept_beside_the_repository(tmp_path: Path) -> None:

@@ -155,7 +155,10 @@ def convertible_mode(picture: Image.Image) -> Image.Image:
         return picture.convert("RGB")
     if picture.mode.startswith("I;16"):
         deep = np.asarray(picture)
-        spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many cameras and scanners use 10 to 14 of the 16 bits
+        spare_bits = max(0, int(deep.max()).bit_length() - 8)
+        spare_bits += (
+            spare_bits % 2
+        )  # cameras and scanners use 10, 12, 14 or 16 bits, however bright their brightest pixel
         return Image.fromarray((deep >> spare_bits).astype(np.uint8))
     if picture.mode in ("I", "F"):  # these modes define no range of levels: scale by the picture's range
         with np.errstate(invalid="ignore"):  # numpy warns of NaN

@@ -74,6 +74,15 @@ def test_every_mode(mode: str, channels: int) -> None:
     assert (found.shape, found.dtype) == ((channels, 32, 32), np.uint8)
 
 
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+def test_a_scanners_pictures_keep_their_brightness(bits: int) -> None:
+    """Of two pictures the darker stays darker, and twice as dark: no picture is scaled by its own brightest pixel."""
+    bright, dark = (
+        photo_to_model_input(Image.new("I;16", (32, 32), part * 2**bits // 8), (1, 32, 32)).max() for part in (7, 3)
+    )
+    assert (bright, dark) == (224, 96)
+
+
 def test_transparent_pixels_become_white() -> None:
     picture = Image.new("RGBA", (32, 32), (255, 0, 0, 0))
     picture.paste((0, 0, 200, 255), (0, 0, 16, 32))

@@ -5,7 +5,6 @@ from PIL import Image
 from scipy import ndimage
 
 from clients.images.connected_components import label
-from clients.images.ink import estimate_paper
 from clients.preprocess import to_model_input
 
 CLOSE = 10.0  # mean grey levels of 255
@@ -31,26 +30,6 @@ def test_label_finds_the_parts_that_scipy_finds(height, width, share, seed):
     assert found_count == count
     assert len(np.unique(np.stack([found.ravel(), expected.ravel()]), axis=1).T) == len(np.unique(expected))
     assert np.array_equal(found > 0, mask)
-
-
-def test_ruled_lines_stay_out(digit):
-    levels = sheet(digit)
-    levels[10::30] = np.minimum(levels[10::30], 190)
-    assert difference(levels, digit) < CLOSE
-
-
-def test_specks_stay_out(digit):
-    levels = sheet(digit)
-    levels[20:26, 370:376] = levels[380:384, 15:20] = 30
-    assert difference(levels, digit) < CLOSE
-
-
-def test_paper_follows_the_edge_of_a_shadow():
-    levels = np.where(np.arange(128) < 50, 230.0, 130.0) * np.ones((128, 1))
-    levels[40:90, 60:66] = 20
-    paper = estimate_paper(levels.astype(np.float32))
-    assert np.abs(paper[:, :50] - 230).max() < 1
-    assert np.abs(paper[:, 50:] - 130).max() < 1
 
 
 def test_a_hard_shadow_is_not_ink_and_does_not_weaken_ink(digit):

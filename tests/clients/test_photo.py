@@ -28,12 +28,6 @@ def test_a_picture_of_the_models_size_is_unchanged() -> None:
     np.testing.assert_array_equal(photo_to_model_input(Image.fromarray(GREY), (1, 28, 28))[0], GREY)
 
 
-def test_nothing_is_inverted() -> None:
-    light = photo_to_model_input(Image.new("L", (100, 100), 240), (1, 28, 28))
-    dark = photo_to_model_input(Image.new("L", (100, 100), 10), (1, 28, 28))
-    assert (light.min(), light.max(), dark.min(), dark.max()) == (240, 240, 10, 10)
-
-
 @pytest.mark.parametrize("size", [(400, 100), (100, 400)], ids=["wide", "tall"])
 def test_the_middle_is_kept(size: tuple[int, int]) -> None:
     picture = Image.new("RGB", size, "red")

@@ -15,7 +15,6 @@ from models.checkpoints.checkpoint import load
 from models.data import load_digits
 from models.evaluation.evaluation import measure_accuracy
 from models.networks.config import ModelConfig
-from models.train import train as train_command
 from models.training import adaptation
 from models.training.adaptation import adapt
 from models.training.loop import train
@@ -134,7 +133,3 @@ def test_what_is_left_out_is_said(saved, tmp_path):
     assert "suffix is of no picture that is read here: 1 file (.txt 1)\n" in told
     assert "Left out, as folders: 1, such as more\n" in told
     assert "Read of several frames or pages, the first: 1 picture, such as 0.png\n" in told
-
-
-def test_the_option_of_a_training_is_no_longer_shown():
-    assert "adapt-to" not in commands.ok(train_command, "--help").output

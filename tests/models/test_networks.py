@@ -50,13 +50,6 @@ def norms_of(model):
     return batch, layer
 
 
-def test_cnn_gives_logits():
-    config = ModelConfig(model="cnn", image_size=(28, 32), channels=3, num_classes=7, labels=tuple("abcdefg"))
-    model = build(config).eval()
-    assert model.config == config
-    assert model(image_batch(2, 3, 28, 32)).shape == (2, 7)
-
-
 def test_cnn_of_a_picture_too_small():
     with pytest.raises(ConfigError, match=r"image_size: expected at least 20 .* found \(28, 19\)"):
         ModelConfig(model="cnn", image_size=(28, 19))
@@ -186,13 +179,6 @@ def test_attention_dropout_acts_in_training_alone():
     assert torch.equal(layer(x), layer(x))
     layer.train()
     assert not torch.equal(layer(x), layer(x))
-
-
-@pytest.mark.parametrize(("heads", "dim_head", "projects"), [(1, 16, False), (1, 8, True), (2, 16, True)])
-def test_output_projection(heads, dim_head, projects):
-    layer = attention(heads=heads, dim_head=dim_head)
-    assert ("out.weight" in layer.state_dict()) == projects
-    assert layer(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
 
 
 def test_blocks_before_the_last_do_not_see_the_token_of_class_attention():

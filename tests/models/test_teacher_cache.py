@@ -1,7 +1,9 @@
 import json
 import os
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +27,25 @@ def some_digits():
     return first_digits(101)
 
 
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    return replace(SHORT, teacher=str(saved(path, CNN, seed=3)))
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory, some_digits, taught):
+    """A training that filled a folder with distorted pictures: its folder and its epochs."""
+    folder = tmp_path_factory.mktemp("cached")
+    options = replace(taught, augment="elastic", teacher_cache=str(folder / "epochs"))
+    return folder, run(folder / "first.safetensors", some_digits, options)
+
+
 @pytest.fixture
-def taught(tmp_path):
-    return replace(SHORT, teacher=str(saved(tmp_path / "teacher.safetensors", CNN, seed=3)))
+def options(tmp_path, cached, taught):
+    """With a copy of that folder."""
+    shutil.copytree(cached[0] / "epochs", tmp_path / "epochs")
+    return replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
 
 
 def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits, taught):
@@ -39,14 +57,13 @@ def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits
     assert alone[-1].training_loss != pytest.approx(usual[-1].training_loss, rel=1e-2), "the teacher changes the loss"
 
 
-def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, taught):
-    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
-    first = run(tmp_path / "first.safetensors", some_digits, options)
+def test_another_training_reads_what_the_first_wrote(tmp_path, some_digits, cached, options):
     files = sorted((tmp_path / "epochs").glob("epoch-*"))
     written = [path.stat().st_mtime_ns for path in files]
-    second = run(tmp_path / "second.safetensors", some_digits, options)
-    assert series(first) == series(second)
-    assert [path.stat().st_mtime_ns for path in files] == written
+    assert series(run(tmp_path / "second.safetensors", some_digits, options)) == series(cached[1])
+    other = run(tmp_path / "other.safetensors", some_digits, replace(options, seed=1))
+    assert series(other) != series(cached[1]), "another seed sees the same images in another order"
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "epochs").glob("epoch-*"))] == written
     before = files[1].read_bytes()
     assert files[0].read_bytes() != before, "each epoch has its own distortions"
     files[1].unlink()
@@ -54,24 +71,13 @@ def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, tau
     assert files[1].read_bytes() == before
 
 
-def test_another_seed_sees_the_same_images_in_another_order(tmp_path, some_digits, taught):
-    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
-    first = run(tmp_path / "first.safetensors", some_digits, options)
-    second = run(tmp_path / "second.safetensors", some_digits, replace(options, seed=1))
-    assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
-    assert series(first) != series(second)
-
-
-def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digits, taught):
-    run(
-        tmp_path / "run.safetensors", some_digits, replace(taught, augment="elastic", teacher_cache=str(tmp_path / "e"))
-    )
-    stored = load_file(tmp_path / "e/epoch-0001.safetensors")
+def test_stored_images_are_distorted_and_answered_as_stored(some_digits, cached, taught):
+    stored = load_file(cached[0] / "epochs/epoch-0001.safetensors")
     torch.manual_seed(1)
     distorted = augmentation("elastic")(torch.from_numpy(some_digits.train_images[:100]) * INPUT_SCALE)
     assert (stored["images"][:100] * INPUT_SCALE - distorted).abs().max() <= 0.51 / 255
     with torch.no_grad():
-        answers = load(tmp_path / "teacher.safetensors").model(stored["images"] * INPUT_SCALE).softmax(1)
+        answers = load(Path(taught.teacher)).model(stored["images"] * INPUT_SCALE).softmax(1)
     assert (stored["probabilities"].float() - answers).abs().max() < 1e-3
 
 
@@ -85,22 +91,22 @@ def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digit
     ],
     ids=["distortion", "held out", "teacher", "no teacher"],
 )
-def test_a_folder_of_another_origin(tmp_path, some_digits, taught, change, message):
-    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
-    run(tmp_path / "first.safetensors", some_digits, options)
+def test_a_folder_of_another_origin(tmp_path, some_digits, options, change, message):
     if change.get("teacher"):
         change = {"teacher": str(saved(tmp_path / "other.safetensors", CNN, seed=4))}
     with pytest.raises(TrainingError, match=message):
         run(tmp_path / "second.safetensors", some_digits, replace(options, **change))
+    assert not (tmp_path / "second.safetensors").exists()
+
+
+def test_a_folder_of_other_images(tmp_path, some_digits, options):
     turned = replace(some_digits, train_images=some_digits.train_images[::-1].copy())
     with pytest.raises(TrainingError, match=r"origin\.json: expected images_sha256 "):
         run(tmp_path / "second.safetensors", turned, options)
     assert not (tmp_path / "second.safetensors").exists()
 
 
-def test_damaged_files(tmp_path, some_digits, taught):
-    options = replace(taught, teacher_cache=str(tmp_path / "epochs"))
-    run(tmp_path / "first.safetensors", some_digits, options)
+def test_damaged_files(tmp_path, some_digits, options):
     second = tmp_path / "epochs/epoch-0002.safetensors"
     os.truncate(second, 1000)
     with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected an epoch of images, found "):

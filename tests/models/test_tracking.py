@@ -100,7 +100,7 @@ def test_mlflow_has_what_the_json_has(store, some_digits):
     assert found.data.tags == {"mlflow.runName": "run"}
 
 
-def test_a_resumed_run_goes_on(store, some_digits):
+def test_a_resumed_run_goes_on_and_a_new_run_is_another(store, some_digits):
     run(some_digits, replace(OPTIONS, epochs=1))
     path = run(some_digits, replace(OPTIONS, epochs=3), resume=True)
     (found,) = runs(store)
@@ -108,6 +108,8 @@ def test_a_resumed_run_goes_on(store, some_digits):
     assert found.data.params["epochs"] == "1", "the parameters are those that it began with"
     assert [row["epoch"] for row in written_series(path)] == [1, 2, 3]
     assert sent_series(store, found.info.run_id) == written_series(path)
+    run(some_digits, replace(OPTIONS, epochs=1))
+    assert len(runs(store)) == 2, "a new run is another"
 
 
 @pytest.mark.parametrize("left", ["none", "", "0" * 32, "../../somewhere", "deleted"])
@@ -121,12 +123,6 @@ def test_a_resumed_run_that_mlflow_does_not_know_is_a_new_one(store, some_digits
     path = run(some_digits, resume=True)
     (found,) = runs(store)
     assert sent_series(store, found.info.run_id) == written_series(path)[1:]
-
-
-def test_a_new_run_is_another(store, some_digits):
-    run(some_digits)
-    run(some_digits)
-    assert len(runs(store)) == 2
 
 
 def test_an_interrupted_run_keeps_its_epochs(store, some_digits, interrupt):
@@ -205,12 +201,6 @@ def test_command_without_mlflow(monkeypatch):
     assert f"expected mlflow-skinny, found none; install it: {install('track')}" in refusal()
 
 
-def test_command_tracks_in_the_local_store(store):
-    ok(command, *QUICK, "--output", "run.safetensors", "--track")
-    (found,) = runs(store)
-    assert sent_series(store, found.info.run_id) == written_series(Path("run.safetensors"))
-
-
 def studied(mnist, *arguments):
     common = ["--data-dir", mnist, "--output", "out", "--device", "cpu", "--train-images", 20, "--track"]
     ok(study, "dnn", *common, *arguments)
@@ -249,10 +239,14 @@ def test_a_search_without_mlflow_is_no_failed_trial(monkeypatch):
         trial()
 
 
-def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    ok(command, *QUICK, "--output", "run.safetensors")
-    assert sorted(path.name for path in Path().iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
+def test_the_command_tracks_only_where_it_is_asked_to(store, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "mlflow", None)
+        ok(command, *QUICK, "--output", "run.safetensors")
+        assert sorted(path.name for path in Path().iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
+    ok(command, *QUICK, "--output", "tracked.safetensors", "--track")
+    (found,) = runs(store)
+    assert sent_series(store, found.info.run_id) == written_series(Path("tracked.safetensors"))
 
 
 @pytest.mark.slow

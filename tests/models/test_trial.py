@@ -30,7 +30,7 @@ def bars(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("best", ["cnn turn-colour", "cnn turn", "cnn roll", "cnn none", "dnnbn none"])
+@pytest.mark.parametrize("best", ["cnn turn-colour", "dnnbn none"])
 def test_the_best_way_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, monkeypatch, best):
     def right(data, config, options, on_batch):
         return 60 if f"{config.model} {options.augment}" == best else 50

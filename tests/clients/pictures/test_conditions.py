@@ -1,80 +1,61 @@
 import numpy as np
 import pytest
+from PIL import Image
 
-from models.data import DataError, load_dataset
-from pictures import inks as sources
+from models.data import load_dataset
 from pictures.conditions import CONDITIONS, pictures
 from pictures.judge import right, seen
+from pictures.strokes import SIDE, draw_strokes
 
 pytestmark = pytest.mark.slow
 
-IMAGES = 4  # per source
+IMAGES = 4  # per condition
 MNIST_IMAGES = 12  # per condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
 MOST_LOST = 1.0  # percentage points
 
-# Per cent of IMAGES, slightly below the share measured on 60. The fine pen follows the skeleton of scikit-learn's 8x8
-# pixels, which often shows no digit.
-LEAST = {"strokes": 95, "scikit-learn": 70}
-LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
-
 
 @pytest.fixture(scope="module")
 def inks():
-    return {"strokes": sources.strokes(IMAGES), "scikit-learn": sources.scikit_learn(IMAGES)}
+    return draw_strokes(IMAGES, seed=1)
+
+
+def enlarged(images):
+    """uint8 (n, 28, 28) -> ink uint8 (n, 224, 224)."""
+    large = (Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for image in images)
+    return np.stack([np.asarray(image) for image in large])
 
 
 @pytest.fixture(scope="module")
 def on_backgrounds(mnist_dir):
     """Right answers per condition: on the background, and as in the file."""
-    images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
+    data = load_dataset("mnist", mnist_dir)
+    chosen = np.linspace(0, len(data.test_labels) - 1, MNIST_IMAGES * len(CONDITIONS)).astype(int)
+    images, labels = data.test_images[chosen, 0], data.test_labels[chosen]
     both = {}
     for start, condition in enumerate(CONDITIONS):
         part, truth = images[start :: len(CONDITIONS)], labels[start :: len(CONDITIONS)]
-        prepared = seen(pictures(condition, sources.enlarged(part)))
-        both[condition] = right(prepared, truth), right(part[:, None], truth)
+        both[condition] = right(seen(pictures(condition, enlarged(part))), truth), right(part[:, None], truth)
     return both
 
 
-@pytest.mark.parametrize("source", LEAST)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_accuracy_of_each_condition(inks, condition, source):
-    images, labels = inks[source]
-    answers = right(seen(pictures(condition, images)), labels)
-    least = LEAST_WITH_A_FINE_PEN if condition == "fine pen" else LEAST
-    assert 100 * answers.mean() >= least[source]
+def test_drawn_digits_are_read_in_each_condition(inks, condition):
+    images, labels = inks
+    assert right(seen(pictures(condition, images)), labels).all()
 
 
 @pytest.mark.timeout(SLOW_S)
-def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
+def test_mnist_on_backgrounds_loses_at_most_a_point_and_no_condition_much(on_backgrounds):
+    """Chance may cost one image of 12."""
     kept, raw = (np.concatenate(part) for part in zip(*on_backgrounds.values(), strict=True))
     assert len(raw) >= 250
     assert 100 * raw.mean() > 98.5, "or nothing could be lost"
     assert 100 * (raw.mean() - kept.mean()) <= MOST_LOST
-
-
-@pytest.mark.timeout(SLOW_S)
-def test_no_condition_alone_loses_much(on_backgrounds):
-    """Chance may cost one image of 12."""
     lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 1} == {}
 
 
-def test_the_same_pictures_at_every_call(inks):
-    images, _ = inks["strokes"]
-    for condition in ("plain", "photo"):
-        first, second = (pictures(condition, images[:1])[0] for _ in range(2))
-        assert np.array_equal(np.asarray(first), np.asarray(second))
-
-
 def test_mirrored_digits_lower_the_measured_accuracy(inks):
-    images, labels = inks["strokes"]
-    mirrored = seen(pictures("plain", images[:, :, ::-1]))
-    assert 100 * right(mirrored, labels).mean() < LEAST["strokes"] - 20
-
-
-def test_more_images_than_a_source_has():
-    with pytest.raises(DataError, match="scikit-learn: expected 1798 images or more, found 1797"):
-        sources.scikit_learn(1798)
-    with pytest.raises(DataError, match="digits: expected 500 images or more, found 359"):
-        sources.test_images(load_dataset("digits", None), 500)
+    images, labels = inks
+    assert right(seen(pictures("plain", images[:, :, ::-1])), labels).mean() < 0.75

@@ -44,17 +44,16 @@ def close(logits, expected):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("batch_size", [60, 100_000])
-def test_every_way_gives_the_same_answers(live_server, images, expected, protocol, batch_size):
+def test_every_way_gives_the_same_answers(live_server, images, expected, protocol):
     best = expected.argmax(axis=1).tolist()
     assert len({*best}) > 5
-    with connect(live_server, protocol, batch_size=batch_size) as classifier:
+    with connect(live_server, protocol, batch_size=60) as classifier:
         close(classifier.logits(images), expected)
         assert [prediction.index for prediction in classifier.classify(images)] == best
         assert [prediction.index for prediction in classifier.stream(iter(images))] == best
 
     async def ask():
-        async with connect(live_server, protocol, AsyncClassifier, batch_size=batch_size) as classifier:
+        async with connect(live_server, protocol, AsyncClassifier, batch_size=100_000) as classifier:
             logits, predictions = await asyncio.gather(classifier.logits(images), classifier.classify(images))
             close(logits, expected)
             assert [prediction.index for prediction in predictions] == best
@@ -64,21 +63,15 @@ def test_every_way_gives_the_same_answers(live_server, images, expected, protoco
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_models_of_a_server(live_server, protocol):
-    (listed,) = list_models(Options(url_of(live_server, protocol), protocol))
-    with (
-        connect(live_server, protocol) as classifier,
-        Classifier(Options(url_of(live_server, protocol), protocol)) as first,
-    ):
+def test_the_models_of_a_server_are_listed_and_a_missing_model_names_them(live_server, protocol):
+    options = Options(url_of(live_server, protocol), protocol)
+    (listed,) = list_models(options)
+    with connect(live_server, protocol) as classifier, Classifier(options) as first:
         assert classifier.models() == [listed]
         assert listed.model == classifier.model == first.model
     assert (listed.name, listed.model.family, listed.model.labels) == ("vitbn", "vitbn", tuple("0123456789"))
     assert 0.9 < listed.model.test_accuracy <= 1
     assert listed.model.versions == ("1",)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_missing_model_names_the_models_that_are_served(live_server, protocol):
     for name in ("resnet", "", "vitbn/versions/1", "..", "vitbn?", "vit bn"):
         with pytest.raises(ModelNotFound, match="there: vitbn"):
-            Classifier(Options(url_of(live_server, protocol), protocol), name)
+            Classifier(options, name)

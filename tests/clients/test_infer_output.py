@@ -187,7 +187,6 @@ except SystemExit as end:
 
 
 @pytest.mark.slow
-@PROTOCOLS
 def test_memory_does_not_grow_with_the_images(server, images):
     server.max_batch_size = 128
     peaks = []

@@ -1,6 +1,4 @@
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -14,15 +12,6 @@ from clients.classifier import Classifier, DeadlineExceeded, Options, ServerBusy
 PROTOCOLS = ["http", "grpc"]
 IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint8)
 NOBODY = "127.0.0.1:1"
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_next_server_is_asked_when_a_server_is_absent(protocol):
-    with StandIn().serving(protocol) as server:
-        url = f"{NOBODY}, {server.url}"
-        assert [each.name for each in list_models(Options(url, protocol, retry_s=0))] == ["net"]
-        with Classifier(Options(url, protocol, retry_s=0)) as classifier:
-            np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -48,11 +37,12 @@ def vanish(number):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_busy_one_passes_the_request_on(protocol):
+def test_an_absent_server_and_a_busy_one_pass_the_request_on(protocol):
     with ExitStack() as stack:
         busy = stack.enter_context(StandIn(lambda number: "too busy").serving(protocol))
         idle = stack.enter_context(StandIn().serving(protocol))
-        url = f"{busy.url},{idle.url}"
+        url = f"{NOBODY}, {busy.url},{idle.url}"
+        assert [each.name for each in list_models(Options(url, protocol, retry_s=0))] == ["net"]
         classifier = stack.enter_context(Classifier(Options(url, protocol, retry_s=0, concurrency=1)))
         np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
         assert (len(busy.batches), len(idle.batches)) == (1, 3)
@@ -121,25 +111,3 @@ def test_answers_earn_retries():
     for _ in range(11):
         budget.earn()
     assert [budget.spend() for _ in range(2)] == [True, False]
-
-
-@pytest.mark.slow
-def test_by_default_a_restart_of_three_seconds_costs_no_answer():
-    first, restarted = StandIn(), StandIn()
-    with ExitStack() as stack:
-        leaving = stack.enter_context(ExitStack())
-        leaving.enter_context(first.serving("http"))
-        classifier = stack.enter_context(Classifier(first.options()))
-        assert len(classifier.classify(IMAGES)) == 9
-        first.before = vanish
-        leaving.close()
-
-        def restart():
-            time.sleep(3)
-            stack.enter_context(restarted.serving("http", first.url))
-
-        starting = threading.Thread(target=restart)
-        starting.start()
-        np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
-        starting.join()
-    assert restarted.batches

@@ -27,20 +27,28 @@ def picture(path, seed):
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (28, 28), np.uint8)).save(path)
 
 
-@pytest.fixture
-def folder(tmp_path):
+def pictures(place):
     for label, name in enumerate(CLASSES):
         for number in range(20):
-            picture(tmp_path / "food" / name / f"{number:02d}.png", 100 * label + number)
-    return tmp_path / "food"
+            picture(place / name / f"{number:02d}.png", 100 * label + number)
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return pictures(tmp_path / "food")
 
 
 def contents(images):
     return {image.tobytes() for image in images}
 
 
+def told_of(folder, path, *options):
+    return ok(train, "--dataset", folder, *QUICK, "--output", path, *options).output
+
+
 def trained(folder, path, *options):
-    ok(train, "--dataset", folder, *QUICK, "--output", path, *options)
+    told_of(folder, path, *options)
     return load(path)
 
 
@@ -53,10 +61,32 @@ def renamed(folder):
             (folder / name / f"{number:02d}.png").rename(place / f"z{99 - number}.png")
 
 
-def test_a_training_goes_on_with_its_own_pictures_wherever_they_are(folder, tmp_path):
-    path, whole = tmp_path / "run.safetensors", tmp_path / "whole.safetensors"
-    trained(folder, whole, "--epochs", 2)
-    trained(folder, path, "--epochs", 1)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A folder of pictures with a training of one epoch, run.*, and of two, whole.*."""
+    place = tmp_path_factory.mktemp("begun")
+    folder = pictures(place / "food")
+    trained(folder, place / "run.safetensors", "--epochs", 1)
+    (place / "whole.txt").write_text(told_of(folder, place / "whole.safetensors", "--epochs", 2))
+    return place
+
+
+@pytest.fixture
+def own(begun, tmp_path):
+    """A copy of the folder and of the trainings beside it."""
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "food"
+
+
+def test_without_a_held_out_part_no_epoch_looks_at_the_test_part(begun):
+    written = json.loads((begun / "whole.json").read_text())
+    assert [epoch["test_accuracy"] for epoch in written["series"]] == [None, None]
+    assert ("test_accuracy" in written, written["kept_epoch"]) == (True, 2)
+    assert (begun / "whole.txt").read_text().count("at the end") == 2
+
+
+def test_a_training_goes_on_with_its_own_pictures_wherever_they_are(own, tmp_path):
+    folder, path, whole = own, tmp_path / "run.safetensors", tmp_path / "whole.safetensors"
     before = load_folder(folder)
     renamed(folder)
     picture(folder / "cup/new.png", 7)
@@ -87,19 +117,22 @@ def moved(folder):
     ("change", "said"),
     [(exchanged, "found 1 changed or gone: 1 of cup"), (moved, "found 2 changed or gone: 1 of bread")],
 )
-def test_a_training_does_not_go_on_with_other_pictures(folder, tmp_path, change, said):
+def test_a_training_does_not_go_on_with_other_pictures(own, tmp_path, change, said):
+    change(own)
     path = tmp_path / "run.safetensors"
-    trained(folder, path, "--epochs", 1)
-    change(folder)
-    line, code = failure(train, "--dataset", folder, *QUICK, "--output", path, "--epochs", 2, "--resume")
+    line, code = failure(train, "--dataset", own, *QUICK, "--output", path, "--epochs", 2, "--resume")
     assert code == 1
-    assert line.startswith(f"Error: {folder}: expected the pictures of the training, found ")
+    assert line.startswith(f"Error: {own}: expected the pictures of the training, found ")
     assert said in line
 
 
 def test_export_and_calibration_use_the_parts_of_the_training(folder, tmp_path):
     path = tmp_path / "run.safetensors"
     checkpoint = trained(folder, path, "--epochs", 2, "--hold-out", 9)
+    about = checkpoint.metrics
+    counts = {part: [len(own.split()) for own in classes.values()] for part, classes in about["pictures"].items()}
+    assert counts == {"train": [13, 13, 13], "held_out": [3, 3, 3], "test": [4, 4, 4]}
+    assert (list(about["pictures"]["test"]), about["last_batch"]) == (list(CLASSES), 39 % 16)
     then = load_folder(folder, held_out=9)
     renamed(folder)
     data = own_dataset(checkpoint.config, checkpoint.metrics, None)
@@ -132,19 +165,14 @@ def test_an_older_checkpoint_of_another_split_is_not_measured(folder):
         load_again(metrics, None)
 
 
-def test_the_checkpoint_says_what_it_was_trained_on(folder, tmp_path):
-    about = trained(folder, tmp_path / "run.safetensors", "--epochs", 1, "--hold-out", 3).metrics
-    counts = {part: [len(own.split()) for own in classes.values()] for part, classes in about["pictures"].items()}
-    assert counts == {"train": [15, 15, 15], "held_out": [1, 1, 1], "test": [4, 4, 4]}
-    assert (list(about["pictures"]["test"]), about["last_batch"]) == (list(CLASSES), 45 % 16)
-
-
 def test_two_runs_of_a_seed_give_the_same_bytes(folder, tmp_path, monkeypatch):
     paths = [tmp_path / name / "run.safetensors" for name in "ab"]
-    for path in paths:
+    for path, more in zip(paths, ((), ("--overwrite",)), strict=True):
         path.parent.mkdir()
         monkeypatch.chdir(path.parent)
-        ok(train, "--dataset", folder, *QUICK, "--output", "run.safetensors", "--epochs", 1)
+        if more:
+            path.write_bytes(b"somebody's work")
+        told_of(folder, "run.safetensors", "--epochs", 1, *more)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     about = load(paths[0])
     for path in paths * 4:  # the order is random: two may agree by chance
@@ -160,9 +188,14 @@ def test_a_class_that_is_most_of_the_test_part_is_named(folder, tmp_path):
     assert "(95 % interval); always apple: 67 %; epoch 1 of 1 is kept" in told
 
 
-def test_the_best_held_out_epoch_is_kept_and_the_test_part_is_looked_at_once(folder, tmp_path):
-    path = tmp_path / "run.safetensors"
-    told = ok(train, "--dataset", folder, *QUICK, "--output", path, "--epochs", 6, "--lr", 0.03, "--hold-out", 9).output
+def test_the_best_held_out_epoch_is_kept_through_a_break_and_the_test_part_is_looked_at_once(folder, tmp_path):
+    path, broken = tmp_path / "run.safetensors", tmp_path / "broken.safetensors"
+    options = ("--lr", 0.03, "--hold-out", 9)
+    told = told_of(folder, path, "--epochs", 6, *options)
+    trained(folder, broken, "--epochs", 3, *options)
+    trained(folder, broken, "--epochs", 6, *options, "--resume")
+    torch.testing.assert_close(load(broken).model.state_dict(), load(path).model.state_dict(), rtol=0, atol=0)
+    assert load(broken).metrics["kept_epoch"] == load(path).metrics["kept_epoch"]
     written = json.loads(path.with_suffix(".json").read_text())
     accuracies = [epoch["test_accuracy"] for epoch in written["series"]]
     best = max(range(6), key=lambda epoch: (accuracies[epoch], epoch))
@@ -176,27 +209,3 @@ def test_the_best_held_out_epoch_is_kept_and_the_test_part_is_looked_at_once(fol
         assert (answers == labels).mean() == pytest.approx(share)
     assert f"Test part: 12 pictures: {100 * written['test_accuracy']:.0f} %, " in told
     assert f"(95 % interval); epoch {best + 1} of 6 is kept" in told
-
-
-def test_without_a_held_out_part_no_epoch_looks_at_the_test_part(folder, tmp_path):
-    path = tmp_path / "run.safetensors"
-    told = ok(train, "--dataset", folder, *QUICK, "--output", path, "--epochs", 2).output
-    written = json.loads(path.with_suffix(".json").read_text())
-    assert [epoch["test_accuracy"] for epoch in written["series"]] == [None, None]
-    assert (told.count("at the end"), "test_accuracy" in written, written["kept_epoch"]) == (2, True, 2)
-
-
-def test_a_best_epoch_survives_a_break(folder, tmp_path):
-    path, whole = tmp_path / "run.safetensors", tmp_path / "whole.safetensors"
-    options = ("--lr", 0.03, "--hold-out", 9)
-    trained(folder, whole, "--epochs", 4, *options)
-    trained(folder, path, "--epochs", 2, *options)
-    trained(folder, path, "--epochs", 4, *options, "--resume")
-    torch.testing.assert_close(load(path).model.state_dict(), load(whole).model.state_dict(), rtol=0, atol=0)
-    assert load(path).metrics["kept_epoch"] == load(whole).metrics["kept_epoch"]
-
-
-def test_a_run_is_replaced_where_that_is_asked_for(folder, tmp_path):
-    path = tmp_path / "run.safetensors"
-    path.write_bytes(b"somebody's work")
-    trained(folder, path, "--epochs", 1, "--overwrite")

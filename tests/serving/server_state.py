@@ -13,6 +13,12 @@ def right(server: Server) -> Probe | None:
     return found if found.ok else None
 
 
+def served(server: Server, model: str | None = None) -> set[str]:
+    """The versions that answer, of `model` or of all."""
+    found = probe_server(server.http_url, timeout_s=5)
+    return {each.version for each in found.versions if model in (None, each.model)}
+
+
 def shared_memory(server: Server) -> set[Path]:
     """The regions that the server holds open and that still have a name."""
     fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())

@@ -19,24 +19,54 @@ def parameters(**values: str) -> dict[str, Any]:
     return {"parameters": {key: {"string_value": value} for key, value in values.items()}}
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        (-1, GraphOptimizationLevel.ORT_ENABLE_BASIC),
-        (0, GraphOptimizationLevel.ORT_ENABLE_ALL),
-        (1, GraphOptimizationLevel.ORT_ENABLE_EXTENDED),
-        (2, GraphOptimizationLevel.ORT_DISABLE_ALL),
-        (7, GraphOptimizationLevel.ORT_ENABLE_ALL),
-    ],
-)
-def test_graph_level(backend: ModuleType, level: int, expected: GraphOptimizationLevel) -> None:
-    options = backend.session_options({"optimization": {"graph": {"level": level}}})
-    assert options.graph_optimization_level == expected
-
-
 def cores(monkeypatch: pytest.MonkeyPatch, own: int, of: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(own)))
     monkeypatch.setattr(os, "cpu_count", lambda: of)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        *(
+            ({"optimization": {"graph": {"level": level}}}, {"graph_optimization_level": expected})
+            for level, expected in (
+                (-1, GraphOptimizationLevel.ORT_ENABLE_BASIC),
+                (0, GraphOptimizationLevel.ORT_ENABLE_ALL),
+                (1, GraphOptimizationLevel.ORT_ENABLE_EXTENDED),
+                (2, GraphOptimizationLevel.ORT_DISABLE_ALL),
+                (7, GraphOptimizationLevel.ORT_ENABLE_ALL),
+            )
+        ),
+        (
+            {"optimization": {"priority": "PRIORITY_DEFAULT"}},
+            {
+                "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+                "intra_op_num_threads": 0,
+                "inter_op_num_threads": 0,
+                "enable_cpu_mem_arena": True,
+                "enable_mem_pattern": True,
+                "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+            },
+        ),
+        *(
+            (
+                parameters(intra_op_thread_count=text, inter_op_thread_count="5"),
+                {"intra_op_num_threads": threads, "inter_op_num_threads": 5},
+            )
+            for text, threads in (("3", 3), (" +2 threads", 2), ("-1", 0))
+        ),
+        (
+            parameters(enable_mem_arena="OFF", enable_mem_pattern="0", execution_mode="1"),
+            {"enable_cpu_mem_arena": False, "enable_mem_pattern": False, "execution_mode": ExecutionMode.ORT_PARALLEL},
+        ),
+    ],
+)
+def test_the_settings_of_a_session(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    cores(monkeypatch, own=8, of=8)
+    options = backend.session_options(config)
+    assert {name: getattr(options, name) for name in expected} == expected
 
 
 def test_a_process_with_some_of_the_cores_has_a_thread_for_each(
@@ -45,28 +75,6 @@ def test_a_process_with_some_of_the_cores_has_a_thread_for_each(
     cores(monkeypatch, own=2, of=8)
     assert backend.session_options({}).intra_op_num_threads == 2
     assert backend.session_options(parameters(intra_op_thread_count="5")).intra_op_num_threads == 5
-
-
-def test_defaults(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    cores(monkeypatch, own=8, of=8)
-    options = backend.session_options({"optimization": {"priority": "PRIORITY_DEFAULT"}})
-    assert options.graph_optimization_level == GraphOptimizationLevel.ORT_ENABLE_ALL
-    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (0, 0)
-    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (True, True)
-    assert options.execution_mode == ExecutionMode.ORT_SEQUENTIAL
-
-
-@pytest.mark.parametrize(("text", "expected"), [("3", 3), (" +2 threads", 2), ("-1", 0)])
-def test_threads(backend: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, expected: int) -> None:
-    cores(monkeypatch, own=8, of=8)
-    options = backend.session_options(parameters(intra_op_thread_count=text, inter_op_thread_count="5"))
-    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (expected, 5)
-
-
-def test_memory_and_mode(backend: ModuleType) -> None:
-    options = backend.session_options(parameters(enable_mem_arena="OFF", enable_mem_pattern="0", execution_mode="1"))
-    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
-    assert options.execution_mode == ExecutionMode.ORT_PARALLEL
 
 
 class Doubling:

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as http
 from background import meanwhile
 from published_models import SAMPLE, published, with_samples
-from server_state import right
+from server_state import right, served
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import HEAL_S, wait_until
@@ -28,10 +28,6 @@ from serving.control import Control
 from serving.events import Events
 from serving.local_server import Server, running_server
 from serving.served_versions import Versions
-
-
-def served(server: Server, model: str) -> set[str]:
-    return {each.version for each in probe_server(server.http_url, timeout_s=5).versions if each.model == model}
 
 
 def lie(model: Path, number: int, weights: Callable[[np.ndarray], np.ndarray]) -> None:

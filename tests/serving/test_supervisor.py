@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from published_models import DAMAGES, published, truncate
-from server_state import right
+from server_state import right, served
 from waiting import HEAL_S, wait_until
 
 from benchmarks.drills.drill_bench import lives, prober, triton
@@ -37,10 +37,6 @@ DAMAGED = ("bit flip", "config truncated", "labels missing")  # test_whole.py ha
 
 def stubs(server: Server) -> list[Stub]:
     return ServerProcesses(triton(server).pid).model_stubs()
-
-
-def served(server: Server) -> set[str]:
-    return {version.version for version in probe_server(server.http_url, timeout_s=5).versions}
 
 
 @pytest.fixture(scope="module")

@@ -118,13 +118,3 @@ def test_an_invalid_temperature_or_preprocessing_is_refused(tmp_path, config):
     file = write_network(tmp_path / "x.onnx", **config)
     with pytest.raises(ModelMismatch, match=r"of the exporter, found the (temperature|preprocessing)"):
         Network(find_model(file))
-
-
-@pytest.mark.slow
-def test_a_published_network_of_the_exporter_is_right(repository):
-    from models.data import load_digits
-
-    network, data = Network(find_model(repository / "vitbn")), load_digits()
-    index, probability = network.classify(np.asarray(data.test_images))
-    assert (index == np.asarray(data.test_labels)).mean() > 0.95
-    assert 0.1 <= probability.min() <= probability.max() <= 1

@@ -55,21 +55,18 @@ def resident_mb(decoder: Decoder) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def test_the_process_prepares_as_the_library(decoder: Decoder) -> None:
-    expected = MODEL.prepare(read_image(io.BytesIO(DIGIT)))
+@pytest.mark.parametrize(
+    ("model", "suits", "notes"),
+    [(MODEL, True, 0), (Preparation((3, 32, 32), "photo", Looks("dark", 0.9), None), False, 1)],
+    ids=["drawings", "photos"],
+)
+def test_the_process_prepares_as_the_library(decoder: Decoder, model: Preparation, suits: bool, notes: int) -> None:
+    expected = model.prepare(read_image(io.BytesIO(DIGIT)))
     for _ in range(2):
-        found = decoder.prepare(DIGIT, MODEL, nullcontext)
+        found = decoder.prepare(DIGIT, model, nullcontext)
         np.testing.assert_array_equal(found.images, expected.images)
-        assert (found.shapes, found.notes) == (expected.shapes, ())
-
-
-def test_the_process_prepares_photos_too(decoder: Decoder) -> None:
-    garments = Preparation((3, 32, 32), "photo", Looks("dark", 0.9), None)
-    found = decoder.prepare(DIGIT, garments, nullcontext)
-    expected = garments.prepare(read_image(io.BytesIO(DIGIT)))
-    np.testing.assert_array_equal(found.images, expected.images)
-    assert (found.notes, found.suits) == (expected.notes, False)
-    assert len(found.notes) == 1
+        assert (found.shapes, found.notes, found.suits) == (expected.shapes, expected.notes, suits)
+        assert len(found.notes) == notes
 
 
 def test_too_many_pixels_are_refused_before_they_are_decoded(decoder: Decoder) -> None:
@@ -159,11 +156,3 @@ def test_twelve_large_pictures_of_one_address_keep_nobody_waiting(
     statuses = [each for each, _, _ in answers]
     assert statuses.count(429) >= 9, "the first pictures' time is the sender's debt"
     assert set(statuses) == {200, 429}
-
-
-def test_a_body_that_is_too_large_is_refused_readably() -> None:
-    with listening("127.0.0.1:1") as address:
-        for megabytes in (11, 40):
-            status, error, _ = ask_from(address, "127.0.0.1", bytes(megabytes * 10**6))
-            assert status == 413
-            assert error.endswith("expected a picture of at most 10 MB, found a larger body")

@@ -109,8 +109,9 @@ def test_an_uploaded_file_is_seen_as_the_command_line_sees_it(page: Page) -> Non
     expect_digit(page, "3")
 
 
-@pytest.mark.parametrize("media", [{}, {"color_scheme": "dark"}], ids=["light", "dark"])
-@pytest.mark.parametrize("level", [250, 5], ids=["light ink", "dark ink"])
+@pytest.mark.parametrize(
+    ("media", "level"), [({}, 250), ({"color_scheme": "dark"}, 5)], ids=["light ink on light", "dark ink on dark"]
+)
 def test_a_digit_on_a_transparent_background_is_visible(page: Page, level: int) -> None:
     page.set_input_files("#file", {"name": "clear.png", "mimeType": "image/png", "buffer": transparent(level)})
     expect_digit(page, "3")

@@ -51,11 +51,6 @@ def test_no_such_file_and_a_folder(tmp_path):
         read_image(tmp_path)
 
 
-def test_a_mode_without_grey_is_refused():
-    with pytest.raises(InvalidImage, match="image: expected grey or colour, found the mode La: "):
-        to_model_input(Image.new("La", (30, 30)))
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38])
 def test_nan_and_infinity_are_blank(value):
     values = np.zeros((40, 40), dtype=np.float32)

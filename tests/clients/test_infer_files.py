@@ -120,9 +120,6 @@ def test_what_the_system_refuses_is_named_and_the_rest_answered(run, draw, tmp_p
     assert errors == [
         f"Error: {name}: expected a picture, found File name too long" for name in (LONG, f"{LONG}.png", "scans/a.png")
     ]
-
-
-def test_standard_input_that_cannot_be_read(run):
     with Path("/proc/self/mem").open("rb") as refused:
         assert run("-", given=refused) == (1, [], ["Error: -: expected a picture, found Input/output error"])
 
@@ -187,26 +184,24 @@ def test_further_pages_and_frames_are_not_passed_over_silently(form, run, digit,
     assert run("scan")[2] == []
 
 
-def test_a_pipe(run, draw, tmp_path):
-    draw("digit.png")
-    os.mkfifo(tmp_path / "pipe")
-    content = (tmp_path / "digit.png").read_bytes()
-    writing = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
-    writing.start()
-    code, lines, errors = run("pipe")
-    writing.join()
-    assert (code, names(lines), errors) == (0, ["pipe"], [])
-
-
-@pytest.mark.parametrize("writer", ["none", "silent"])
-def test_a_pipe_that_gives_nothing_is_refused(writer, run, draw, tmp_path, monkeypatch):
+@pytest.mark.parametrize("writer", ["none", "silent", "quick"])
+def test_a_pipe_is_read_and_one_that_gives_nothing_is_refused(writer, run, draw, tmp_path, monkeypatch):
     monkeypatch.setattr(picture_source, "SILENT_S", 0.2)
     draw("digit.png")
     os.mkfifo(tmp_path / "pipe")
     silent = os.open(tmp_path / "pipe", os.O_RDWR) if writer == "silent" else None
+    if writer == "quick":
+        monkeypatch.setattr(picture_source, "SILENT_S", 60.0)
+        content = (tmp_path / "digit.png").read_bytes()
+        writing = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
+        writing.start()
     code, lines, errors = run("pipe", "digit.png")
     if silent is not None:
         os.close(silent)
+    if writer == "quick":
+        writing.join()
+        assert (code, names(lines), errors) == (0, ["pipe", "digit.png"], [])
+        return
     assert (code, names(lines)) == (1, ["digit.png"])
     assert errors == ["Error: pipe: expected a picture, found a pipe that gave nothing for 0.2 s"]
 

@@ -36,14 +36,10 @@ def expected(row, temperature=1.0):
     return predictions(Answer(expected_logits(inputs), "1", 0.0), LABELS, temperature)
 
 
-def test_separate_shapes_are_counted(server, row):
-    code, lines, errors = ask(server, row)
-    assert (code, len(lines)) == (0, 1)
-    assert errors == [f"Note: {row}: 4 separate shapes, read as one digit; --split reads each"]
-    assert server.batches == [1]
-
-
 def test_each_shape_has_its_own_answer(server, row):
+    code, lines, errors = ask(server, row)
+    assert (code, len(lines), server.batches) == (0, 1, [1])
+    assert errors == [f"Note: {row}: 4 separate shapes, read as one digit; --split reads each"]
     answers = expected(row)
     code, lines, errors = ask(server, row, "--split")
     assert (code, errors) == (0, [])
@@ -86,6 +82,8 @@ def test_answers_below_the_limit_are_rejected(server, row):
     rows = csv.DictReader(ask(server, row, "--split", "--csv", "--reject-below", limit)[1])
     assert [each["rejected"] for each in rows] == [str(rejected).lower() for rejected in below]
     assert ask(server, row, "--split", "--reject-below", 1e-9)[0] == 0
+    code, _, errors = ask(server, row, "missing.png", "--split", "--reject-below", 1)
+    assert (code, len(errors)) == (1, 1), "a failure outranks a rejection"
 
 
 def test_the_model_itself_rejects_what_is_none_of_its_labels(server, row):
@@ -109,11 +107,6 @@ def test_a_model_without_a_threshold_cannot_reject_by_it(server, row):
     )
     server.parameters["evidence_limit"] = "nan"
     assert ask(server, row)[0] == 3  # no description of a classifier
-
-
-def test_a_failure_outranks_a_rejection(server, row):
-    code, _, errors = ask(server, row, "missing.png", "--split", "--reject-below", 1)
-    assert (code, len(errors)) == (1, 1)
 
 
 def test_probabilities_are_of_the_temperature(server, row):

@@ -1,6 +1,5 @@
 import base64
 import json
-import socket
 import struct
 import time
 import zlib
@@ -126,13 +125,3 @@ def test_names_that_fit_no_address_fail() -> None:
     found = asked(answers(others={STATS: reply({"model_stats": [count]})}))
     assert [version.state for version in found.versions] == ["failed"]
     assert "InvalidURL" in found.versions[0].reason
-
-
-def test_a_connection_without_a_request_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """The next test would have the error in its output."""
-    with raw_server.answering(lambda path: []) as url:
-        host, port = url.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.shutdown(socket.SHUT_WR)
-            assert client.recv(1) == b"", "the server ends the connection last"
-    assert capsys.readouterr().err == ""

@@ -80,11 +80,19 @@ def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
     assert adapted > usual - 0.1
 
 
-def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
-    folder = written_pictures(tmp_path / "new", load_digits().test_images[:50])
+def test_the_checkpoint_says_where_it_comes_from_and_what_is_left_out_is_said(saved, tmp_path):
+    images = load_digits().test_images[:50]
+    folder = written_pictures(tmp_path / "new", images)
+    frames = [Image.fromarray(image[0]) for image in images[:2]]
+    frames[0].save(folder / "0.png", save_all=True, append_images=frames[1:], format="PNG")
+    (folder / "notes.txt").write_text("none")
+    (folder / "more").mkdir()
     before = saved.read_bytes()
     out = tmp_path / "adapted.safetensors"
-    run(saved, folder, "--output", out)
+    told = run(saved, folder, "--output", out).output
+    assert "suffix is of no picture that is read here: 1 file (.txt 1)\n" in told
+    assert "Left out, as folders: 1, such as more\n" in told
+    assert "Read of several frames or pages, the first: 1 picture, such as 0.png\n" in told
     source, adapted = load(saved), load(out)
     assert (saved.read_bytes(), adapted.config) == (before, source.config)
     assert adapted.metrics == {
@@ -95,7 +103,7 @@ def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
             "sha256": source.sha256,
             "training_command": source.metrics["command"],
             "last_block": "row",
-            "pictures": 50,
+            "pictures": 51,
         },
     }
 
@@ -120,16 +128,3 @@ def test_photos_are_cut_as_in_training(tmp_path):
     run(tmp_path / "photos.safetensors", folder, "--output", out)
     mean = load(out).model.patch_norm.norm.running_mean
     assert abs(mean.mean() - 0.5) < 0.02
-
-
-def test_what_is_left_out_is_said(saved, tmp_path):
-    images = load_digits().test_images[:50]
-    folder = written_pictures(tmp_path / "new", images)
-    frames = [Image.fromarray(image[0]) for image in images[:2]]
-    frames[0].save(folder / "0.png", save_all=True, append_images=frames[1:], format="PNG")
-    (folder / "notes.txt").write_text("none")
-    (folder / "more").mkdir()
-    told = run(saved, folder, "--output", tmp_path / "adapted.safetensors").output
-    assert "suffix is of no picture that is read here: 1 file (.txt 1)\n" in told
-    assert "Left out, as folders: 1, such as more\n" in told
-    assert "Read of several frames or pages, the first: 1 picture, such as 0.png\n" in told

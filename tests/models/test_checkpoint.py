@@ -67,7 +67,12 @@ def test_what_a_file_is_its_bytes_say(saved, tmp_path):
 
 @pytest.mark.parametrize(
     "metrics",
-    [{"test_accuracy": float("nan")}, {"test_accuracy": "high"}, {"x": float("inf")}, {"x": {1, 2}}, {"epochs": 0}],
+    [
+        *({"test_accuracy": value} for value in (float("nan"), "high")),
+        *({"evidence_limit": value} for value in (float("nan"), float("inf"), "1", True)),
+        *({"x": value} for value in (float("inf"), {1, 2})),
+        {"epochs": 0},
+    ],
 )
 def test_metrics_are_checked_where_they_are_written(tmp_path, metrics):
     with pytest.raises(MetricsError, match=r"^metrics: expected "):

@@ -45,6 +45,9 @@ def test_every_control_has_a_role_and_a_name(page: Page) -> None:
     assert len(controls) == 7  # four controls, two canvases, the bars
     assert all(name for _, name in controls)
     assert page.locator("html").get_attribute("lang") == "en"
+    held = page.evaluate("[...document.querySelectorAll('*')].filter(e => getComputedStyle(e).touchAction !== 'auto')"
+                         ".map(e => e.id)")  # fmt: skip
+    assert held == ["paper"], "only the sheet keeps fingers from scrolling"
 
 
 def test_a_screen_reader_hears_the_answer_and_reads_the_bars(page: Page) -> None:
@@ -137,12 +140,6 @@ def test_no_screen_is_too_narrow(page: Page, width: int) -> None:
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
     assert box["width"] == pytest.approx(box["height"], abs=1)
-
-
-def test_only_the_sheet_keeps_fingers_from_scrolling(page: Page) -> None:
-    held = page.evaluate("[...document.querySelectorAll('*')].filter(e => getComputedStyle(e).touchAction !== 'auto')"
-                         ".map(e => e.id)")  # fmt: skip
-    assert held == ["paper"]
 
 
 @pytest.mark.parametrize("media", [{}, {"reduced_motion": "reduce"}], ids=["motion", "still"])

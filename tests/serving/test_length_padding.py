@@ -50,31 +50,52 @@ def ask(engine: Adder, joining: LengthPadding, *requests: tuple[Any, Any]) -> li
     ]
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_requests_of_different_lengths_run_together_and_get_their_outputs(left: bool) -> None:
+# left, requests of ids and mask, their sums and doubled ids, the shapes that ran
+ONE, THREE = ([[3]], [[1]]), ([[4, 5, 6]], [[1, 1, 1]])
+CASES: dict[str, tuple[bool, list[Any], list[Any], list[Any]]] = {
+    **{
+        f"padded on the {side}": (
+            side == "left",
+            [([[1, 2, 3]], [[1, 1, 1]]), ([[4]], [[1]]), ([[5, 6], [7, 8]], rows)],
+            [([[6]], [[2, 4, 6]]), ([[4]], [[8]]), (sums, [[10, 12], [14, 16]])],
+            [(4, 3)],
+        )
+        for side, rows, sums in (("right", [[1, 0], [1, 1]], [[5], [15]]), ("left", [[0, 1], [1, 1]], [[6], [15]]))
+    },
+    # Padding might change these texts.
+    "nothing is shown": (
+        False,
+        [([[1, 2]], [[0, 0]]), ONE, THREE],
+        [([[0]], [[2, 4]]), ([[3]], [[6]]), ([[15]], [[8, 10, 12]])],
+        [(1, 2), (2, 3)],
+    ),
+    "the first token is hidden": (
+        False,
+        [([[1, 2]], [[0, 1]]), ONE, THREE],
+        [([[2]], [[2, 4]]), ([[3]], [[6]]), ([[15]], [[8, 10, 12]])],
+        [(1, 2), (2, 3)],
+    ),
+    "a hole in the mask": (
+        False,
+        [([[1, 2, 3]], [[1, 0, 1]]), ONE, ([[1, 2, 3]], [[1, 0, 1]])],
+        [([[4]], [[2, 4, 6]]), ([[3]], [[6]]), ([[4]], [[2, 4, 6]])],
+        [(1, 1), (2, 3)],
+    ),
+    "a failure": (
+        False,
+        [([[1]], [[1]]), ([[13, 1]], [[1, 1]]), ([[1, 1, 1]], [[1, 1, 1]])],
+        [([[1]], [[2]]), "thirteen", ([[3]], [[2, 2, 2]])],
+        [(1, 1), (1, 2), (1, 3), (3, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_requests_of_different_lengths_run_together_and_get_their_own_outputs(name: str) -> None:
+    left, requests, expected, shapes = CASES[name]
     engine = Adder()
-    rows = [[1, 0], [1, 1]] if not left else [[0, 1], [1, 1]]
-    found = ask(engine, lengths(left=left), ([[1, 2, 3]], [[1, 1, 1]]), ([[4]], [[1]]), ([[5, 6], [7, 8]], rows))
-    sums = [[5], [15]] if not left else [[6], [15]]
-    assert found == [([[6]], [[2, 4, 6]]), ([[4]], [[8]]), (sums, [[10, 12], [14, 16]])]
-    assert engine.shapes == [(4, 3)]
-    found = ask(engine, lengths(left=left), ([[1]], [[1]]), ([[13, 1]], [[1, 1]]), ([[1, 1, 1]], [[1, 1, 1]]))
-    assert found == [([[1]], [[2]]), "thirteen", ([[3]], [[2, 2, 2]])], "a failure concerns only its own request"
-
-
-@pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
-def test_texts_that_padding_might_change_run_apart(mask: list[int]) -> None:
-    """Nothing is shown, or the first token is hidden."""
-    engine = Adder()
-    found = ask(engine, lengths(), ([[1, 2]], [mask]), ([[3]], [[1]]), ([[4, 5, 6]], [[1, 1, 1]]))
-    assert found[1:] == [([[3]], [[6]]), ([[15]], [[8, 10, 12]])]
-    assert sorted(engine.shapes) == [(1, 2), (2, 3)]
-
-
-def test_a_text_whose_mask_has_a_hole_runs_alone() -> None:
-    engine = Adder()
-    ask(engine, lengths(), ([[1, 2, 3]], [[1, 0, 1]]), ([[3]], [[1]]), ([[1, 2, 3]], [[1, 0, 1]]))
-    assert sorted(engine.shapes) == [(1, 1), (2, 3)]
+    assert ask(engine, lengths(left=left), *requests) == expected
+    assert sorted(engine.shapes) == shapes
 
 
 def test_a_malformed_request_fails_alone() -> None:

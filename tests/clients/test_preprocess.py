@@ -63,6 +63,15 @@ def test_either_polarity_gives_the_same(digit, factor):
     assert difference(Image.fromarray(picture), digit) < ENLARGED
 
 
+def test_a_hard_shadow_is_not_ink_and_does_not_weaken_ink(digit):
+    light = np.where(np.add.outer(np.arange(300), 3 * np.arange(300)) < 516, 1.0, 0.5)  # across the digit
+    shaded = Image.fromarray((light * on_paper(digit)).astype(np.uint8))
+    assert difference(shaded, digit) < 1.5 * ENLARGED
+    seen = to_model_input(shaded)[0]
+    parts = [seen[:14].max(), seen[14:].max()]
+    assert min(parts) > 0.8 * max(parts)
+
+
 def transparent(digit, mode, colour):
     picture = Image.new(mode, (224, 224), colour)
     picture.putalpha(large(digit))

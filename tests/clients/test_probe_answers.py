@@ -2,14 +2,18 @@ import base64
 import json
 import struct
 import time
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import raw_server
 
+from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import probe_server
 from clients.probing.verdicts import Probe
+from serving.ports import free_ports
 
 NAN, INFINITY = float("nan"), float("inf")
 INFINITE = "expected the stored logits, found NaN or infinity"
@@ -125,3 +129,29 @@ def test_names_that_fit_no_address_fail() -> None:
     found = asked(answers(others={STATS: reply({"model_stats": [count]})}))
     assert [version.state for version in found.versions] == ["failed"]
     assert "InvalidURL" in found.versions[0].reason
+
+
+def status(address: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{address}/", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_only_a_fresh_passing_verdict_is_healthy(host: str) -> None:
+    address = f"{host}:{free_ports(1)[0]}"
+    try:
+        health = Health(address, stale_s=1e6)
+    except OSError as error:
+        pytest.skip(f"{address}: {error.strerror}")  # a machine without IPv6
+    assert status(address) == 503, "no verdict yet"
+    health.update(Probe("server", True, 0.1))
+    assert status(address) == 200
+    health.update(Probe("server", False, 0.1))
+    assert status(address) == 503
+    stale = Health(f"127.0.0.1:{free_ports(1)[0]}", stale_s=-1)
+    stale.update(Probe("server", True, 0.1))
+    assert stale.answer()[0] == 503

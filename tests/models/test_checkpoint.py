@@ -81,11 +81,8 @@ def test_metrics_are_checked_where_they_are_written(tmp_path, metrics):
 
 
 @pytest.mark.parametrize("depth", [0, -1, 4])
-def test_depth_that_is_not_there(saved, depth):
+def test_depth_that_is_not_there(saved, tmp_path, depth):
     assert refusal(saved, depth).endswith(f"expected at least {depth} blocks (--depth {depth}), found 3 blocks")
-
-
-def test_depth_of_a_cnn(tmp_path):
     config = ModelConfig(model="cnn")
     save(tmp_path / "cnn.safetensors", network(config), config, {})
     assert refusal(tmp_path / "cnn.safetensors", 1).endswith("found no transformer")

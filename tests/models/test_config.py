@@ -37,6 +37,8 @@ def test_json_round_trip(config):
 
 def test_geometry():
     assert (UNUSUAL.num_patches, UNUSUAL.patch_dim, UNUSUAL.input_shape) == (8, 24, (2, 8, 12))
+    assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30), "a CNN has no patches"
+    assert ModelConfig(preprocessing="photo", channels=3).input_shape == (3, 28, 28)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +106,6 @@ JOINING = ModelConfig(class_attention=(3, 5))
 def test_fields_that_do_not_fit_together(config, changes, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         dataclasses.replace(config, **changes)
-
-
-def test_fields_that_fit_together():
-    assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30), "a CNN has no patches"
-    assert ModelConfig(preprocessing="photo", channels=3).input_shape == (3, 28, 28)
 
 
 @pytest.mark.parametrize(

@@ -17,29 +17,22 @@ def mirror(serve):
 
 
 @pytest.mark.parametrize("first", ["/absent/", "/bad/"])
-def test_second_mirror(tmp_path, mirror, first):
+def test_second_mirror_and_a_bar(tmp_path, mirror, capsys, first):
     url, requests = mirror
     download(CHECKSUM, (url + first, url + "/good/"), tmp_path, OTHERWISE)
     assert [path.name for path in tmp_path.iterdir()] == ["part"]
     assert (tmp_path / "part").read_bytes() == BYTES
     assert requests == [first + "part", "/good/part"]
-
-
-def test_download_shows_a_bar(tmp_path, mirror, capsys):
-    download(CHECKSUM, (mirror[0] + "/good/",), tmp_path, OTHERWISE)
     assert "100%" in capsys.readouterr().err
 
 
-def test_the_first_mirror_is_enough_and_asked_once(tmp_path, mirror):
+def test_the_first_mirror_is_enough_and_asked_again_for_what_is_damaged(tmp_path, mirror):
     url, requests = mirror
     for _ in range(2):
         download(CHECKSUM, (url + "/good/", url + "/absent/"), tmp_path, OTHERWISE)
     assert requests == ["/good/part"]
-
-
-def test_what_is_damaged_is_fetched_again(tmp_path, mirror):
     (tmp_path / "part").write_bytes(BYTES[:-1])
-    download(CHECKSUM, (mirror[0] + "/good/",), tmp_path, OTHERWISE)
+    download(CHECKSUM, (url + "/good/",), tmp_path, OTHERWISE)
     assert (tmp_path / "part").read_bytes() == BYTES
 
 

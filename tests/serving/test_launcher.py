@@ -59,10 +59,23 @@ def test_clients_may_share_memory_where_the_server_has_a_flag_for_it(
     assert shared_memory_arguments(str(tmp_path)) == ["--open-control"], "our launcher's server wants a key"
 
 
-def test_numpy_2_is_refused() -> None:
+def test_a_machine_that_cannot_run_the_server_is_told_why(tmp_path: Path) -> None:
     launcher.check_numpy("1.26.4")
-    with pytest.raises(LauncherError, match=r"needs numpy below 2, found numpy 2\.3\.1: pip install"):
-        launcher.check_numpy("2.3.1")
+    message = "stub: error while loading shared libraries: libpython3.11.so.1.0"
+    stub = write_program(tmp_path / "bin/stub", f"#!/bin/sh\necho {message} >&2\nexit 127\n")
+    (tmp_path / "file").write_text("")
+    cache = tmp_path / "file" / "vitbn"
+    for check, said in (
+        (lambda: launcher.check_numpy("2.3.1"), r"needs numpy below 2, found numpy 2\.3\.1: pip install"),
+        (
+            lambda: launcher.backend_files(launcher.pytriton_folder(), "3.99"),
+            r"supports Python .*3\.11.*, found Python 3\.99",
+        ),
+        (lambda: launcher.check_stub(stub, os.environ), f"cannot run: {message}.*apt-get install libpython3"),
+        (lambda: launcher.assemble_backends({}, cache), f"cannot assemble the backends in {cache}: "),
+    ):
+        with pytest.raises(LauncherError, match=said):
+            check()
 
 
 def test_missing_pytriton_is_one_line_and_an_exit_code(
@@ -94,18 +107,6 @@ def test_a_taken_port_is_one_line_before_any_model_loads(service: str) -> None:
         launcher.check_ports(Arguments([*arguments, "--http-address=192.0.2.1"]))
 
 
-def test_python_without_stub_is_refused() -> None:
-    with pytest.raises(LauncherError, match=r"supports Python .*3\.11.*, found Python 3\.99"):
-        launcher.backend_files(launcher.pytriton_folder(), "3.99")
-
-
-def test_stub_without_libpython_is_refused(tmp_path: Path) -> None:
-    message = "stub: error while loading shared libraries: libpython3.11.so.1.0"
-    stub = write_program(tmp_path / "bin/stub", f"#!/bin/sh\necho {message} >&2\nexit 127\n")
-    with pytest.raises(LauncherError, match=f"cannot run: {message}.*apt-get install libpython3"):
-        launcher.check_stub(stub, os.environ)
-
-
 def test_backends_are_assembled_once_and_completely(tmp_path: Path) -> None:
     files = launcher.backend_files(launcher.pytriton_folder())
     folder = launcher.assemble_backends(files, tmp_path)
@@ -116,12 +117,6 @@ def test_backends_are_assembled_once_and_completely(tmp_path: Path) -> None:
     assert all((folder / engine / "model.py").is_file() for engine in launcher.ENGINES)
     for name, source in files.items():
         assert (folder / name).is_dir() or (folder / name).read_bytes() == source.read_bytes()
-
-
-def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LauncherError, match=f"cannot assemble the backends in {tmp_path}/file/vitbn: "):
-        launcher.assemble_backends({}, tmp_path / "file" / "vitbn")
 
 
 def test_environment_puts_this_python_first() -> None:

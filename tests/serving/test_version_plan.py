@@ -93,13 +93,10 @@ def test_a_served_version_that_is_gone_is_named(tmp_path: Path) -> None:
     assert found.problems == (Problem(3, f"{model}/3: expected what config.pbtxt serves, found none"),)
 
 
-def test_a_folder_whose_number_triton_cannot_read_is_no_version(tmp_path: Path) -> None:
+def test_a_model_without_manifest_or_with_a_number_that_triton_cannot_read_is_left_to_triton(tmp_path: Path) -> None:
     model = published(tmp_path, versions=1)
     (model / "1").rename(model / "20261123170000123456")
     assert plan(model) == Plan("linear", None)
-
-
-def test_a_model_without_manifest_is_left_to_triton(tmp_path: Path) -> None:
     (tmp_path / "foreign" / "1").mkdir(parents=True)
     found = plan(tmp_path / "foreign")
     assert (found.versions, found.problems) == (None, ())

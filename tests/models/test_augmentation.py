@@ -57,6 +57,8 @@ def test_pixels_are_mapped_as_by_affine_grid():
     expected = torch.nn.functional.affine_grid(maps, [5, 1, 28, 24], align_corners=False)
     torch.testing.assert_close(_mapped(maps, 28, 24), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(_affine(torch.zeros(1, 5)), torch.eye(2, 3)[None], rtol=0, atol=1e-6)
+    turned = _affine(torch.tensor([[1.0, 0, 0, 0, 0]]))[0, :, :2]
+    torch.testing.assert_close(turned @ turned.T, torch.eye(2), rtol=0, atol=1e-6, msg="a turn keeps all distances")
 
 
 def test_shades_are_a_power_and_a_factor_of_the_turned_pictures():

@@ -94,6 +94,8 @@ def test_stretching_moves_the_edges_alone():
     wide = line @ module._stretches(29, factors).mT
     torch.testing.assert_close(wide[:, 0, 0].sum(-1), 11 * factors.flatten(), rtol=0.03, atol=0)
     torch.testing.assert_close(wide[1:2], line)
+    middle = (wide[:, 0, 0] * torch.arange(29.0)).sum(-1) / wide[:, 0, 0].sum(-1)
+    torch.testing.assert_close(middle, torch.full((3,), 14.0))
 
 
 def test_noise_and_contrast_have_their_ranges():

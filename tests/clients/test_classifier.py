@@ -224,6 +224,7 @@ def test_prediction(connect):
     (prediction,) = connect(repository).classify(IMAGES[:1])
     assert (prediction.label, prediction.index, prediction.version) == ("b", 1, "4")
     assert prediction.probability == pytest.approx(0.5)
+    assert 0 < prediction.latency_ms < 60_000
     assert prediction.probabilities == pytest.approx((0.2, 0.5, 0.3))
     assert [label for label, _ in prediction.top(2)] == ["b", "c"]
     assert len(prediction.top(9)) == 3

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from commands import ok
 
 from clients.classifier import Classifier, Options
 from export.to_onnx import export
-from models.checkpoints.checkpoint import load
 from models.data import load_dataset, load_digits
 from serving.local_server import Server, running_server
 from vitbn import BENCHMARKS, COMMANDS
@@ -47,8 +45,8 @@ def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Call
     """On a slow or busy machine: in five times what the import of click and numpy takes there, a tenth on others."""
 
     def is_quick() -> bool:
-        least_s = processor_time_s([sys.executable, "-c", "import click, numpy"])
-        return processor_time_s([sys.executable, str(ROOT / script), "--help"]) < max(0.5, 5 * least_s)
+        taken_s = processor_time_s([sys.executable, str(ROOT / script), "--help"])
+        return taken_s < 0.5 or taken_s < 5 * processor_time_s([sys.executable, "-c", "import click, numpy"])
 
     assert any(is_quick() for _ in range(3))
 
@@ -57,23 +55,10 @@ def test_no_module_shadows_another_when_run_as_a_script() -> None:
     """A script's own folder is first on its import path."""
     files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     folders = {"common", "models", "export", "serving", "clients", "benchmarks"}
-    siblings = {
-        Path(line).stem
-        for line in files.stdout.splitlines()
-        if Path(line).parts[0] in folders and "backends" not in line
-    } - {"__init__"}
-    dependencies = {
-        "torch",
-        "einops",
-        "onnx",
-        "onnxruntime",
-        "numpy",
-        "click",
-        "triton",
-        "tritonclient",
-        "tensorrt",
-        "polygraphy",
-    }
+    ours = [Path(line) for line in files.stdout.splitlines() if "backends" not in line]
+    siblings = {path.stem for path in ours if path.parts[0] in folders} - {"__init__"}
+    dependencies = {"torch", "einops", "onnx", "onnxruntime", "numpy", "click"}
+    dependencies |= {"triton", "tritonclient", "tensorrt", "polygraphy"}
     assert not siblings & (folders | dependencies | set(sys.stdlib_module_names))
 
 
@@ -87,16 +72,3 @@ def test_labels_come_with_tritons_classification_extension(live_server: Server) 
         output = http.InferRequestedOutput("logits", class_count=1)
         classes = client.infer("vitbn", [tensor], outputs=[output]).as_numpy("logits")
     assert [text.decode().split(":")[2] for text in classes.ravel()] == [str(i) for i in logits.argmax(1)]
-
-
-@pytest.mark.live
-def test_the_server_tells_where_its_model_came_from(live_server: Server, trained: Path) -> None:
-    with http.InferenceServerClient(live_server.http_url) as client:
-        parameters = client.get_model_config("vitbn")["parameters"]
-    assert json.loads(parameters["rewrites"]["string_value"]) == [
-        "fold-affine",
-        "carry-biases",
-        "split-products",
-        "tidy",
-    ]
-    assert parameters["checkpoint_sha256"]["string_value"] == load(trained).sha256

@@ -45,14 +45,6 @@ def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: li
     assert (names, len(calls)) == (["1", "1"], 1)
 
 
-def test_another_process_computes_the_same_key() -> None:
-    """einops keeps an object in each network that repr tells by its address."""
-    networks = network("vitbn"), network("vitbn")
-    for each in networks:
-        each.model.to_patches._multirecipe = {4: object()}
-    assert len({exports_once.key(each, EXAMPLE, {}, weights=True) for each in networks}) == 1
-
-
 def test_what_a_network_says_of_its_pictures_decides_no_graph() -> None:
     garments = ModelConfig(labels=tuple("abcdefghij"), preprocessing="photo", background="dark", fill=0.9)
     keys = [exports_once.as_drawings(each) for each in (garments, ModelConfig(), ModelConfig(pool="mean"))]
@@ -133,9 +125,3 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         once(fails, tmp_path)(network(), EXAMPLE)
     assert not list(tmp_path.glob("*.onnx"))
-
-
-def test_networks_of_others_are_not_remembered(export: Callable[..., Any], calls: list[object]) -> None:
-    for _ in range(2):
-        export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
-    assert len(calls) == 2

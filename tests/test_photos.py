@@ -90,14 +90,6 @@ def test_it_is_proved_on_its_own_pictures(exported: tuple[Path, str]) -> None:
     assert metadata["proved_on"] == "cifar10"
 
 
-def test_it_finds_its_pictures_where_they_were(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CIFAR10_DIR", raising=False)
-    ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
-    assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "cifar10"
-
-
 def test_without_its_pictures_the_exporter_says_so(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +103,15 @@ def test_without_its_pictures_the_exporter_says_so(
     assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "noise"
 
 
-def test_int8_is_calibrated_and_measured_on_its_own_pictures(checkpoint: Path, cifar: Path, tmp_path: Path) -> None:
-    options = ("--precision", "int8", "--max-accuracy-drop", 10, "--data-dir", cifar)
+def test_int8_is_calibrated_and_measured_on_its_own_pictures_where_they_were(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    options = ("--precision", "int8", "--max-accuracy-drop", 10)
     result = ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx", *options)
     assert "Converted to int8: test accuracy " in result.output
     assert "100 images" in result.output
+    assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "cifar10"
 
 
 @pytest.mark.parametrize("label", [2, 7], ids=lambda label: LABELS[label])

@@ -151,7 +151,7 @@ ELSEWHERE = {
     "vitbn bench accuracy --published triton_repo/vit --dataset photos/": "tests/export/pictures/test_published.py::"
     "test_accuracy_and_temperature_of_a_folder",
     "vitbn export --model vitbn-tiny --rewrites all": "tests/export/test_to_onnx.py::test_a_shipped_checkpoint_by_name",
-    "vitbn export --checkpoint FILE --rewrites all": "tests/test_own_pictures.py::test_from_a_folder_to_answers",
+    "vitbn export --checkpoint FILE --rewrites all": "tests/test_photos.py::test_it_is_proved_on_its_own_pictures",
     "vitbn export --rewrites all --backend openvino": "tests/export/test_to_onnx.py::"
     "test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own",
     "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::"
@@ -186,7 +186,7 @@ ELSEWHERE = {
     "test_accuracy_on_the_dataset_of_its_training",
     "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_four_commands_run_word_for_word",
     "vitbn bench latency --model vitbn-tiny": "tests/benchmarks/test_latency.py::"
-    "test_shipped_networks_have_their_own_depth",
+    "test_a_shipped_network_has_its_own_depth_also_in_a_lower_precision",
     "vitbn bench latency --published-configuration": "tests/benchmarks/test_latency.py::"
     "test_the_published_configuration_comes_with_its_caveat",
     "vitbn bench latency --preset rewrites": "tests/benchmarks/test_rewrites_benchmark.py::test_a_short_run",

@@ -75,7 +75,8 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
         assert row["rounds"] == len(row["samples_ns"]) == len(rows[0]["samples_ns"]) >= MIN_ROUNDS
         assert row["max_abs_error"] < 1e-4
         assert row["gemm_share"] == pytest.approx(2 * row["macs"] * 3 / row["p50_ms"] / 1e6 / 100)
-        assert row["bandwidth_share"] > 3 * (784 + 40) / row["p50_ms"] / 1e6 / 10
+        moved_bytes = row["bandwidth_share"] * row["p50_ms"] * 1e6 * 10  # images, logits and up to 10 MB of weights
+        assert 3 * (784 + 40) < moved_bytes < 1e7
         eager = next(r for r in rows if r["model"] == row["model"] and r["runtime"] == "torch")
         ratio = row["ratio_to_torch"]
         assert ratio["ratio"] == pytest.approx(np.median(eager["samples_ns"]) / np.median(row["samples_ns"]))
@@ -101,17 +102,12 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
 
 
-def test_nothing_to_measure_is_a_failure() -> None:
-    code, printed = told(latency, *QUICK, "--model", "cnn", "--runtime", "tensorrt")
-    assert (code, "Not measured: cnn, TensorRT" in printed, "nothing to measure" in printed) == (1, True, True)
-
-
-@pytest.mark.slow
-def test_lower_precision(tmp_path: Path) -> None:
-    _, written = run(tmp_path / "latency.json", "--model vitbn --runtime onnx-optimized --precision int8")
-    (row,) = written["rows"]
-    assert row["max_abs_error"] > 1e-3
-    assert row["ratio_to_torch"] is None
+def test_nothing_to_measure_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    code, printed = told(latency, *QUICK, "--model", "cnn", "--runtime", "tensorrt", "--json", path)
+    said = "nothing to measure: expected one of --runtime on this machine, found none"
+    assert (code, "Not measured: cnn, TensorRT" in printed, said in printed) == (1, True, True)
+    assert not path.exists()
 
 
 @pytest.mark.slow
@@ -245,10 +241,12 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
-    options = "--batch 2 --seconds 1 --device cpu --runtime torch --model vitbn-tiny"
+def test_a_shipped_network_has_its_own_depth_also_in_a_lower_precision(tmp_path: Path) -> None:
+    options = "--batch 2 --seconds 1 --device cpu --runtime onnx-optimized --precision int8 --model vitbn-tiny"
     _, written = measured(latency, tmp_path / "a.json", *options.split())
-    assert [(row["model"], row["depth"]) for row in written["rows"]] == [("vitbn-tiny", 1)]
+    (row,) = written["rows"]
+    assert (row["model"], row["depth"], row["ratio_to_torch"]) == ("vitbn-tiny", 1, None)
+    assert row["max_abs_error"] > 1e-3
 
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
@@ -259,12 +257,6 @@ def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None
     for wrong in (too_dark, reference.logits[::-1], reference.logits[:32], np.full_like(reference.logits, np.nan)):
         with pytest.raises(EquivalenceError, match=r"it: expected (logits|an error)"):
             reference.check("it", precision, 64, wrong)
-
-
-def test_the_table_of_runtimes_is_whole() -> None:
-    assert all(set(runtimes) <= set(RUNTIMES) for runtimes in DEFAULT_RUNTIMES.values())
-    assert all(runtime.precisions("cpu") or runtime.precisions("cuda") for runtime in RUNTIMES.values())
-    assert set(COMPARED) == {"vit", "vitbnffn", "vitbn", "cnn"}
 
 
 def test_channels_last_changes_no_logit() -> None:

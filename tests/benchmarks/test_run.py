@@ -1,8 +1,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +16,7 @@ from benchmarks.foreign import foreign
 from benchmarks.latency import latency
 from benchmarks.measure.options import Result, WithPresets, json_option, names_option, seconds_option
 from benchmarks.measure.run import recording
-from benchmarks.measure.timing import time_interleaved
+from benchmarks.measure.timing import Durations, Protocol, time_interleaved
 from benchmarks.throughput import throughput
 from models.training.command_options import FiniteRange
 from serving.local_server import ServerFailed
@@ -33,15 +31,12 @@ COMMANDS = [*WITH_PRESETS, *PRESETS, accuracy, faults]
 @click.argument("kinds", nargs=-1)
 @names_option("--name", "names", "abc")
 @click.option("--batch", type=int, multiple=True)
-@click.option("--quick", is_flag=True)
 @click.option("--folder", type=click.Path(file_okay=False))
 @seconds_option(3, "Not asked for.")
 @json_option
 def measure(json_path: Path | None, **options: object) -> None:
     with recording(json_path, 1) as record:
         record.update([{"sent": 1}])
-        if options["quick"]:
-            raise KeyboardInterrupt
 
 
 def test_a_result_that_git_keeps_names_the_commit_of_its_start(monkeypatch, tmp_path):
@@ -75,12 +70,6 @@ def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -
         assert (code, "No such option" in line) == (2, True)
 
 
-def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
-    printed, written = measured(measure, tmp_path / "result.json", "--quick", code=130)
-    assert "Interrupted: only the finished rounds count" in printed
-    assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
-
-
 @pytest.mark.parametrize("error", [ServerFailed("no server"), TimeoutError("no answer"), ZeroDivisionError()])
 def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> None:
     @click.command()
@@ -96,36 +85,19 @@ def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> N
     assert (result.exit_code, result.output) == (1, f"Error: {error}\n" if known else "")
 
 
-CTRL_C = """
-import signal
-from benchmarks.measure.timing import Protocol, time_interleaved
-signal.signal(signal.SIGINT, signal.default_int_handler)
-calls, results = [], []
-def work():
-    calls.append(0)
-    if len(calls) == 12:  # a call of warm-up, then two calls a round
-        signal.raise_signal(signal.SIGINT)
-try:
-    time_interleaved({"a": work}, 60, "a", protocol=Protocol(), use=results.append)
-except KeyboardInterrupt:
-    print(len(results[0]["a"].samples_ns))
-"""
+@pytest.mark.parametrize(("at_call", "rounds"), [(12, [5]), (1, [])], ids=["a round", "the first round"])
+def test_ctrl_c_keeps_the_finished_rounds(at_call: int, rounds: list[int]) -> None:
+    """After a call of warm-up a round has two calls."""
+    calls, kept = [], list[dict[str, Durations]]()
 
+    def work() -> None:
+        calls.append(0)
+        if len(calls) == at_call:
+            raise KeyboardInterrupt
 
-def test_a_real_ctrl_c_keeps_the_finished_rounds() -> None:
-    """In another process: the signal must not interrupt the tests."""
-    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["5"], done.stderr
-
-
-def test_ctrl_c_before_the_first_round_leaves_nothing() -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    measured = list[object]()
     with pytest.raises(KeyboardInterrupt):
-        time_interleaved({"a": stop}, 1, use=measured.append)
-    assert not measured
+        time_interleaved({"a": work}, 60, protocol=Protocol(), use=kept.append)
+    assert [len(measured["a"].samples_ns) for measured in kept] == rounds
 
 
 @pytest.mark.slow
@@ -140,7 +112,8 @@ def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("benchmarks.measure.timing.time.sleep", stop_in_the_third_round)
     options = "--batch 2 --depth 1 --model vitbn --model cnn --runtime torch --device cpu"
-    _, written = measured(latency, tmp_path / "latency.json", *options.split(), code=130)
+    printed, written = measured(latency, tmp_path / "latency.json", *options.split(), code=130)
+    assert "Interrupted: only the finished rounds count" in printed
     assert written["interrupted"]
     assert [row["rounds"] for row in written["rows"]] == [2, 2]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ import pytest
 from click.testing import Result
 from commands import invoke
 from google.protobuf import text_format
-from perf_analyzer_windows import LONG_S, SHORT_S, without_gaps
+from perf_analyzer_windows import without_gaps
 from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
@@ -28,9 +27,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.command_line import command
 from benchmarks.measure.engines import OPTIMISED, SERVED
 from benchmarks.measure.network import shipped_network
-from benchmarks.measure.run import Run
 from benchmarks.measure.workload import Workload
-from benchmarks.reporting.tables import show
 from benchmarks.reporting.tables.saturation import saturation
 from models.data import DataError
 
@@ -124,19 +121,6 @@ def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
 
 
-def test_a_window_without_answers_is_measured_again_in_longer_windows() -> None:
-    def run(seconds: int, failure: str) -> SimpleNamespace:
-        if seconds == SHORT_S and failure != by_perf_analyzer.GAP:
-            raise Failed(failure)
-        rows = compared_loads.rows({ONE: Failed(failure) if seconds == SHORT_S else [FIGURES]})
-        return SimpleNamespace(output=show(Run("x", None, None, {}, None, rows), "left_out"))
-
-    assert without_gaps(partial(run, failure=by_perf_analyzer.GAP))[0] == LONG_S
-    assert without_gaps(lambda seconds: seconds) == (SHORT_S, SHORT_S)
-    with pytest.raises(Failed, match="the server refused"):
-        without_gaps(partial(run, failure="the server refused"))
-
-
 @pytest.mark.live
 @pytest.mark.usefixtures("perf_analyzer")
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,31 +137,7 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
 
 SHIPPED_VIT = shipped_network("vit")
 VIT = Candidate(SHIPPED_VIT, OPTIMISED)
-ONE = VIT, Workload(1)
 FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
-
-
-def test_closed_loops_share_the_loads_in_process() -> None:
-    loads = [Workload(1, 1), Workload(1, 8), Workload(1, rate=50)]
-    loads_on_server: list[compared_loads.Cell] = [
-        (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
-    ]
-    assert compared_loads.with_loads_in_process(loads_on_server) == [(VIT, Workload(1, 1)), *loads_on_server]
-
-
-def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    order: list[compared_loads.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
-
-    def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
-        if workload.in_flight == 8:
-            raise Failed("the server refused requests: Exceeds maximum queue size")
-        return FIGURES
-
-    *_, results = compared_loads.measure_rounds(measure, order, 1, 3)
-    assert results[order[0]] == [FIGURES] * 3
-    measured, missing = compared_loads.rows(results)
-    assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
-    assert (missing["in_flight"], missing["reason"]) == (8, "the server refused requests: Exceeds maximum queue size")
 
 
 def test_a_cell_that_fails_costs_no_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,21 +148,22 @@ def test_a_cell_that_fails_costs_no_other_figures(capsys: pytest.CaptureFixture[
         if candidate == bad:
             calls.append(candidate)
             raise MemoryError("5 GB are too many\nand more lines")
+        if workload.in_flight == 8:
+            raise Failed("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
     load = Workload(1, 1, protocol="grpc")
     order: list[compared_loads.Cell] = [(candidate, load) for candidate in (good, wrong, bad)]
+    order.append((good, replace(load, in_flight=8)))
     *_, results = compared_loads.measure_rounds(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
     rows = compared_loads.rows(results)
-    assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
-    assert [row.get("wrong_answer") for row in rows] == [None, True, None]
-    assert len(calls) == 1
+    refused = "the server refused requests: Exceeds maximum queue size"
+    assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many", refused]
+    assert [row.get("wrong_answer") for row in rows] == [None, True, None, None]
+    assert (rows[0]["rounds_p50_ms"], rows[3]["in_flight"], len(calls)) == ([2.0] * 2, 8, 1)
     assert "Not measured: vit-tensorrt-fp32-1x0, grpc: other logits" in capsys.readouterr().err
-
-
-def test_without_a_cell_to_measure_the_command_fails() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
-        next(compared_loads.measure_rounds(lambda *cell: FIGURES, [ONE], 1, 2, {ONE: Failed("other logits")}))
+        next(compared_loads.measure_rounds(measure, order[1:2], 1, 2, {order[1]: Failed("other logits")}))
 
 
 def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,19 +210,6 @@ def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
     assert cuda.parameters["use_tf32"] == "1"
 
 
-def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    executions = []
-
-    def execution(plan: bytes, profile_of: Any) -> str:
-        executions.append((plan, profile_of(1), profile_of(5000)))
-        return "the plan"
-
-    monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
-    copy = in_process.start_instance(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, SERVED["tensorrt"]))
-    assert copy.run == "the plan"
-    assert executions == [(b"plan", 0, 0)]
-
-
 @pytest.mark.parametrize(
     ("precision", "error", "right"), [("fp32", 1e-4, True), ("fp32", 4e-4, False), ("fp16", 0.05, True)]
 )
@@ -287,12 +235,6 @@ def test_a_recorded_command_can_be_given_again() -> None:
         assert command() == "python benchmarks/throughput.py --sharing 2x1 --batch 1 --rate 500"
     with throughput.throughput.make_context("throughput", ["--preset", "rates", "--seconds", "9"]):
         assert command() == "python benchmarks/throughput.py --preset rates --seconds 9"
-
-
-def test_more_seconds_send_a_low_rate_enough() -> None:
-    (load,) = throughput._loads((1,), (), (10,), 4)
-    assert len(load.due_s(4)) == load.requests(4) == 40
-    assert load.due_s(4).max() > 3
 
 
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:

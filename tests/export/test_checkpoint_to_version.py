@@ -5,7 +5,7 @@ import pytest
 
 from export import checkpoint_to_version
 from export.checkpoint_to_onnx import Form
-from export.checkpoint_to_version import Target, export_checkpoint, export_for, served_name
+from export.checkpoint_to_version import Target, export_checkpoint, export_for
 from export.errors import Unavailable
 from export.publishing.triton_config import Serving
 from models.catalog import shipped
@@ -22,11 +22,6 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
     assert exported.work.macs > exported.steps[-1].macs > 0
     assert [each.stages for each in exported.comparisons] == ["rewritten, float64", "ONNX, float32"]
     assert exported.images.note is None
-
-
-def test_an_engine_that_is_not_the_default_has_a_name_of_its_own() -> None:
-    assert served_name("vitbn", None) == served_name("vitbn", "onnxruntime") == "vitbn"
-    assert served_name("vitbn", "openvino") == "vitbn_openvino"
 
 
 def test_openvino_that_is_not_installed_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

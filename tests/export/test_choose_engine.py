@@ -1,6 +1,5 @@
 import json
 import sys
-import threading
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,13 +133,6 @@ def test_every_instance_makes_as_many_calls(zeros: Dataset, monkeypatch: pytest.
     (row,) = choose_engine._timed(FILES, [Row(Setting("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
     assert made == [[8, 8]] * 3, "a call of each to warm up, another in the round"
     assert (row.images_per_s, row.call_ms) == (24, 1000)
-
-
-def test_no_thread_outlives_the_choice(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines(monkeypatch, Setting("onnxruntime", "fp32"))
-    before = threading.active_count()
-    choose(FILES, zeros, "throughput", 0.1)
-    assert threading.active_count() == before
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from export import precision
 from export.checkpoint_to_onnx import Exported, Form
 from export.checkpoint_to_version import export_checkpoint
 from export.compare_logits import onnx_classifier
-from export.precision import AccuracyError, accuracy, convert
+from export.precision import Accuracies, AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoints.checkpoint import load
 from models.data import Dataset
+
+Made = dict[str, tuple[onnx.ModelProto, Accuracies]]
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +30,29 @@ def float32_proto(exported: Exported) -> onnx.ModelProto:
     return onnx.load_from_string(exported.onnx)
 
 
+@pytest.fixture(scope="module")
+def converted(float32: Exported, digits: Dataset) -> Made:
+    return {kind: convert(float32_proto(float32), kind, digits, 1.0) for kind in ("fp16", "int8")}
+
+
 def initializer_types(proto: onnx.ModelProto) -> Counter[int]:
     return Counter(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)
 
 
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
-def test_the_served_tensors_stay_and_the_accuracy_too(kind: str, float32: Exported, digits: Dataset) -> None:
-    proto, converted = convert(float32_proto(float32), kind, digits, 1.0)
+def test_the_served_tensors_stay_and_the_accuracy_too(kind: str, converted: Made, digits: Dataset) -> None:
+    proto, gate = converted[kind]
     assert proto.graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
     assert proto.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
-    assert converted.images == len(digits.test_labels)
+    assert gate.images == len(digits.test_labels)
     classify = onnx_classifier(proto.SerializeToString())
-    assert converted.accuracy == accuracy(classify, digits) > 0.95
+    assert gate.accuracy == accuracy(classify, digits) > 0.95
     for size in (1, 3, 64):
         assert classify(digits.test_images[:size]).dtype == np.float32
 
 
-def test_float16_keeps_softmax_in_float32(float32: Exported, digits: Dataset) -> None:
-    proto = convert(float32_proto(float32), "fp16", digits, 100)[0]
+def test_float16_keeps_softmax_in_float32(converted: Made) -> None:
+    proto = converted["fp16"][0]
     types = initializer_types(proto)
     assert types[TensorProto.FLOAT16] > 5
     assert types[TensorProto.FLOAT] == 0
@@ -55,8 +62,10 @@ def test_float16_keeps_softmax_in_float32(float32: Exported, digits: Dataset) ->
     assert all(producers[node.input[0]].op_type == "Cast" for node in softmaxes)
 
 
-def test_int8_has_a_scale_for_each_channel_and_is_reproducible(float32: Exported, digits: Dataset) -> None:
-    proto = convert(float32_proto(float32), "int8", digits, 100)[0]
+def test_int8_has_a_scale_for_each_channel_and_is_reproducible(
+    converted: Made, float32: Exported, digits: Dataset
+) -> None:
+    proto = converted["int8"][0]
     assert initializer_types(proto)[TensorProto.INT8] > 5
     weights = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.INT8}
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}

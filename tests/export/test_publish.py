@@ -16,6 +16,7 @@ from export.publishing import publish as module
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish, read_config, serve, sweep
 from export.publishing.sidecar import write_flushed, write_with_sidecars
+from export.publishing.triton_config import Serving
 from models.networks.config import ModelConfig
 
 
@@ -71,9 +72,12 @@ def test_a_folder_whose_number_has_no_place_in_the_config_is_no_version(tmp_path
     assert publish(tmp_path, "vitbn", ARTIFACT).name == "2"
 
 
-def test_a_model_for_other_images_or_classes_is_refused(tmp_path: Path) -> None:
+def test_a_model_for_other_images_or_classes_or_another_engine_is_refused(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT)
     before = (tmp_path / "vitbn/config.pbtxt").read_bytes()
+    found = "expected a model for openvino, found a model for onnxruntime; publish it under another --name"
+    with pytest.raises(PublishError, match=found):
+        publish(tmp_path, "vitbn", ARTIFACT, Serving("openvino"))
     for config in (ModelConfig(channels=3), ModelConfig(labels=tuple("abcdefghij"))):
         with pytest.raises(PublishError, match="publish it under another --name"):
             publish(tmp_path, "vitbn", artifact_of(config))

@@ -41,6 +41,7 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
     assert config.parameters["test_accuracy"].string_value == "0.98"
     assert config.parameters["intra_op_thread_count"].string_value == "0"
     assert config.parameters["inner_batch"].string_value == "64"
+    assert json.loads(config.parameters["rewrites"].string_value) == ["fold-affine"]
 
 
 def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_probe(tmp_path: Path) -> None:
@@ -105,15 +106,6 @@ def test_bfloat16_is_as_asked_for_or_else_stays(tmp_path: Path) -> None:
     assert "HINT_BF16" not in read_config(tmp_path / "vitbn").parameters
 
 
-def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
-    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2, threads=1))
-    config = read_config(tmp_path / "vitbn")
-    policy = config.dynamic_batching.default_queue_policy
-    assert policy == pb.ModelQueuePolicy(max_queue_size=16)
-    assert len(config.instance_group) == 1
-    assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
-
-
 @pytest.mark.parametrize("given", ["onnxruntime", "tensorrt"])
 def test_one_instance_on_a_gpu_has_no_standby(given: Any) -> None:
     artifact = ARTIFACT if given == "onnxruntime" else engine(1, 8)
@@ -123,13 +115,16 @@ def test_one_instance_on_a_gpu_has_no_standby(given: Any) -> None:
 
 
 def test_what_the_operator_set_stays(tmp_path: Path) -> None:
-    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=3))
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=3, threads=1))
     config = read_config(tmp_path / "vitbn")
+    assert config.dynamic_batching.default_queue_policy == pb.ModelQueuePolicy(max_queue_size=16)
     config.dynamic_batching.preferred_batch_size.append(32)
     (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
     publish(tmp_path, "vitbn", artifact_of(checkpoint_sha256="1"))
     config = read_config(tmp_path / "vitbn")
-    assert (config.instance_group[0].count, list(config.dynamic_batching.preferred_batch_size)) == (3, [32])
+    assert [group.count for group in config.instance_group] == [3]
+    assert config.parameters["intra_op_thread_count"].string_value == "1"
+    assert list(config.dynamic_batching.preferred_batch_size) == [32]
     assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=1))
     assert [group.count for group in read_config(tmp_path / "vitbn").instance_group] == [1, 1]

@@ -261,15 +261,6 @@ def test_exports_keep_their_model_to_themselves(file: Path, models: Path) -> Non
         publish_file(models, file)
 
 
-def test_answers_with_a_column_for_each_row_of_the_batch_are_not_joined(tmp_path: Path) -> None:
-    """As the similarities of texts and pictures: other requests' rows would be a request's columns."""
-    text = "clip (float[n, 4] texts, float[n, 4] pictures) => (float[n, n] alike)"
-    body = "turned = Transpose <perm = [1, 0]> (pictures) alike = MatMul (texts, turned)"
-    onnx.save(parsed(f"{text} {{ {body} }}"), tmp_path / "clip.onnx")
-    publish_file(tmp_path / "models", tmp_path / "clip.onnx", name="clip")
-    assert read_config(tmp_path / "models" / "clip").max_batch_size == 0
-
-
 def test_a_file_that_draws_numbers_is_named(tmp_path: Path) -> None:
     body = "noise = RandomNormalLike (x)  y = Add (x, noise)"
     onnx.save(parsed(f"g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}"), tmp_path / "in.onnx")

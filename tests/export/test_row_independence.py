@@ -18,7 +18,12 @@ APART = {
     "shares of a batch": INPUTS + "(float[n, 4] y) { sums = Add (x, z)  y = Softmax <axis = 0> (sums) }",
     "running sums": INPUTS
     + "(float[n, 4] y) { sums = Add (x, z)  axis = Constant <value_int = 0> ()  y = CumSum (sums, axis) }",
+    # As of texts and pictures: other requests' rows would be a request's columns.
     "similarities": INPUTS + "(float[n, m] y) { turned = Transpose <perm = [1, 0]> (z)  y = MatMul (x, turned) }",
+    "similarities of one axis": (
+        "g (float[n, 4] x, float[n, 4] z) => (float[n, n] y) "
+        "{ turned = Transpose <perm = [1, 0]> (z)  y = MatMul (x, turned) }"
+    ),
     "the number of rows": INPUTS
     + "(float[n, 4] y) { rows = Shape <end = 1> (x)  n = Cast <to = 1> (rows)  all = Add (x, z)  y = Mul (all, n) }",
     "the rows' order": INPUTS

@@ -84,7 +84,7 @@ def test_the_own_error_counts_in_onnx_runtime_where_pytorch_rounds_less(monkeypa
     assert single.float32_error > 5e-7 * single.largest, "PyTorch's is at most half of a float32's last place, 6e-8"
 
 
-@pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("rewrites", "largest"), CASES[1:], ids=NAMES[1:])
 def test_a_wrong_rewrite_of_them_is_refused(
     rewrites: str, largest: float, sharp: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_rewrite_of_them_is_refused(
         exported(with_logits(sharp, largest), rewrites)
 
 
-@pytest.mark.parametrize(("rewrites", "largest"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("rewrites", "largest"), CASES[1:], ids=NAMES[1:])
 def test_a_wrong_graph_of_them_is_refused(
     rewrites: str, largest: float, sharp: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Graphs in TensorRT's types: right within their precision, and in the form that its parser takes."""
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -24,6 +26,12 @@ def proto(request: pytest.FixtureRequest) -> onnx.ModelProto:
     return onnx.load_from_string(export(load(shipped(request.param)), Form("all")).onnx)
 
 
+@pytest.fixture(scope="module")
+def typed(proto: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+    images = load_digits().train_images
+    return {precision: lowered(proto, precision, images, strongly_typed=True) for precision in TOLERANCES}
+
+
 def error(proto: onnx.ModelProto, other: onnx.ModelProto) -> float:
     """Of the logits of 16 digits, relative to the largest."""
     images = load_digits().test_images[:16]
@@ -34,8 +42,10 @@ def error(proto: onnx.ModelProto, other: onnx.ModelProto) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", TOLERANCES)
-def test_a_typed_graph_answers_alike_and_is_taken(proto: onnx.ModelProto, precision: str) -> None:
-    found = lowered(proto, precision, load_digits().train_images, strongly_typed=True)
+def test_a_typed_graph_answers_alike_and_is_taken(
+    proto: onnx.ModelProto, typed: dict[str, onnx.ModelProto], precision: str
+) -> None:
+    found = typed[precision]
     assert error(proto, found) < TOLERANCES[precision]
     prepared_and_checked(found)
     types = {numpy_helper.to_array(tensor).dtype for tensor in found.graph.initializer}
@@ -44,8 +54,8 @@ def test_a_typed_graph_answers_alike_and_is_taken(proto: onnx.ModelProto, precis
 
 
 @pytest.mark.slow
-def test_a_wrong_scale_is_seen(proto: onnx.ModelProto) -> None:
-    wrong = lowered(proto, "int8", load_digits().train_images, strongly_typed=True)
+def test_a_wrong_scale_is_seen(proto: onnx.ModelProto, typed: dict[str, onnx.ModelProto]) -> None:
+    wrong = copy.deepcopy(typed["int8"])
     scales = {node.input[1] for node in wrong.graph.node if node.op_type == "QuantizeLinear"}
     for tensor in wrong.graph.initializer:
         if tensor.name in scales:

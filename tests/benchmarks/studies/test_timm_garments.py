@@ -12,7 +12,7 @@ from commands import invoke, ok, told
 from PIL import Image
 
 from benchmarks.studies import timm_garments as module
-from benchmarks.studies.timm_garments import NORMS, export, normalised, publish, timm_garments, train
+from benchmarks.studies.timm_garments import export, normalised, publish, timm_garments, train
 from clients.infer import infer
 from models.data import Dataset, load_dataset
 from serving.local_server import running_server
@@ -33,11 +33,11 @@ def garments(fashion_mnist_dir: Path) -> Dataset:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_server_answers_about_garments_as_timm_does(norm: str, garments: Dataset, tmp_path: Path) -> None:
+def test_a_server_answers_about_garments_as_timm_does(garments: Dataset, tmp_path: Path) -> None:
+    """With LayerNorm; the study below compares the form with BatchNorm that is published."""
     import torch
 
-    model = train(norm, garments, 1, DEPTH, tmp_path / "kept.pt")
+    model = train("LayerNorm", garments, 1, DEPTH, tmp_path / "kept.pt")
     file = export(model, tmp_path)
     publish(file, garments.labels, tmp_path / "models")
     for number, image in enumerate(garments.test_images):

@@ -87,22 +87,14 @@ def expected(place: Path, name: str) -> NDArray[np.float64]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["photo.jpg", "large.jpg"])
-def test_infer_answers_as_the_original_with_its_processor(name: str, place: Path, server: str) -> None:
-    code, lines, errors = infer(place / name, "--url", server, "--model", "net", "--json", "--top", CLASSES)
+@pytest.mark.parametrize(("name", "piped"), [("photo.jpg", False), ("large.jpg", False), ("large.jpg", True)])
+def test_infer_answers_as_the_original_with_its_processor(name: str, piped: bool, place: Path, server: str) -> None:
+    asked, given = ("-", (place / name).read_bytes()) if piped else (place / name, b"")
+    code, lines, errors = infer(asked, "--url", server, "--model", "net", "--json", "--top", CLASSES, given=given)
     assert (code, errors) == (0, [])
     (answer,) = map(json.loads, lines)
     found = {each["label"]: each["probability"] for each in answer["top"]}
     assert [found[label] for label in LABELS] == pytest.approx(expected(place, name).tolist(), abs=1e-5)
-
-
-@pytest.mark.live
-def test_standard_input_is_decoded_in_full(place: Path, server: str) -> None:
-    given = (place / "large.jpg").read_bytes()
-    code, lines, _ = infer("-", "--url", server, "--model", "net", "--json", "--top", CLASSES, given=given)
-    assert code == 0
-    found = {each["label"]: each["probability"] for each in json.loads(lines[0])["top"]}
-    assert [found[label] for label in LABELS] == pytest.approx(expected(place, "large.jpg").tolist(), abs=1e-5)
 
 
 @pytest.mark.live
@@ -253,14 +245,10 @@ def test_options_that_do_not_fit_are_refused(options: list[str], found: str, tmp
     assert not (tmp_path / "models" / "net").exists()
 
 
-def test_bytes_take_no_mean(tmp_path: Path) -> None:
+def test_a_network_of_bytes_has_no_processor(tmp_path: Path) -> None:
     file = network(tmp_path / "net.onnx", dtype=TensorProto.UINT8)
     line, code = publish(failure, tmp_path / "models", file, "--pictures", "--mean", "0.5", "--std", "0.5")
     assert (code, "expected no --mean: the network reads bytes, found (0.5,)" in line) == (1, True)
-
-
-def test_a_network_of_bytes_has_no_processor(tmp_path: Path) -> None:
-    file = network(tmp_path / "net.onnx", dtype=TensorProto.UINT8)
     printed = publish(ok, tmp_path / "models", file, "--pictures").output
     assert "The network reads bytes, no processor's numbers\nProved float64: " in printed
 

@@ -108,6 +108,16 @@ def test_labels_that_are_no_text_are_refused(tmp_path: Path) -> None:
     assert versions(tmp_path / "vitbn") == [1]
 
 
+def test_a_damaged_version_prevents_no_new_one_but_cannot_be_the_default(tmp_path: Path) -> None:
+    for _ in range(2):
+        publish(tmp_path, "vitbn", ARTIFACT)
+    (tmp_path / "vitbn/2/manifest.json").write_text("{")
+    publish(tmp_path, "vitbn", ARTIFACT)
+    with pytest.raises(PublishError, match=r"2/manifest\.json: expected the manifest of an export"):
+        serve(tmp_path / "vitbn", [1, 2])
+    assert served_versions(read_config(tmp_path / "vitbn"), versions(tmp_path / "vitbn")) == [2, 3]
+
+
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vitbn").mkdir()
     with pytest.raises(PublishError, match="expected the config of a published model"):

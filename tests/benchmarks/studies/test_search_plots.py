@@ -27,6 +27,7 @@ def test_the_convergence_plot_shows_trials_the_best_and_failures():
     assert len(np.unique(pixels(finished), axis=0)) > 20
     assert amount(finished, RED) == 0
     assert amount(one_failed, RED) > 20
+    assert convergence(SEARCH, trials_for_plots([1.0])), "a search without a mistake"
 
 
 def test_the_plane_shows_the_best_where_it_is():
@@ -36,8 +37,4 @@ def test_the_plane_shows_the_best_where_it_is():
         assert amount(png, RED) > 100
     red = [np.flatnonzero(np.abs(pixels(png).astype(int) - RED).max(axis=1) < 12) for png in (first, last)]
     assert not np.array_equal(*red)
-
-
-def test_a_search_without_a_mistake_can_be_drawn():
-    convergence(SEARCH, trials_for_plots([1.0]))
-    plane(SEARCH, trials_for_plots([1.0]))
+    assert plane(SEARCH, trials_for_plots([1.0]))

@@ -141,6 +141,7 @@ def test_parameters_of_searches_come_from_files_and_folders(small_mnist, tmp_pat
 def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
     data, scope = images_and_scope(STUDIES["optimised"], load_digits())
+    assert scope["reduced"] == ""
     grid = replace(STUDIES["optimised"], axes={"network": module._axis_of_searches([path], STUDIES["optimised"], data)})
     assert [run.options.last_block for run in runs(grid, data, scope, {"last_block": "all"})] == [computed]
 

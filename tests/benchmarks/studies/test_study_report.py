@@ -7,7 +7,6 @@ from study_runs import rows_of
 
 from benchmarks.studies import study_files, study_report
 from benchmarks.studies.grids import STUDIES
-from benchmarks.studies.study_files import StudyError
 from benchmarks.studies.study_runs import images_and_scope, result_of, runs
 from models.data import load_digits
 
@@ -151,15 +150,6 @@ def test_depths_are_drawn_along_the_depth():
     (picture,) = study_report.pictures(result_with("depths", ended)).values()
     vit, vitbnffn = picture.panels["rate 0.003"]
     assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
-
-
-def test_a_part_of_a_study_says_what_is_left():
-    assert images_and_scope(STUDIES["dnn"], load_digits())[1]["reduced"] == ""
-    used, scope = images_and_scope(STUDIES["dnn"], load_digits(), epochs=2, train_images=500)
-    assert scope["reduced"] == "2 of 15 epochs, 500 of 1,438 training images"
-    assert (len(used.train_images), len(used.train_labels), len(used.test_labels)) == (500, 500, 359)
-    with pytest.raises(StudyError, match="digits: expected at most 1438 images, found 1439"):
-        images_and_scope(STUDIES["dnn"], load_digits(), train_images=1439)
 
 
 def test_times_of_cached_runs_say_what_they_include():

@@ -52,13 +52,16 @@ def written(folder: Path) -> Processor:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with `net` of labels and `floats`, the same file published without --pictures; its photo.jpg."""
+    """A repository with `net` of labels; `warm`, of which version 2 has a temperature; `floats` without --pictures."""
     folder = tmp_path_factory.mktemp("pictures")
     written(folder)
     file = network(folder / "net.onnx")
     processor, labels = folder / "preprocessor_config.json", folder / "labels.txt"
-    done = publish(ok, folder / "models", file, "--pictures", "--processor", processor, "--labels", labels)
+    options = ("--pictures", "--processor", processor, "--labels", labels)
+    done = publish(ok, folder / "models", file, *options)
     assert "The processor's numbers are in its first layer\nProved float64: " in done.output
+    for more in ((), ("--temperature", "2")):
+        publish(ok, folder / "models", file, *options, "--name", "warm", *more)
     publish(ok, folder / "models", file, "--name", "floats")
     PHOTO.save(folder / "photo.jpg")
     PHOTO.resize((3200, 2135)).save(folder / "large.jpg")
@@ -129,14 +132,11 @@ def test_a_network_that_reads_floats_is_refused_in_a_line_that_names_the_command
 
 
 @pytest.mark.live
-def test_a_second_version_has_a_temperature(place: Path) -> None:
-    options = ("--processor", place / "preprocessor_config.json", "--labels", place / "labels.txt")
-    publish(ok, place / "warm", place / "net.onnx", "--pictures", *options, "--name", "net")
-    publish(ok, place / "warm", place / "net.onnx", "--pictures", *options, "--temperature", "2", "--name", "net")
+def test_a_second_version_has_a_temperature(place: Path, server: str) -> None:
     wanted = expected(place, "photo.jpg") ** 0.5
-    with running_server(place / "warm", []) as running, Classifier(Options(running.http_url)) as classifier:
+    with Classifier(Options(server), "warm") as classifier:
         assert classifier.model.temperature == 2
-        code, lines, _ = infer(place / "photo.jpg", "--url", running.http_url, "--json", "--top", CLASSES)
+    code, lines, _ = infer(place / "photo.jpg", "--url", server, "--model", "warm", "--json", "--top", CLASSES)
     assert code == 0
     found = {each["label"]: each["probability"] for each in json.loads(lines[0])["top"]}
     assert [found[label] for label in LABELS] == pytest.approx((wanted / wanted.sum()).tolist(), abs=1e-5)

@@ -71,14 +71,6 @@ def server(exported: tuple[Path, str]) -> Iterator[Server]:
         yield started
 
 
-def test_the_checkpoint_says_what_it_reads(checkpoint: Path) -> None:
-    loaded = load(checkpoint)
-    config = loaded.config
-    assert (config.input_shape, config.patch_size, config.preprocessing) == ((3, 32, 32), (4, 4), "photo")
-    assert config.labels == LABELS
-    assert loaded.metrics["test_accuracy"] > 0.9
-
-
 def test_it_is_proved_on_its_own_pictures(exported: tuple[Path, str]) -> None:
     repository, output = exported
     assert output.count("images of cifar10\n") == 2
@@ -137,6 +129,7 @@ def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, checkpoint:
         assert (classifier.model.preprocessing, classifier.model.image_shape) == ("photo", (3, 32, 32))
         found = [prediction.index for prediction in classifier.classify(data.test_images)]
     assert np.mean(found == data.test_labels) == pytest.approx(load(checkpoint).metrics["test_accuracy"])
+    assert load(checkpoint).metrics["test_accuracy"] > 0.9
 
 
 def test_the_page_offers_models_of_drawings_and_of_photos(server: Server) -> None:

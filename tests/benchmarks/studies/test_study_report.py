@@ -98,14 +98,7 @@ def test_seeds_share_a_row_with_their_range():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "every"),
-    [
-        ("depths", True),
-        ("dnn", True),
-        ("depths", False),
-        ("learning-rates", False),
-        ("norms", False),
-        ("six-blocks", False),
-    ],
+    [("depths", True), ("depths", False), ("learning-rates", False), ("six-blocks", False)],
 )
 def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(name, every, tmp_path):
     ended = [trained(run, epochs=0 if every or number == 0 else None) for number, run in enumerate(planned(name)[0])]

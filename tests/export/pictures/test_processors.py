@@ -162,6 +162,7 @@ OLDER: list[tuple[str, dict[str, Any], Any, int, int]] = [  # their keys, and wh
     ("Beit", {"size": 224, "crop_size": 224, "do_center_crop": False}, "squash", 224, 224),
     ("Levit", {"size": 224, "do_center_crop": True}, "short side", 256, 224),
     ("ConvNext", {"size": 224, "crop_pct": 0.875}, "short side", 256, 224),
+    ("ConvNext", {"size": 384, "crop_pct": 0.875}, "squash", 384, 384),
     (
         "MobileViT",
         {"size": 288, "crop_size": 256, "do_center_crop": True, "do_flip_channels": True},

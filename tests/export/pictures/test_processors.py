@@ -195,8 +195,9 @@ SIZE = {"size": {"height": 224, "width": 224}}
 CFG = {"input_size": [3, 224, 224], "mean": MEAN, "std": STD}
 
 
-MOBILEVIT, VIT, SEGFORMER, POOLFORMER = (
-    {"image_processor_type": f"{name}ImageProcessor"} for name in ("MobileViT", "ViT", "Segformer", "PoolFormer")
+MOBILEVIT, VIT, SEGFORMER, POOLFORMER, CONVNEXT = (
+    {"image_processor_type": f"{name}ImageProcessor"}
+    for name in ("MobileViT", "ViT", "Segformer", "PoolFormer", "ConvNext")
 )
 SIDE = {"size": {"shortest_edge": 224}}
 
@@ -241,6 +242,10 @@ SIDE = {"size": {"shortest_edge": 224}}
         (USUAL | SIZE | {**VIT, "do_flip_channel_order": True}, "do_flip_channel_order: expected false for ViT"),
         (USUAL | SIZE | {**SEGFORMER, "do_center_crop": True}, "do_center_crop: expected false for Segformer"),
         (USUAL | SIDE | {**POOLFORMER, "do_center_crop": False}, "do_center_crop: expected true beside crop_pct"),
+        (
+            USUAL | SIDE | {**CONVNEXT, "crop_pct": 0.875, "do_center_crop": True, "crop_size": 200},
+            "crop_size: expected at most the size 224x224, found 200x200",
+        ),
         (CFG | {"crop_mode": "diagonal"}, "crop_mode: expected one of center, squash, border, found 'diagonal'"),
         (CFG | {"interpolation": "random"}, "interpolation: expected one of bicubic"),
         (CFG | {"crop_pct": 1.2}, "crop_pct: expected a share of at most 1, found 1.2"),
@@ -261,6 +266,8 @@ def test_poolformer_crops_a_tenth_where_its_file_does_not_say(tmp_path: Path) ->
     silent = USUAL | SIDE | POOLFORMER
     assert read(tmp_path, silent).framing == read(tmp_path, silent | {"crop_pct": 0.9}).framing
     assert read(tmp_path, silent).framing != read(tmp_path, silent | {"crop_pct": 1.0}).framing
+    none = read(tmp_path, silent | {"crop_pct": None}).framing
+    assert none == Framing("short side", (224, 224), "bicubic", "transformers")
 
 
 def test_a_file_that_windows_wrote_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import click
 import pytest
 from commands import failure, ok, told
 from gpu_dry_run import dry_run
+from gpu_faults import candidates
 
 from benchmarks.load.published_candidates import publish
 from benchmarks.measure import run_tensorrt
@@ -67,6 +68,16 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory_in_an_hour_at_
     assert any("throughput.py --preset added --engine tensorrt" in line for line in words)
     served = [step.arguments for step in steps(Path("out")) if step.name == "throughput"]
     assert {arguments.count("--batch") for arguments in served} == {1}, "an engine has one profile, for one batch size"
+
+
+def test_a_plan_without_a_needed_candidate_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(candidates(list(steps(Path("out"))))) == []
+    monkeypatch.setattr(module, "FURTHER_PRECISIONS", ())
+    monkeypatch.setattr(module, "RUNTIMES", tuple(name for name in module.RUNTIMES if name != "onnx-cudagraph"))
+    assert list(candidates(list(steps(Path("out"))))) == [
+        "latency.py: expected --runtime onnx-cudagraph among the candidates, found none",
+        "expected a step that measures lower precisions of TensorRT (int8), found none",
+    ]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

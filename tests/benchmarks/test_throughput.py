@@ -237,6 +237,25 @@ def test_a_recorded_command_can_be_given_again() -> None:
         assert command() == "python benchmarks/throughput.py --preset rates --seconds 9"
 
 
+def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    executions = []
+
+    def execution(plan: bytes, profile_of: Any) -> str:
+        executions.append((plan, profile_of(1), profile_of(5000)))
+        return "the plan"
+
+    monkeypatch.setattr("benchmarks.measure.run_tensorrt.execution", execution)
+    copy = in_process.start_instance(Published(b"onnx", b"plan"), Candidate(SHIPPED_VIT, SERVED["tensorrt"]))
+    assert copy.run == "the plan"
+    assert executions == [(b"plan", 0, 0)]
+
+
+def test_more_seconds_send_a_low_rate_enough() -> None:
+    (load,) = throughput._loads((1,), (), (10,), 4)
+    assert len(load.due_s(4)) == load.requests(4) == 40
+    assert load.due_s(4).max() > 3
+
+
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
     assert published_candidates.device_of_server("auto") == published_candidates.device_of_server("cpu") == "cpu"

@@ -202,8 +202,8 @@ class Shallow(Masked):
         return super().bias(mask).clamp(min=-65504.0)
 
 
-class Grouped(Masked):
-    """Queries share keys and values, which are repeated."""
+class Grouped(Viewed):
+    """GPT-2's with keys and values that queries share, which are repeated."""
 
     def turned(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         b, heads, n, d = q.shape

@@ -76,12 +76,12 @@ def pooled_text() -> onnx.ModelProto:
 
 
 SIZES = [(4, 1, 1), (4, 3, 3), (4, 3, 1), (1, 2, 2)]
-FORMS = [*((sizes, "old", opset) for sizes, opset in zip(SIZES, [14, 17] * 2, strict=True)), ((4, 3, 1), "new", 20)]
 
 
-@pytest.mark.parametrize(("sizes", "exporter", "opset"), FORMS)
-def test_a_pool_of_images_makes_no_keys_and_values(sizes: tuple[int, int, int], exporter: str, opset: int) -> None:
-    original = export(PooledVision(*sizes), exporter, opset)
+@pytest.mark.parametrize(("sizes", "opset"), [*zip(SIZES, [14, 17] * 2, strict=True)])
+def test_a_pool_of_images_makes_no_keys_and_values(sizes: tuple[int, int, int], opset: int) -> None:
+    """Another test gives the newer exporter a pool of texts."""
+    original = export(PooledVision(*sizes), "old", opset)
     assert proved(model(original), absorbed(original).model).error < 1e-13
 
 

@@ -47,7 +47,7 @@ def check_same(before: Path, after: Path, part: Callable[[Array], Array], kept: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 18), ("new", 23)])
+@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 18)])
 def test_the_last_row_of_a_decoder_cuts_its_last_layer_and_its_head(exporter: str, opset: int, tmp_path: Path) -> None:
     onnx.save(export(exporter, opset), path := tmp_path / "model.onnx")
     manifest = cut(path, out := tmp_path / "last.onnx", "logits[:,-1:]", "*")
@@ -73,6 +73,10 @@ def test_a_read_is_numpy_s_slice_of_inputs_of_any_length(
 ) -> None:
     cut(decoder, out := tmp_path / "part.onnx", read, "present.*")
     check_same(decoder, out, part, PRESENT)
+    if "[9,2]" in read:  # two columns, as of a reranker, cut its head
+        shapes = [tuple(tensor.dims) for tensor in onnx.load(out).graph.initializer]
+        assert (16, 2) in shapes
+        assert (16, 40) not in shapes
 
 
 @pytest.mark.slow
@@ -80,20 +84,11 @@ def test_a_read_is_numpy_s_slice_of_inputs_of_any_length(
 def test_a_row_that_an_input_lacks_fails(read: str, decoder: Path, tmp_path: Path) -> None:
     cut(decoder, out := tmp_path / "row.onnx", read)
     runner = Runner(out)
+    assert [value.name for value in runner.session.get_outputs()] == ["logits"]
     assert runner(feeds(2, 4, 3))["logits"].shape == (2, 40)
     for new in (1, 2, 3):
         with pytest.raises(Exception, match="expected the file to run"):
             runner(feeds(2, new, 3))
-
-
-@pytest.mark.slow
-def test_two_columns_of_a_reranker_cut_its_head(decoder: Path, tmp_path: Path) -> None:
-    cut(decoder, out := tmp_path / "columns.onnx", "logits[:,-1,[9,2]]")
-    assert out.stat().st_size < decoder.stat().st_size
-    assert [value.name for value in Runner(out).session.get_outputs()] == ["logits"]
-    shapes = [tuple(tensor.dims) for tensor in onnx.load(out).graph.initializer]
-    assert (16, 2) in shapes
-    assert (16, 40) not in shapes
 
 
 def test_reads_are_written_as_numpy_writes_them() -> None:
